@@ -203,7 +203,7 @@ class Config(Strict):
         """Whether whoever gives `feedback` labels single answers for every limit, and comparisons teach it: the paper's
         cost, a rate or a cost model's mean. Other limits are measured on two answers to a prompt by their sources."""
         stated, feedback = self.stated, self.feedback.kind
-        if self.reward or self.prompts:
+        if self.reward:
             return False
         several = self.traits.several and isinstance(self.world, TabularWorldConfig) and feedback == "world"
         names = [one.limit.name for one in stated]
@@ -413,10 +413,10 @@ class Config(Strict):
         self._rule_fits_the_method()
         if isinstance(self.feedback, AskedPeople) and self.people != QueueConfig():
             raise ValueError(f"people: feedback.kind={self.feedback.kind} says how they are asked; leave `people:` out")
+        self._reward_fits()
         self._limits_fit()
         if self.rounds_late:
             self._labels_may_be_late()
-        self._reward_fits()
         self._certificate_fits()
         self._production_fits()
         self._scorecard_fits()
@@ -572,6 +572,8 @@ class Config(Strict):
         """What limits need that are estimated from labels of single answers."""
         # these methods average scores of a cost model, which nothing clips
         by_scores = self.traits.policy_gradient or self.algorithm in ("c-dpo", "caid")
+        if self.prompts:
+            raise ValueError("prompts: no limit names these sets; state one `over` a set, or leave `prompts:` out")
         for one in self.stated:
             kind, bound = one.limit.quantity.kind, one.limit.bound.number
             if one.asking.labels_each != self.stated[0].asking.labels_each:

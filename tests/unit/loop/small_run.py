@@ -20,6 +20,8 @@ SMALL = (
     "explore.calibration=16",
     "offline.pairs=40",
 )
+MEASURED = tuple(one for one in SMALL if not one.startswith("limits.cost."))
+"""The same for recipes whose limits sources measure, `tabular-limits`."""
 
 
 def small(*overrides: str, rounds: int = 2) -> Config:

@@ -26,7 +26,7 @@ from pddpo_ray.theory.certificate import first_certified, upper_bound
 from pddpo_ray.theory.levels import Allocation
 from tests.runs.test_text_run import tiny_text
 from tests.support.measuring_server import every_fifth_fails, measuring_server
-from tests.unit.loop.small_run import SMALL
+from tests.unit.loop.small_run import MEASURED, SMALL
 from tests.unit.loop.test_twin_run import TINY, twin
 
 BATCH_DRAWS = 64
@@ -51,7 +51,7 @@ def last_table(config: Config, run_dir: Path) -> Array:
 def test_stated_limits_are_certified_each_on_its_own_prompts_and_at_its_own_confidence(tmp_path: Path) -> None:
     """Exact values of both limits from the world's own tables, by hand."""
     leaks = "limits.leaks={rate: {world: privacy}, over: private, at_most: 80 %, confidence: 80 %}"
-    config = load("tabular-limits", [*SMALL, "rounds=2", "feedback.responses=20", leaks])
+    config = load("tabular-limits", [*MEASURED, "rounds=2", "feedback.responses=20", leaks])
     run_recipe(config, tmp_path / "run")
     table, world = last_table(config, tmp_path / "run"), tabular_world(config.world)  # type: ignore[arg-type]
     costs = {"harm": world.oracle.cost, "privacy": world.oracle.further[0].cost}

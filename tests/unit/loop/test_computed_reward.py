@@ -260,7 +260,7 @@ def test_a_plan_counts_no_comparison_that_no_stage_learns_from(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["algorithm=o-pd-dpo-paper"], "algorithm o-pd-dpo-paper holds one limit on the paper's cost"),
+        (["algorithm=o-pd-dpo-paper"], "algorithm o-pd-dpo-paper learns the reward from comparisons"),
         (["reward={rule: words, bounds: [0, 50]}"], "reward: rule words reads texts; a table has none"),
         (["reward={world: cost}"], "a world has one reward; write {world: reward}, not `cost`"),
         (["reward={people: {}}"], "people compare answers; leave `reward` out and set feedback.kind=people"),
@@ -278,8 +278,8 @@ def test_what_a_reward_cannot_be_is_refused_in_one_line(overrides: list[str], me
     assert "\n" not in str(refused.value)
 
 
-def test_a_computed_reward_without_limits_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="reward: a computed reward is learned under `limits:`"):
+def test_a_recipe_without_limits_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="limits: cost taken out, and none is left"):
         on_table(tmp_path, {})
 
 

@@ -253,8 +253,8 @@ def test_without_limits_a_multiplier_of_0_takes_the_reward_policy_itself(tmp_pat
         (["prompts.private.indices=[2, 9]"], "the world has the prompts 0 to 3, not 9"),
         (["limits.leaks.rate={world: privaci}"], "no rate called `privaci`; it has cost, privacy"),
         (["limits.leaks.rate={rule: refusal}"], "a table has none"),
-        (["algorithm=c-dpo", "dual.rule={kind: anytime}"], "holds one limit on the paper's cost"),
-        (["limits.cost.at_most=0.1"], "leave `constraints` and `dual.threshold` out"),
+        (["algorithm=c-dpo", "dual.rule={kind: anytime}"], "holds one limit, named cost"),
+        (["limits.cost.at_most=0.1"], "needs exactly one of rate, mean, logit, kl"),
         (["limits.leaks.at_most=1 %"], "no policy of this world keeps at most 1 % over private"),
         (["limits.drift={kl: reference, at_most: 0}"], "a kl limit is above 0"),
         (["limits.drift={kl: reference, at_most: 8}", "limits.far={kl: reference, at_most: 9}"], "one reference"),
@@ -286,9 +286,9 @@ def test_prompt_sets_without_limits_are_refused() -> None:
         load("tabular", ["prompts={a: {share: 100 %, indices: [0]}}"])
 
 
-def test_recipes_without_limits_keep_their_digest() -> None:
+def test_sections_that_a_recipe_leaves_out_are_not_in_its_digest() -> None:
     settings = load("tabular").fixed_settings()
-    assert "limits" not in settings
+    assert "reward" not in settings
     assert "prompts" not in settings
     assert set(load("tabular-limits").fixed_settings()) >= {"limits", "prompts"}
 

@@ -91,7 +91,7 @@ def test_a_limit_above_all_costs_ends_in_a_result_that_nothing_binds(tmp_path: P
         (
             COSTS,
             "limits.cost.at_most=-1.9",
-            "limits.cost.at_most=-1.9: the limit cannot be met: the cheapest policy has g = 0.4",
+            "a limit of -1.9: the limit cannot be met: the cheapest policy has g = 0.4",
         ),
         (np.zeros(COSTS.shape), "limits.cost.at_most=0", "every policy has exactly this expected cost"),
         (np.full(COSTS.shape, 1.0), "limits.cost.at_most=0", "the cheapest policy has g = 1, not below 0"),

@@ -31,7 +31,7 @@ from pddpo_ray.serving.catalog import read_catalog
 from pddpo_ray.theory.certificate import lower_bound, upper_bound
 from pddpo_ray.theory.levels import Allocation
 from tests.support.measuring_server import every_fifth_fails, measuring_server
-from tests.unit.loop.small_run import SMALL, ledger, small
+from tests.unit.loop.small_run import MEASURED, SMALL, ledger, small
 from tests.unit.loop.test_twin_run import TINY, twin
 
 RATE = (
@@ -196,11 +196,11 @@ def test_a_run_that_is_killed_between_rounds_has_the_same_ledger(tmp_path: Path)
 @pytest.mark.run
 def test_under_stated_limits_a_draw_is_a_prompt_of_the_limits_own_set_with_two_answers(tmp_path: Path) -> None:
     limits = (
-        "limits={cost: null, harm: {logit: {world: cost}, at_most: 1.9, labels_each: 20},"
+        "limits={harm: {logit: {world: cost}, at_most: 1.9, labels_each: 20},"
         " leaks: {rate: {world: privacy}, over: private, at_most: 90 %, labels_each: 2}}"
     )
     own = ("rounds=2", "feedback.responses=100", "certificate.mixtures=[1]", "offline.compare_rounds=0", limits)
-    config = load("tabular-limits", [*SMALL, *own])
+    config = load("tabular-limits", [*MEASURED, *own])
     run_recipe(config, tmp_path / "run")
     (entry,) = ledger(tmp_path / "run")
     # of 50 prompts a round 40 % are private
