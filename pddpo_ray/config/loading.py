@@ -80,6 +80,7 @@ def load(recipe: str, overrides: Sequence[str] = (), *, check_files: bool = True
         change_origins[keys] = origin
     world = _at(changes, ("world", "path")) or _at(tree, ("world", "path"))
     tree = merge(tree, _problem_of_world(world, _section(tree, "limits")), Config)
+    _note_steps(tree, changes, change_origins)
     tree = _with_tags(_laid(tree, changes, change_origins), Config)
     origins = {keys: origin for keys, origin in origins.items() if keys not in change_origins} | change_origins
     _refuse_former(tree, origins)
@@ -143,14 +144,16 @@ def _read_recipe(recipe: str, extended_by: tuple[str, ...] = ()) -> tuple[Tree, 
 
 
 def _under(layer: Tree, below: Tree) -> Tree:
-    """What a layer finds below it: its source of the reward replaces another one, its epochs replace steps."""
+    """What a layer finds below it: its source of the reward replaces another one, and of `steps` and `epochs` of a fit
+    the one that it gives replaces the other."""
     if names_source(layer.get(REWARD)):
         below = {key: value for key, value in below.items() if key != REWARD}
     for section, fit in FITS:
         under = _at(below, (section, fit))
-        if _at(layer, (section, fit, "epochs")) is not None and isinstance(under, dict):
-            own = {key: value for key, value in under.items() if key != "steps"}
-            below = {**below, section: {**below[section], fit: own}}
+        for given, other in (("epochs", "steps"), ("steps", "epochs")):
+            if _at(layer, (section, fit, given)) is not None and isinstance(under, dict):
+                own = {key: value for key, value in under.items() if key != other}
+                below = {**below, section: {**below[section], fit: own}}
     return below
 
 
@@ -205,7 +208,7 @@ def merge(base: Tree, over: Tree, model: type[BaseModel]) -> Tree:
 def _laid(below: Tree, layer: Tree, origins: Origins) -> Tree:
     """A layer on what lies below it, without the limits and prompt sets that it takes out."""
     _check_taken_out(below, layer, origins)
-    _check_steps_count(below, layer, origins)
+    _check_steps_or_epochs(layer, origins)
     return _without_taken_out(_labelled_by_feedback(below, layer, merge(_under(layer, below), layer, Config)))
 
 
@@ -234,17 +237,24 @@ def _check_taken_out(below: Tree, layer: Tree, origins: Origins) -> None:
                 raise UserError(f"{origin}: there is no {one} `{name}` to take out; the recipe states {there}")
 
 
-def _check_steps_count(below: Tree, layer: Tree, origins: Origins) -> None:
-    """Raises UserError where a layer gives the steps of a fit whose epochs count."""
+def _check_steps_or_epochs(layer: Tree, origins: Origins) -> None:
+    """Raises UserError where one layer gives both steps and epochs of a fit."""
     for fit in FITS:
-        steps, own, key = _at(layer, (*fit, "steps")), _at(layer, fit), ".".join(fit)
-        epochs = own["epochs"] if isinstance(own, dict) and "epochs" in own else _at(below, (*fit, "epochs"))
+        steps, epochs, key = _at(layer, (*fit, "steps")), _at(layer, (*fit, "epochs")), ".".join(fit)
         if steps is not None and epochs is not None:
             origin = _origin_of((*fit, "steps"), origins)
             raise UserError(
-                f"{f'{origin}: ' if origin else ''}{key} counts epochs ({epochs:g}), so that its steps do not count;"
-                f" give one of both: {key}.epochs=null {key}.steps={steps}"
+                f"{f'{origin}: ' if origin else ''}{key} has both steps ({steps}) and epochs ({epochs}); give one"
             )
+
+
+def _note_steps(below: Tree, overrides: Tree, origins: Origins) -> None:
+    """Says where steps of an override count in place of a recipe's epochs."""
+    for fit in FITS:
+        steps, epochs = _at(overrides, (*fit, "steps")), _at(below, (*fit, "epochs"))
+        if steps is not None and epochs is not None:
+            key, origin = ".".join(fit), _origin_of((*fit, "steps"), origins)
+            logger.warning("%s: %s runs %s steps, not the recipe's epochs (%s)", origin, key, steps, epochs)
 
 
 def _without_taken_out(tree: Tree) -> Tree:

@@ -21,7 +21,14 @@ KEYS: tuple[tuple[str, ...], ...] = (
     ("certificate", "confidence"),
 )  # fmt: skip
 """What is refused, by its place in a recipe."""
+ONE_KEY: Mapping[tuple[str, ...], str] = {
+    ("dual", "threshold"): "at_most", ("feedback", "labels_each"): "labels_each",
+    ("certificate", "confidence"): "confidence",
+}  # fmt: skip
+"""What became one key of a limit."""
 KIND_OF_SIGNAL: Mapping[str, str] = {"logit_labels": "logit", "unsafe_rate": "rate", "cost_model": "mean"}
+UNKNOWN = "D"
+"""Stands for a limit on a scale on which the recipe gives none."""
 LABELS_EACH = 32
 """Labels of an answer where a former recipe does not say."""
 
@@ -30,7 +37,7 @@ Tree = Mapping[str, Any]
 
 def former_keys(recipe: Tree) -> list[tuple[str, ...]]:
     """The refused keys that a recipe has, in the order of `KEYS`."""
-    return [keys for keys in KEYS if _at(recipe, keys) is not None]
+    return [keys for keys in KEYS if _has(recipe, keys)]
 
 
 def refusal(recipe: Tree, *, override: bool = False) -> str | None:
@@ -42,7 +49,11 @@ def refusal(recipe: Tree, *, override: bool = False) -> str | None:
     if entries is None:
         names = ", ".join(f"limits.{name}" for name in recipe["limits"])
         return f"`{key}` is no setting: each limit states its own ({names}); leave it out"
-    return f"`{key}` is no setting: limits say what must hold; write {_written(entries, override)}"
+    if not any(entries.values()):
+        return f"`{key}` is no setting: limits say what must hold; leave it out"
+    unknown = any(entry.get("at_most") == UNKNOWN for entry in entries.values())
+    own = f", {UNKNOWN} being your limit on that scale" if unknown else ""
+    return f"`{key}` is no setting: limits say what must hold; write {_written(entries, override)}{own}"
 
 
 def limits_of_today(recipe: Tree) -> dict[str, Any]:
@@ -63,31 +74,46 @@ def in_todays_keys(recipe: Tree) -> dict[str, Any]:
 
 
 def _entries(recipe: Tree, found: list[tuple[str, ...]]) -> dict[str, dict[str, Any]] | None:
-    """What to lay on the recipe's limits, by name; None where it has several, of which the keys name none."""
-    below: Tree = recipe.get("limits") or {}
+    """What to lay on the recipe's limits, by name; None where it has several, of which the keys say nothing."""
+    limits = recipe.get("limits")
+    stated = limits.items() if isinstance(limits, Mapping) else ()
+    below: dict[str, Tree] = {name: one if isinstance(one, Mapping) else {} for name, one in stated}
     constraints = recipe.get("constraints")
     listed = [one for one in constraints if isinstance(one, Mapping)] if isinstance(constraints, list) else []
     if listed:
-        return {str(one.get("name", "cost")): _entry(recipe, one, {}) for one in listed}
+        names = [str(one.get("name", "cost")) for one in listed]
+        usual = [below.get(name) or below.get("cost") or {} for name in names]
+        return {name: _entry(recipe, name, *one) for name, *one in zip(names, listed, usual, strict=True)}
+    whole = {name: _entry(recipe, _cost(one), {}, one) for name, one in (below or {"cost": {}}).items()}
+    if not below or (len(below) == 1 and ("feedback", "signal") in found):
+        return whole
+    wanted = [ONE_KEY[keys] for keys in found if keys in ONE_KEY and _at(recipe, keys) is not None]
     if len(below) > 1:
-        return None
-    name, own = next(iter(below.items()), ("cost", {}))
-    whole = _entry(recipe, {"name": name}, own)
-    if not own or ("feedback", "signal") in found:
-        return {name: whole}
-    said: Mapping[tuple[str, ...], str] = {("dual", "threshold"): "at_most", ("feedback", "labels_each"): "labels_each"}
-    wanted = [said.get(keys, "confidence") for keys in found]
-    return {name: {key: whole[key] for key in wanted if key in whole}}
+        if any("logit" not in one for one in below.values()):
+            return None
+        wanted = [key for key in wanted if key != "at_most"]
+    laid = {name: {key: one[key] for key in wanted if key in one} for name, one in whole.items()}
+    return laid if len(below) == 1 or any(laid.values()) else None
 
 
-def _entry(recipe: Tree, constraint: Tree, below: Tree) -> dict[str, Any]:
-    """One limit in full."""
+def _cost(limit: Tree) -> str:
+    """The world's cost that a limit is about."""
+    sources = (source for key, source in limit.items() if key in KINDS and isinstance(source, Mapping))
+    return str(next(sources, {}).get("world", "cost"))
+
+
+def _entry(recipe: Tree, cost: str, constraint: Tree, below: Tree) -> dict[str, Any]:
+    """The limit on a world's cost of that name in full; what the keys leave out is as in `below`."""
     signal, labels = _at(recipe, ("feedback", "signal")), _at(recipe, ("feedback", "labels_each"))
-    kind: str = KIND_OF_SIGNAL.get(str(signal)) or next((key for key in below if key in KINDS), "logit")
-    bound = constraint.get("threshold", _at(recipe, ("dual", "threshold")))
-    bound = below.get("at_most", 0.0) if bound is None else bound
+    usual = next((key for key in below if key in KINDS), "logit")
+    kind: str = KIND_OF_SIGNAL.get(str(signal)) or usual
+    bound = constraint.get("threshold")
+    if bound is None:
+        bound = _at(recipe, ("dual", "threshold"))
+    if bound is None:
+        bound = below.get("at_most", 0.0) if kind == usual or not below else UNKNOWN
     share = kind == "rate" and isinstance(bound, int | float)
-    entry: dict[str, Any] = {kind: _source(recipe, constraint), "at_most": f"{100 * bound:.12g} %" if share else bound}
+    entry: dict[str, Any] = {kind: _source(recipe, cost), "at_most": f"{100 * bound:.12g} %" if share else bound}
     if kind != "mean":
         entry["labels_each"] = labels or below.get("labels_each") or LABELS_EACH
     if kind != "logit":
@@ -99,10 +125,10 @@ def _entry(recipe: Tree, constraint: Tree, below: Tree) -> dict[str, Any]:
     return {**entry, **({"dual": own} if own else {})}
 
 
-def _source(recipe: Tree, constraint: Tree) -> dict[str, Any]:
+def _source(recipe: Tree, cost: str) -> dict[str, Any]:
     """Who labels: whoever gives `feedback`."""
     kind = _at(recipe, ("feedback", "kind")) or "world"
-    return {"world": constraint.get("name", "cost")} if kind == "world" else dict(LABELLERS.get(str(kind), {}))
+    return {"world": cost} if kind == "world" else dict(LABELLERS.get(str(kind), {}))
 
 
 def _written(entries: Mapping[str, Mapping[str, Any]], override: bool) -> str:
@@ -116,6 +142,11 @@ def _written(entries: Mapping[str, Mapping[str, Any]], override: bool) -> str:
 def _flow(value: Any) -> str:
     text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, default_flow_style=True, width=10_000)
     return text.removesuffix("\n").removesuffix("\n...")
+
+
+def _has(recipe: Any, keys: tuple[str, ...]) -> bool:
+    section = _at(recipe, keys[:-1])
+    return isinstance(section, Mapping) and keys[-1] in section
 
 
 def _at(recipe: Any, keys: tuple[str, ...]) -> Any:

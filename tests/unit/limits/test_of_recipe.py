@@ -41,6 +41,8 @@ def test_limits_of_an_older_runs_recipe_are_read() -> None:
     assert str(typed_limits(older)[0]) == "at most 30 %"
     older = {"constraints": [{"name": "cost"}, {"name": "privacy", "threshold": 0.1}]}
     assert [str(one) for one in typed_limits(older)] == ["at most 0 logit", "at most 0.1 logit"]
+    older = {"dual": {"threshold": 0.2}, "constraints": [{"name": "cost", "threshold": None}]}
+    assert [str(one) for one in typed_limits(older)] == ["at most 0.2 logit"]
 
 
 @pytest.mark.parametrize(
@@ -70,10 +72,21 @@ def test_limits_of_an_older_runs_recipe_are_read() -> None:
         (
             "tabular-two-limits",
             ["constraints=[{name: cost}, {name: privacy, threshold: 0.1, rho: 2.0}]", "feedback.labels_each=64"],
-            "'limits.cost={logit: {world: cost}, at_most: 0.0, labels_each: 64}'"
+            "'limits.cost={logit: {world: cost}, at_most: 0, labels_each: 64}'"
             " 'limits.privacy={logit: {world: privacy}, at_most: 0.1, labels_each: 64, dual: {rho: 2.0}}'",
         ),
         ("tabular", ["certificate.confidence=0.9"], "'limits.cost.confidence=90 %'"),
+        (
+            "tabular",
+            ["constraints=[{name: cost}]"],
+            "'limits.cost={logit: {world: cost}, at_most: 0, labels_each: 64}'",
+        ),
+        ("tabular-two-limits", ["feedback.labels_each=8"], "limits.cost.labels_each=8 limits.privacy.labels_each=8"),
+        (
+            "tabular-two-limits",
+            ["dual.threshold=0.3", "certificate.confidence=0.9"],
+            "'limits.cost.confidence=90 %' 'limits.privacy.confidence=90 %'",
+        ),
     ],
 )
 def test_an_override_of_an_earlier_version_is_refused_with_one_that_loads(
@@ -86,6 +99,42 @@ def test_an_override_of_an_earlier_version_is_refused_with_one_that_loads(
     kept = [one for one in overrides if "people" in one]
     loaded = load(recipe, [*(["feedback.kind=people"] if kept else []), *shlex.split(said)])
     assert loaded.labelled
+
+
+@pytest.mark.parametrize(
+    ("recipe", "override", "said"),
+    [
+        ("tabular", "constraints=[]", "must hold; leave it out"),
+        ("tabular", "constraints=3", "must hold; leave it out"),
+        ("tabular", "dual.threshold=null", "must hold; leave it out"),
+        ("tabular", "certificate.confidence=0.95", "must hold; leave it out"),
+        ("tabular-two-limits", "dual.threshold=0.1", "states its own (limits.cost, limits.privacy); leave it out"),
+        ("text-world-limits", "feedback.labels_each=8", "limits.length, limits.rude); leave it out"),
+        (
+            "text-world-people",
+            "feedback.signal=unsafe_rate",
+            "write 'limits.cost={rate: {people: {}}, at_most: D, labels_each: 8, learned_from: comparisons}',"
+            " D being your limit on that scale",
+        ),
+        (
+            "text-world-certified",
+            "feedback.signal=logit_labels",
+            "write 'limits.unsafe={logit: {world: cost}, at_most: D, labels_each: 1}', D being your limit on that"
+            " scale",
+        ),
+    ],
+)
+def test_a_key_of_an_earlier_version_that_says_nothing_or_no_bound_is_refused(
+    recipe: str, override: str, said: str
+) -> None:
+    with pytest.raises(UserError, match=rf"^override `.*{re.escape(said)}$"):
+        load(recipe, [override])
+
+
+def test_old_keys_beside_broken_limits_are_refused_in_one_line() -> None:
+    for limits in ("limits=3", "limits.cost=3"):
+        with pytest.raises(UserError, match="`dual.threshold` is no setting"):
+            load("tabular", [limits, "dual.threshold=0.1"])
 
 
 def test_a_recipe_file_of_an_earlier_version_is_refused_with_its_line(tmp_path: Path) -> None:
