@@ -149,7 +149,7 @@ def cases(recipes: Iterable[str], *, families: bool = True) -> list[Case]:
 def small_size(recipe: str) -> list[str]:
     if recipe.startswith("tabular"):
         return [*TABLE, "rounds=3"]
-    own = [] if "-limits" in recipe else FIRST_WORLD
+    own = [] if recipe in MEASURED else FIRST_WORLD
     if recipe.endswith("-twin"):
         return [*TABLE, *own, "rounds=3"]
     folder, _, method = recipe.rpartition("/")

@@ -541,7 +541,8 @@ class Config(Strict):
             if one.source.kind in ("model", "mixed"):
                 raise ValueError(
                     f"{one.where}: {{{one.source.kind}: cost}} labels the only limit of a run, named cost, which"
-                    f" comparisons teach, under feedback.kind={one.source.kind}; name another source"
+                    f" comparisons teach, under feedback.kind={one.source.kind}; take it out"
+                    f" (limits.{one.limit.name}=null) or name another source"
                 )
             if one.learned_from == COMPARISONS and one.limit.quantity.kind != "logit":
                 raise ValueError(

@@ -133,7 +133,7 @@ class Uncompared:
     """contracts.Labeller of a run whose stages all learn from values: its pairs carry no preference."""
 
     def safety(self, items: Sequence[Response], labels_each: int, seed: int) -> list[SafetyLabels]:
-        raise RunError("a run under `limits:` asks for no safety labels beside those of its limits")
+        raise RunError("a run whose limits sources measure asks for no other safety labels")
 
     def compare(self, pairs: Sequence[Pair], seed: int) -> list[LabelledPair]:
         return [LabelledPair(pair, Verdict.ABSTAIN, Verdict.ABSTAIN) for pair in pairs]

@@ -4,9 +4,9 @@ Two questions. Are they right more often than a coin about labels that they did 
 the box [-C, C] (`dual.cost_max`) to which labels are clipped? A model that fails the first holds the multiplier; scores
 that fail the second end the run with the value of C to set.
 
-Under `limits:` the first question is asked of every score model that measures one, and of the cost model that compares
-for a logit limit; each holds the multipliers of its own limits. What C-DPO, MoCAN and CAID fit is judged by the same
-fit on half of the pairs, compared with the other half.
+Where sources measure the limits the first question is asked of every score model that measures one, and of the cost
+model that compares for a logit limit; each holds the multipliers of its own limits. What C-DPO, MoCAN and CAID fit is
+judged by the same fit on half of the pairs, compared with the other half.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ def test_a_key_of_an_earlier_version_that_says_nothing_or_no_bound_is_refused(
 
 def test_old_keys_beside_broken_limits_are_refused_in_one_line() -> None:
     for limits in ("limits=3", "limits.cost=3"):
-        with pytest.raises(UserError, match="`dual.threshold` is no setting"):
+        with pytest.raises(UserError, match=r"`dual\.threshold` is no setting"):
             load("tabular", [limits, "dual.threshold=0.1"])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,29 @@ def test_a_section_without_its_tag_means_the_default_variant(tmp_path: Path) -> 
     config = load(str(path))
     assert config.dual.rule.kind == "projected"
     assert config.model.parameters.kind == "lora"
+
+
+def test_steps_of_an_override_count_in_place_of_the_recipes_epochs_and_say_so(caplog: pytest.LogCaptureFixture) -> None:
+    assert load("paper/pd-dpo").trainer.reward.epochs == 3.0
+    with caplog.at_level(logging.WARNING, logger="pddpo_ray"):
+        config = load("paper/pd-dpo", ["trainer.reward.steps=5", "scorers.fit.steps=7"])
+    assert (config.trainer.reward.steps, config.trainer.reward.epochs) == (5, None)
+    assert config.trainer.cost.epochs == 3.0
+    assert [record.getMessage() for record in caplog.records] == [
+        "override `trainer.reward.steps=5`: trainer.reward runs 5 steps, not the recipe's epochs (3.0)"
+    ]
+
+
+def test_the_last_of_steps_and_epochs_counts_and_both_at_once_are_refused(tmp_path: Path) -> None:
+    own = write(tmp_path / "own.yaml", "extends: paper/pd-dpo\ntrainer: {cost: {steps: 9}}\n")
+    assert (load(str(own)).trainer.cost.steps, load(str(own)).trainer.cost.epochs) == (9, None)
+    assert load(str(own), ["trainer.cost.epochs=2"]).trainer.cost.epochs == 2.0
+    with pytest.raises(UserError, match=r"trainer\.cost has both steps \(4\) and epochs \(2\); give one"):
+        load("tabular", ["trainer.cost.epochs=2", "trainer.cost.steps=4"])
+    epochs = load("paper/pd-dpo", ["trainer.cost.epochs=null", "trainer.cost.steps=4"])
+    assert (epochs.trainer.cost.steps, epochs.trainer.cost.epochs) == (4, None)
+    stored = write(tmp_path / "stored.yaml", to_yaml(load("paper/pd-dpo")))
+    assert load(str(stored)) == load("paper/pd-dpo")
 
 
 def test_a_recipe_extends_a_file_beside_it(tmp_path: Path) -> None:
