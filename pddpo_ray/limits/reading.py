@@ -21,10 +21,10 @@ from pydantic import BaseModel
 
 from pddpo_ray import registry
 from pddpo_ray.errors import UserError, nearest_or_all
-from pddpo_ray.limits.numbers import number_of, seconds_of
 from pddpo_ray.limits.quantities import VERDICT, Amount, Kind, Limit, Quantity, Scale
 from pddpo_ray.limits.rules import rule_of
 from pddpo_ray.limits.source_kinds import SourceKind
+from pddpo_ray.limits.written_numbers import number_of, seconds_of
 
 KINDS: Mapping[str, Kind] = {"rate": "rate", "mean": "mean", "logit": "logit", "kl": "kl"}
 KEYS = (

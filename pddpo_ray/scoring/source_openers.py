@@ -13,9 +13,9 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.limits.functions import ANSWER_SECONDS, function_source
 from pddpo_ray.limits.given_labels import people_source
 from pddpo_ray.limits.local_sources import json_schema_source, language_source, regex_source, rule_source
-from pddpo_ray.limits.numbers import seconds_of
 from pddpo_ray.limits.quantities import Scale
 from pddpo_ray.limits.sources import Opening, Source
+from pddpo_ray.limits.written_numbers import seconds_of
 from pddpo_ray.scoring.limit_profanity import PROFANITY, profanity_source
 
 if TYPE_CHECKING:
