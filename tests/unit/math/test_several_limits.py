@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -181,8 +182,10 @@ def test_offline_pairs_are_labelled_under_every_cost_and_the_first_ones_labels_s
 def test_verify_says_where_to_run_a_world_with_several_limits(tmp_path: Path) -> None:
     file = tmp_path / "world.json"
     file.write_text(json.dumps(world_json(WORLD)))
-    with pytest.raises(UserError, match="limits privacy too"):
+    with pytest.raises(UserError, match="limits privacy too") as refused:
         main(VerifyOptions(world=str(file)))
+    recipe, *overrides = shlex.split(str(refused.value).partition("pddpo train ")[2].rstrip("`"))
+    assert load(recipe, overrides).thresholds == {"cost": 0.0, "privacy": 0.0}
 
 
 # --- runs --------------------------------------------------------------------------------------------------------
