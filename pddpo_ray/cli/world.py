@@ -23,7 +23,7 @@ RECIPE = "text-world"
 """What `--world text` means."""
 TOKEN = "world-labels-token"
 """File beside the trained references, readable by its owner alone."""
-SAYS_SOMETHING = ("world", "beta", "reward_max", "dual", "policy", "feedback", "rollout")
+SAYS_SOMETHING = ("world", "beta", "reward_max", "limits", "dual", "policy", "feedback", "rollout")
 
 World = Annotated[
     str, typer.Option("--world", help="text, a recipe of a text world, or a folder that `world export` wrote.")

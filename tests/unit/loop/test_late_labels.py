@@ -290,7 +290,14 @@ def test_measured_limits_are_late_together_and_a_killed_run_goes_on_to_the_same_
 @pytest.mark.slow
 def test_what_rules_measure_is_never_late_and_people_are_waited_for_at_the_bound(tmp_path: Path) -> None:
     recipe = "text-world-limits-twin"
-    overrides = [*MEASURED, "limits.harmful=null", "limits.rude=null", "rounds=3", "feedback.responses=12", "dual.rho=4"]
+    overrides = [
+        *MEASURED,
+        "limits.harmful=null",
+        "limits.rude=null",
+        "rounds=3",
+        "feedback.responses=12",
+        "dual.rho=4",
+    ]
     usual = finish(load(recipe, overrides), tmp_path / "usual")
     prompt = finish(load(recipe, [*overrides, "feedback.rounds_late=2"]), tmp_path / "prompt")
     assert taken(tmp_path / "prompt", SAFETY) == {1: [1], 2: [2], 3: [3]}
