@@ -133,7 +133,13 @@ def choose_world(name: str, seed: int | None, overrides: Sequence[str]) -> Chose
     config = load(RECIPE if name == "text" else name, own)
     if config.world.kind != "text":
         raise UserError(f"--world {name} is a world of kind {config.world.kind}; a text world is needed, e.g. text")
-    return ChosenWorld(config, None)
+    if not config.labelled:
+        others = " ".join(f"limits.{one}=null" for one in config.limits if one != "cost")
+        raise UserError(
+            f"--world {name} has limits that sources measure ({', '.join(config.limits)}), a world one on its own cost:"
+            f" {others} 'limits.cost={{logit: {{world: cost}}, at_most: -3, labels_each: 32}}'"
+        )
+    return ChosenWorld(config.labelled_by_world(), None)
 
 
 def _token_in(file: Path) -> str:
