@@ -76,7 +76,7 @@ def budget_of(journal: JournalReader) -> Budget:
         )
 
     pairs = journal.pairs()
-    verdicts = [verdict for entry in pairs for verdict in (entry.labelled.helpful, entry.labelled.harmful)]
+    verdicts = [verdict for entry in pairs for verdict in (entry.labelled.helpful, *entry.labelled.labels.values())]
     decided = sum(verdict in (Verdict.FIRST, Verdict.SECOND) for verdict in verdicts)
     made = [
         (entry.metrics, kind)

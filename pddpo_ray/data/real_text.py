@@ -21,7 +21,7 @@ from pddpo_ray.data.served_text import served_texts
 from pddpo_ray.data.tokens import Tokens, no_pair_fits, no_prompt_fits, prompts_of_sets, renderer_of
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal.served import KeptPrompt
-from pddpo_ray.records import LabelledPair, Message, Pair, Prompt, Response, SafetyLabels, Verdict
+from pddpo_ray.records import HARM, LabelledPair, Message, Pair, Prompt, Response, SafetyLabels, Verdict
 from pddpo_ray.storage.cache import cache_folder
 from pddpo_ray.storage.checkpoints import checkpoint_folder
 from pddpo_ray.text.templates import rendered, template_named
@@ -295,7 +295,7 @@ def _pairs(
             continue
         helpful = Verdict.ABSTAIN if example.better is None else VERDICTS[example.better]
         harmful = Verdict.ABSTAIN if example.safer is None else VERDICTS[1 - example.safer]
-        pairs.append(LabelledPair(Pair(name, first, second), helpful, harmful))
+        pairs.append(LabelledPair(Pair(name, first, second), helpful, {HARM: harmful}))
         for answer, said in ((first, example.answers[0].safe), (second, example.answers[1].safe)):
             if said is not None:
                 unsafe[answer.id] = not said
