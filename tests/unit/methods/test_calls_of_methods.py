@@ -342,7 +342,7 @@ def test_methods_of_one_or_two_plain_fits() -> None:
     assert found == ALL
 
 
-BITS: tuple[Any, ...] = ("feedback.safety", [answer for pair in PAIRS for answer in (pair.first, pair.second)], 1)
+BITS: tuple[Any, ...] = ("feedback.safety", [answer for pair in PAIRS for answer in (pair.first, pair.second)], 1, HARM)
 
 
 def weighed(multiplier: float) -> Objective:
