@@ -134,9 +134,11 @@ def prepare_real_text(config: Config, kept: Sequence[KeptPrompt] = ()) -> Prepar
         logger.warning("real text%s", tokens.left_out())
     for why, count in left_out.items():
         logger.warning("real text: %d %s", count, why)
-    asked = [("more helpful", "helpful"), *([("less harmful", "harmful")] if config.asks_costs else [])]
-    for said, kind in asked:
-        if all(getattr(item, kind) is Verdict.ABSTAIN for item in pairs):
+    labels = {"more helpful": [item.helpful for item in pairs]}
+    if config.asks_costs:
+        labels["less harmful"] = [item.label(HARM) for item in pairs]
+    for said, own in labels.items():
+        if all(verdict is Verdict.ABSTAIN for verdict in own):
             logger.warning("real text: no pair says which answer is %s", said)
     logger.info("real text: %d pairs, %d prompts, reference %s", len(pairs), len(chosen), folder.name)
     benign = _benign(config, settings, tokens, {prompt.id for prompt in certification})
