@@ -27,6 +27,7 @@ from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.integrations.journal_lines import append_line, whole_lines
 from pddpo_ray.integrations.schedule import NO_SCHEDULE, Schedule, first_multipliers
 from pddpo_ray.limits.check import sets_of
+from pddpo_ray.limits.quantities import Limit
 from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.limits.sources import Answer, Source, Unmeasured, ask, fingerprint
 from pddpo_ray.records import Array, CostEstimate
@@ -69,8 +70,7 @@ class Observed:
 
     @property
     def why(self) -> str:
-        """`2 was cut off, 1 abstained`"""
-        return ", ".join(f"{count} {kind}" for kind, count in self.missing.items())
+        return _by_reason(self.missing)
 
 
 class LimitController:
@@ -130,10 +130,7 @@ class LimitController:
         """Values as costs, of which less is better: those of `at_least` are turned round. What could not be measured
         costs the worst that there is; None where no bound is known, and outside the limit's prompt set."""
         limit = self._stated(name).limit
-        return [
-            limit.worst_cost if _why_missing(value) else limit.cost(value) if isinstance(value, float | int) else None
-            for value in values
-        ]
+        return [None if value is None else _cost(limit, value) for value in values]
 
     def observe(
         self,
@@ -243,7 +240,7 @@ class LimitController:
         kinds = Counter(why for value in values if (why := _why_missing(value)))
         allowed, asked = self._stated(name).asking.failed, sum(value is not None for value in values)
         if allowed is not None and kinds.total() > allowed * asked:
-            why = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+            why = _by_reason(dict(kinds.most_common()))
             raise RunError(
                 f"limit {name}: no number for {kinds.total()} of {asked} answers of a step ({why}), more than the"
                 f" {100 * allowed:g} % that may fail; repair the source or raise `failed`"
@@ -275,6 +272,15 @@ def _values(stated: StatedLimit, source: Source, answers: Sequence[Answer]) -> l
     for index, value in zip(own, measured.values, strict=True):
         values[index] = value
     return values
+
+
+def _by_reason(missing: Mapping[str, int]) -> str:
+    """`2 was cut off, 1 abstained`"""
+    return ", ".join(f"{count} {kind}" for kind, count in missing.items())
+
+
+def _cost(limit: Limit, value: float | Unmeasured) -> float | None:
+    return limit.worst_cost if isinstance(value, Unmeasured) or not math.isfinite(value) else limit.cost(float(value))
 
 
 def _why_missing(value: Value) -> str | None:
