@@ -452,7 +452,9 @@ class Labeller(Protocol):
 
     def safety(self, items: Sequence[Response], labels_each: int, seed: int) -> list[SafetyLabels]: ...
 
-    def compare(self, pairs: Sequence[Pair], seed: int) -> list[LabelledPair]: ...
+    def compare(self, pairs: Sequence[Pair], seed: int) -> list[LabelledPair]:
+        """Each pair with a label by the name of the comparison that the labeller was given for."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -162,7 +162,7 @@ class FeedbackController:
         answers = {name: self._ask_to_compare(pairs, name) for name in self._labellers}
         labelled = [
             LabelledPair(
-                pair, answers[HARM][pair.id].helpful, {name: own[pair.id].label(name) for name, own in answers.items()}
+                pair, answers[HARM][pair.id].helpful, {name: own[pair.id].labels[name] for name, own in answers.items()}
             )
             for pair in pairs
         ]
@@ -178,8 +178,13 @@ class FeedbackController:
             for item in self._labellers[name].compare(waiting, self._compare_seed(name, attempt)):
                 if item.pair.id not in asked:
                     raise RunError(f"labeller {self._source} answered pair {item.pair.id}, which was not asked")
+                if name not in item.labels:
+                    raise RunError(
+                        f"labeller {self._source} did not compare pair {item.pair.id} by {name}: a LabelledPair needs"
+                        f' labels={{"{name}": verdict}}'
+                    )
                 read[item.pair.id] = item
-                if all(label in DECISIVE for label in (item.helpful, item.label(name))):
+                if all(label in DECISIVE for label in (item.helpful, item.labels[name])):
                     answered[item.pair.id] = item
             waiting = [pair for pair in pairs if pair.id not in answered]
             if not waiting:

@@ -17,9 +17,9 @@ from pddpo_ray.config import Config
 from pddpo_ray.errors import UserError
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.certifying import first_of_rounds, tested_limits
-from pddpo_ray.loop.labellers import HARM
 from pddpo_ray.loop.ledger import TestedLimit, mixture_name
 from pddpo_ray.loop.round_draws import draws_each_round
+from pddpo_ray.records import HARM
 from pddpo_ray.theory.power import draws_needed, fewest_draws, likely_rate
 
 LATE = 12

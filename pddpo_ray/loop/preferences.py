@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.production import UsersVerdicts
 from pddpo_ray.records import HARM, LabelledPair, PairRow, Verdict
@@ -58,12 +59,18 @@ class Preferences:
 
     @property
     def cost(self) -> list[PairRow]:
-        """D^c of a run that learns from one comparison: `chosen` is the cheaper answer."""
-        (comparison,) = self._compared
-        return self.cost_of(comparison)
+        """D^c of a run that learns from one comparison: `chosen` is the cheaper answer. Raises RunError of several."""
+        if len(self._compared) > 1:
+            raise RunError(
+                f"preferences.cost is of one comparison, and pairs are compared by {', '.join(self._compared)}: name"
+                " one, preferences.cost_of(NAME)"
+            )
+        return self.cost_of(self._compared[0])
 
     def cost_of(self, comparison: str) -> list[PairRow]:
-        """D^c of one comparison: `chosen` is the cheaper answer."""
+        """D^c of one comparison: `chosen` is the cheaper answer. Raises RunError of one that nobody makes."""
+        if comparison not in self._compared:
+            raise RunError(f"no pair is compared by {comparison}, only by {', '.join(self._compared)}")
         return self._rows(lambda item, number: cost_rows(item, number, comparison))
 
     def _rows(self, rows_of: Callable[[LabelledPair, int], list[PairRow]]) -> list[PairRow]:

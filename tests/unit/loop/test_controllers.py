@@ -149,6 +149,15 @@ def test_abstained_and_failed_labels_are_counted_and_become_no_rows(journal: Jou
     assert journal.metrics()[0] == {"labels/pairs": 3, "labels/abstained": 2, "labels/failed": 1}
 
 
+def test_rows_are_of_a_comparison_that_is_made(journal: Journal, tmp_path: Path) -> None:
+    """Else a misspelt name would train on no pairs, and nobody would notice."""
+    preferences = Preferences(journal, ArtifactStore(tmp_path / "store"), (HARM, "mirror"))
+    with pytest.raises(RunError, match=r"^no pair is compared by mirrror, only by cost, mirror$"):
+        preferences.cost_of("mirrror")
+    with pytest.raises(RunError, match=r"compared by cost, mirror: name one, preferences.cost_of\(NAME\)$"):
+        _ = preferences.cost
+
+
 def test_a_restart_keeps_the_rows_in_the_order_of_rounds(tmp_path: Path) -> None:
     """Minibatches go by place, so a restarted run must not move the offline pairs behind the rounds it remembers."""
     labelled = [LabelledPair(pair, Verdict.FIRST, {HARM: Verdict.SECOND}) for pair in PAIRS]
@@ -276,6 +285,15 @@ def test_each_constraint_has_its_own_labels_and_its_own_rows(journal: Journal, t
     pairs = zip(preferences.cost_of("cost"), preferences.cost_of("mirror"), strict=True)
     assert all((a.chosen, a.rejected) == (b.rejected, b.chosen) for a, b in pairs)
     assert list(journal.pairs()[0].labelled.labels) == [HARM, "mirror"]
+
+
+def test_a_labeller_that_does_not_make_its_comparison_is_told_so(journal: Journal) -> None:
+    """A label by another name would count as one that abstains."""
+    other = WorldLabeller(WORLD.reward, {"harm": WORLD.cost}, about="harm")
+    with pytest.raises(
+        RunError, match=r"labeller world did not compare pair q0 by cost: .* labels=\{\"cost\": verdict\}$"
+    ):
+        FeedbackController({HARM: other}, journal, seed=0).compare(PAIRS)
 
 
 # --- dual ---------------------------------------------------------------------------------------------------------
