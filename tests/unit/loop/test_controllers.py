@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pddpo_ray.compare.runner import budget_of
 from pddpo_ray.config import TrainerConfig
 from pddpo_ray.contracts import Count, Delivery, FitCommand, FitResult, FitSettings, RolloutEngine
 from pddpo_ray.errors import RunError
@@ -285,6 +286,7 @@ def test_each_constraint_has_its_own_labels_and_its_own_rows(journal: Journal, t
     pairs = zip(preferences.cost_of("cost"), preferences.cost_of("mirror"), strict=True)
     assert all((a.chosen, a.rejected) == (b.rejected, b.chosen) for a, b in pairs)
     assert list(journal.pairs()[0].labelled.labels) == [HARM, "mirror"]
+    assert budget_of(journal).labels == 2 * 3 * len(ANSWERS) + 3 * len(PAIRS)
 
 
 def test_a_labeller_that_does_not_make_its_comparison_is_told_so(journal: Journal) -> None:
