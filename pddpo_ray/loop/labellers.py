@@ -27,6 +27,7 @@ from pddpo_ray.loop.risks import stated_risk
 from pddpo_ray.loop.sampling import RolloutController
 from pddpo_ray.loop.scorer_fits import OF_FEEDBACK, feedback_models, training_of
 from pddpo_ray.records import (
+    HARM,
     Array,
     CostEstimate,
     Decoding,
@@ -72,8 +73,8 @@ class ScoredFeedbackController(FeedbackController):
     def open_safety(self, items: Sequence[Response], labels_each: int) -> None:
         super().open_safety(items, self._wanted(labels_each))
 
-    def safety(self, items: Sequence[Response], labels_each: int, constraint: str | None = None) -> list[SafetyLabels]:
-        return super().safety(items, self._wanted(labels_each), constraint)
+    def safety(self, items: Sequence[Response], labels_each: int, name: str) -> list[SafetyLabels]:
+        return super().safety(items, self._wanted(labels_each), name)
 
     def _wanted(self, labels_each: int) -> int:
         # A fixed number of labels from one deterministic source says no more than one.
@@ -126,9 +127,6 @@ def labelled_reference_answers(
     return labelled, unsafe
 
 
-CONSTRAINT = "cost"
-
-
 class Uncompared:
     """contracts.Labeller of a run whose stages all learn from values: its pairs carry no preference."""
 
@@ -136,7 +134,7 @@ class Uncompared:
         raise RunError("a run whose limits sources measure asks for no other safety labels")
 
     def compare(self, pairs: Sequence[Pair], seed: int) -> list[LabelledPair]:
-        return [LabelledPair(pair, Verdict.ABSTAIN, Verdict.ABSTAIN) for pair in pairs]
+        return [LabelledPair(pair, Verdict.ABSTAIN, {HARM: Verdict.ABSTAIN}) for pair in pairs]
 
 
 def feedback_of(
@@ -147,12 +145,12 @@ def feedback_of(
     Nobody, where no stage learns from comparisons.
     """
     if not config.compares:
-        return FeedbackController({CONSTRAINT: Uncompared()}, journal, seed=config.seed, source="nobody")
+        return FeedbackController({HARM: Uncompared()}, journal, seed=config.seed, source="nobody")
     if isinstance(config.feedback, ModelFeedback):
         return _scored_feedback(config, journal, backends, rollout)
     if isinstance(config.feedback, MixedFeedback):
         return _mixed_feedback(config, journal, backends, rollout, asking)
-    labellers = {CONSTRAINT: labeller_of(config, journal, backends, asking), **backends.further_labellers}
+    labellers = {HARM: labeller_of(config, journal, backends, asking), **backends.further_labellers}
     excluded = config.feedback.excluded if isinstance(config.feedback, JudgeFeedback) else 0.0
     return FeedbackController(labellers, journal, seed=config.seed, source=config.feedback.kind, excluded=excluded)
 
@@ -182,7 +180,7 @@ def feedback_before(
     """
     if backends.world is None or not isinstance(config.feedback, ModelFeedback | JudgeFeedback) or not config.compares:
         return feedback
-    return FeedbackController({CONSTRAINT: backends.labeller}, journal, seed=config.seed, source="world")
+    return FeedbackController({HARM: backends.labeller}, journal, seed=config.seed, source="world")
 
 
 Estimate = Callable[[Sequence[SafetyLabels]], CostEstimate]
@@ -215,7 +213,7 @@ def _scored_feedback(
         _scored_labeller(config, settings, journal, backends, rollout),
         journal,
         seed=config.seed,
-        constraint=CONSTRAINT,
+        constraint=HARM,
         cost_max=config.dual.cost_max,
         labels_each=config.labels_each,
         signal=config.signal,
@@ -232,10 +230,10 @@ def _mixed_feedback(
         raise UserError("feedback.kind=mixed takes one limit")
     categories = sets_of_prompts(backends)
     if isinstance(settings.model, WorldScores):
-        return mixed_feedback(CONSTRAINT, config, journal, asking=asking, categories_of=categories)
+        return mixed_feedback(HARM, config, journal, asking=asking, categories_of=categories)
     model = ModelFeedback(reward=settings.model.reward, cost=settings.model.cost)
     scored = _scored_labeller(config, model, journal, backends, rollout)
-    return mixed_feedback(CONSTRAINT, config, journal, scored, asking, categories)
+    return mixed_feedback(HARM, config, journal, scored, asking, categories)
 
 
 def _scored_labeller(

@@ -31,7 +31,7 @@ from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.labelling import FeedbackController
 from pddpo_ray.loop.risks import stated_risk
-from pddpo_ray.records import Array, CostEstimate, LabelledPair, Pair, Response, SafetyLabels
+from pddpo_ray.records import HARM, Array, CostEstimate, LabelledPair, Pair, Response, SafetyLabels
 from pddpo_ray.theory.cost_estimate import Mode, clipped_logit, estimate_from_shares, share_bounds, with_missing
 from pddpo_ray.theory.measured_draws import corrected_by_people
 from pddpo_ray.theory.seeds import generator, seed_of
@@ -88,9 +88,9 @@ class MixedFeedbackController(FeedbackController):
         """The model screens the items; people may begin with those that they are asked about."""
         super().open_safety(self._asked(items), labels_each)
 
-    def safety(self, items: Sequence[Response], labels_each: int, constraint: str | None = None) -> list[SafetyLabels]:
+    def safety(self, items: Sequence[Response], labels_each: int, name: str) -> list[SafetyLabels]:
         """Exactly `labels_each` labels by people of the items that they are asked about; the others get none."""
-        return super().safety(self._asked(items), labels_each, constraint)
+        return super().safety(self._asked(items), labels_each, name)
 
     def estimate_cost(self, verdicts: Sequence[SafetyLabels]) -> CostEstimate:
         """The round's estimate from the labels that `safety` returned. Raises RunError when labels are missing."""
@@ -177,7 +177,7 @@ class MixedFeedbackController(FeedbackController):
         )
         shown = [pair for pair, asked in zip(pairs, sample.asked, strict=True) if asked]
         rest = [pair for pair, asked in zip(pairs, sample.asked, strict=True) if not asked]
-        answered = self._ask_to_compare(shown, next(iter(self._labellers))) if shown else {}
+        answered = self._ask_to_compare(shown, HARM) if shown else {}
         by_model = self._model.compare(rest, seed_of(self._seed, self._journal.round, "compare-model")) if rest else []
         self._journal.add_pair_labels([answered[pair.id] for pair in shown], PEOPLE)
         self._journal.add_pair_labels(by_model, MODEL)

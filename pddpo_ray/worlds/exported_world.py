@@ -20,7 +20,7 @@ import numpy as np
 
 from pddpo_ray.config import Config
 from pddpo_ray.errors import UserError, one_line
-from pddpo_ray.records import LabelledPair, Pair, Response, Verdict
+from pddpo_ray.records import HARM, LabelledPair, Pair, Response, Verdict
 from pddpo_ray.rollout.checkpoint import load_tokenizer
 from pddpo_ray.storage.artifacts import file_sha256
 from pddpo_ray.storage.whole_files import WEIGHTS, written_aside
@@ -67,7 +67,7 @@ def export_world(
         prompts = [{"id": prompt.id, "prompt": prompt.text} for prompt in prepared.prompts]
         _write_lines(folder / PROMPTS, prompts)
         _write_lines(folder / HELPFUL, (_row(one, one.helpful is Verdict.FIRST) for one in labelled))
-        _write_lines(folder / HARMLESS, (_row(one, one.harmful is Verdict.SECOND) for one in labelled))
+        _write_lines(folder / HARMLESS, (_row(one, one.label(HARM) is Verdict.SECOND) for one in labelled))
         description = described(config, prepared, len(labelled), folder / REFERENCE, made)
         (folder / WORLD).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
         (folder / README).write_text(_readme(description, wanted.truth), encoding="utf-8")

@@ -22,7 +22,7 @@ from pddpo_ray.config import (
     TextWorldConfig,
 )
 from pddpo_ray.errors import UserError
-from pddpo_ray.records import Array, PolicyVersion, Prompt, Response
+from pddpo_ray.records import HARM, Array, PolicyVersion, Prompt, Response
 from pddpo_ray.rollout.policy_temperature import divide_logits
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.cache import cache_folder
@@ -64,7 +64,7 @@ class PreparedTextWorld:
 
     def labeller(self) -> WorldLabeller:
         world = self.world
-        return WorldLabeller(world.reward, world.cost, noise=world.label_noise)
+        return WorldLabeller(world.reward, {HARM: world.cost}, noise=world.label_noise)
 
     def canaries(self, count: int) -> list[Response]:
         """Answers spread over prompts and grammar, covered and rare: texts that every policy can be asked about."""

@@ -18,7 +18,7 @@ from pddpo_ray.loop.in_process_text import log_linear_backends
 from pddpo_ray.loop.machine import inspect_machine
 from pddpo_ray.loop.run import PhaseChanged, run_recipe
 from pddpo_ray.plan.printed import make_plan
-from pddpo_ray.records import LabelledPair, PolicyVersion
+from pddpo_ray.records import HARM, LabelledPair, PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.worlds.prepared_text import prepare_text_world
 from pddpo_ray.worlds.tabular import two_limits_world
@@ -76,7 +76,7 @@ def test_the_first_fit_is_the_optimum_of_the_reward_on_what_was_measured(algorit
     versions, _, store = read(tmp_path / "run")
     with open_folder(tmp_path / "run") as journal:
         new = [entry.labelled for entry in journal.pairs() if entry.round > 0]
-    assert {verdict.value for item in new for verdict in (item.helpful, item.harmful)} <= {"abstain"}
+    assert {verdict.value for item in new for verdict in (item.helpful, item.label(HARM))} <= {"abstain"}
     assert bool(new) == config.online
     learned, reference = (
         store.read_tensors(versions[name].path, versions[name].sha256)["log_probs"]
@@ -107,7 +107,7 @@ def test_explored_answers_teach_the_reward_of_later_rounds(tmp_path: Path) -> No
     for x, y in new:
         (first, *_) = offline_columns(tmp_path / "run", x)
         assert ratio[x, y] - ratio[x, first] == pytest.approx(truth[x, y] - truth[x, first], abs=1e-9)
-    assert {item.harmful.value for item in pairs} == {"first", "second"}
+    assert {item.label(HARM).value for item in pairs} == {"first", "second"}
     assert result["gap_last"] < 0.25 * result["gap_reference"]
 
 

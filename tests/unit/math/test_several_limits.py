@@ -18,6 +18,7 @@ from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import read_journal
 from pddpo_ray.loop.run import run_recipe
+from pddpo_ray.records import HARM
 from pddpo_ray.report.build import build_report
 from pddpo_ray.storage.whole_files import JOURNAL
 from pddpo_ray.theory.feasibility import largest_margin
@@ -169,13 +170,13 @@ def test_further_costs_that_are_none_are_refused(further: Any, message: str) -> 
 
 def test_offline_pairs_are_labelled_under_every_cost_and_the_first_ones_labels_stay() -> None:
     one, two = trap_world().offline(3, 200), WORLD.offline(3, 200)
-    assert [(a.helpful, a.harmful) for a in one] == [(b.helpful, b.harmful) for b in two]
-    assert all(len(item.further) == 1 and item.further[0][0] == "privacy" for item in two)
+    assert [(a.helpful, a.label(HARM)) for a in one] == [(b.helpful, b.label(HARM)) for b in two]
+    assert all(list(item.labels) == [HARM, "privacy"] for item in two)
     costs = [
         WORLD.oracle.further[0].cost[WORLD.cell(side)] for item in two for side in (item.pair.first, item.pair.second)
     ]
     apart = np.subtract(costs[0::2], costs[1::2])
-    said_first = np.array([item.further[0][1] == "first" for item in two])
+    said_first = np.array([item.label("privacy") == "first" for item in two])
     assert said_first[apart > 0.3].mean() > 0.5 > said_first[apart < -0.3].mean()
 
 

@@ -20,7 +20,7 @@ from pddpo_ray.loop.dual_step import DualController, LocalDual
 from pddpo_ray.loop.run import PhaseChanged, RoundFinished, run_recipe
 from pddpo_ray.loop.scorer_gate import check_scorers, held_limits, held_multiplier, known_trials, scorers_result
 from pddpo_ray.plan.scale import cost_scale
-from pddpo_ray.records import Array, CostEstimate, LabelledPair, Pair, Prompt, Response, Verdict
+from pddpo_ray.records import HARM, Array, CostEstimate, LabelledPair, Pair, Prompt, Response, Verdict
 from pddpo_ray.report.build import build_report
 from pddpo_ray.scoring.held_out import Trials
 from pddpo_ray.scoring.scored_labeller import ScoredLabeller
@@ -85,7 +85,7 @@ def labelled_pairs(count: int, right: int) -> list[LabelledPair]:
         prompt = Prompt(f"p{index}", (index,), f"question {index}")
         first, second = (Response(f"{index}-{side}", prompt, (side,), "text", 0, 0) for side in (1, -1))
         said = Verdict.FIRST if index < right else Verdict.SECOND
-        pairs.append(LabelledPair(Pair(f"q{index}", first, second), said, said))
+        pairs.append(LabelledPair(Pair(f"q{index}", first, second), said, {HARM: said}))
     return pairs
 
 
