@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ from pddpo_ray.cli.main import app
 from pddpo_ray.errors import UserError
 from pddpo_ray.limits.answer_files import read_answers
 from pddpo_ray.limits.check import check
+from pddpo_ray.limits.drawn import estimated, logits
 from pddpo_ray.limits.quantities import Amount, Quantity
 from pddpo_ray.limits.rules import characters, empty, reading_grade, refusal, repeats, sentences, words
 from pddpo_ray.limits.sources import Answer
 from pddpo_ray.scoring.limit_sources import read_limits
 from pddpo_ray.theory.intervals import mean_interval
+from pddpo_ray.theory.measured_draws import bias_bound
 
 XSTEST = Path(os.environ.get("PDDPO_SHARED", "../shared")) / "data" / "xstest_refusals.jsonl.gz"
 
@@ -268,3 +271,13 @@ def test_a_source_sees_prompt_answer_and_row(tmp_path: Path, monkeypatch: pytest
     assert found.estimate is not None
     assert found.estimate.number == 7.0
     assert isinstance(read_answers(rows)[0], Answer)
+
+
+def test_the_bias_of_few_labels_widens_an_interval_at_both_ends() -> None:
+    """Shares .2, .4, .4, .6 of five labels, of forty prompts: the same draws without a bias, and .41 further out."""
+    drawn = logits(np.array([0.2, 0.4, 0.4, 0.6] * 10), 5, 2.0)
+    prompts = [f"p{number}" for number in range(40)]
+    wide, narrow = (estimated(one, prompts, 0.0, 0.95) for one in (drawn, replace(drawn, bias=0.0)))
+    assert drawn.bias == bias_bound(5, 2.0) > 0.4
+    assert (wide.low, wide.high) == pytest.approx((narrow.low - drawn.bias, narrow.high + drawn.bias))
+    assert wide.value == narrow.value
