@@ -11,7 +11,10 @@ from torch import Tensor
 
 from pddpo_ray.config import FitConfig
 from pddpo_ray.training.fit import Shard, Tensors
-from pddpo_ray.training.log_probs import ResponseScorer
+from pddpo_ray.training.graphs import MOST_PARAMETERS, PassGraphs
+from pddpo_ray.training.log_probs import ResponseScorer, device_of
+from pddpo_ray.training.pair_pass import PairLoss, PairPass
+from pddpo_ray.training.transfer import moved
 
 ADAM_BETAS = (0.9, 0.99)
 FUSED_FROM = 50_000
@@ -36,7 +39,9 @@ class TorchEngine:
         self._trainable = [self._masters.get(parameter, parameter) for parameter in parameters]
         for parameter in self._masters:
             parameter.register_post_accumulate_grad_hook(self._give_to_master)
+        self._device = device_of(scorer)
         self._optimizer: torch.optim.AdamW | None = None
+        self._graphs: PassGraphs | None = None
         self._max_grad_norm = 1.0
 
     def load(self, weights: Tensors) -> None:
@@ -57,10 +62,31 @@ class TorchEngine:
             weight_decay=settings.weight_decay,
             fused=fused,
         )
-        self._optimizer.zero_grad(set_to_none=True)
+        self._graphs = PassGraphs(self._device) if self._replays() else None
+        if self._graphs is None:
+            self._optimizer.zero_grad(set_to_none=True)
+        else:
+            for parameter in self._trainable:
+                parameter.grad = torch.zeros_like(parameter)
+
+    def end(self) -> None:
+        self._optimizer = self._graphs = None
+        for parameter in self._trainable:
+            parameter.grad = None
 
     def backward(self, loss: Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
+
+    def accumulate(self, loss: PairLoss, given: PairPass) -> Tensor:
+        def run(moved_pass: PairPass) -> Tensor:
+            value, said = loss(moved_pass)
+            self.backward(value)
+            return said
+
+        return run(moved(given, self._device)) if self._graphs is None else self._graphs(run, given)
+
+    def look(self, loss: PairLoss, given: PairPass) -> Tensor:
+        return loss(moved(given, self._device))[1]
 
     def update(self, learning_rate: float) -> float:
         if self._optimizer is None:
@@ -70,10 +96,11 @@ class TorchEngine:
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-        with torch.no_grad():
-            for parameter, master in self._masters.items():
-                parameter.copy_(master)
+        # recorded passes add to the tensors that they were recorded with
+        self._optimizer.zero_grad(set_to_none=self._graphs is None)
+        if self._masters:
+            with torch.no_grad():
+                torch._foreach_copy_(list(self._masters), list(self._masters.values()))
         return float(norm)
 
     def reduce_sum(self, values: Tensor) -> Tensor:
@@ -94,6 +121,12 @@ class TorchEngine:
 
     def weights(self) -> dict[str, Tensor]:
         return copied(self.each_weight(), self.shard)
+
+    def _replays(self) -> bool:
+        """Whether passes are recorded: on a GPU, for a model whose step the host would hold up."""
+        parameters = sum(parameter.numel() for parameter in self.scorer.parameters())
+        packed = isinstance(self.scorer, ResponseScorer) and self.scorer.layout == "packed"
+        return self._device.type == "cuda" and packed and parameters <= MOST_PARAMETERS
 
     def _named_weights(self) -> Mapping[str, Tensor]:
         # named_parameters names a tied tensor once; buffers of language models follow from their configuration.

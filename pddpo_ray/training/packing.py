@@ -12,14 +12,15 @@ every text gets the log-probability that it has alone. The positions of an answe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pddpo_ray.training.batches import Text, in_one_copy
+from pddpo_ray.training.batches import Text
+from pddpo_ray.training.transfer import moved
 
 ATTENTION = "pddpo_packed"
 """Name under which transformers finds the attention below."""
@@ -57,11 +58,7 @@ class PackedBatch:
     texts: int
 
     def to(self, device: torch.device) -> PackedBatch:
-        names = ("ids", "positions", "slot", "predictor", "text", "target", "times", "copies")
-        own = [self.lines.gather, self.lines.line, self.lines.column, *(getattr(self, name) for name in names)]
-        gather, line, column, *moved = in_one_copy(own, device)
-        others: dict[str, Any] = dict(zip(names, moved, strict=True))
-        return replace(self, lines=Lines(gather, line, column), **others)
+        return moved(self, device)
 
     def __len__(self) -> int:
         return int(self.copies.shape[0])

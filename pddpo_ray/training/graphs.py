@@ -1,0 +1,74 @@
+"""Passes over pairs as CUDA graphs: the kernels of a shape are recorded once and replayed in one launch.
+
+The host needs 5 to 30 microseconds for each of the thousands of kernels of a pass, a small model less time to compute
+them: its step is bound by launches. A replay has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pddpo_ray.training.buckets import filled
+from pddpo_ray.training.pair_pass import PairPass
+from pddpo_ray.training.transfer import flat_of, over, shape_of
+
+Run = Callable[[PairPass], Tensor]
+"""Forward and backward pass of what lies on the device; gradients are added to tensors that exist already."""
+MOST_PARAMETERS = 1_500_000_000
+"""Larger models compute longer than the host needs to ask for it, and what a graph holds is theirs to use."""
+MOST_GRAPHS = 48
+
+
+@dataclass(frozen=True)
+class _Graph:
+    read: Mapping[torch.dtype, Tensor]
+    said: Tensor
+    kernels: torch.cuda.CUDAGraph
+
+
+class PassGraphs:
+    """The recorded passes of a fit. A shape runs as it is when it is first seen, and is recorded the second time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._seen: set[object] = set()
+        self._graphs: dict[object, _Graph] = {}
+        # recorded and run on one stream, for autograd waits between streams, and a recording must not wait
+        self._stream = torch.cuda.Stream(device)
+        self._memory = torch.cuda.graph_pool_handle()
+
+    def __call__(self, run: Run, given: PairPass) -> Tensor:
+        """-> what `run` says of the pass."""
+        given = filled(given)
+        flats, shape = flat_of(given, self._device), shape_of(given)
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            if shape in self._seen and shape not in self._graphs and len(self._graphs) < MOST_GRAPHS:
+                self._graphs[shape] = self._recorded(run, given, flats)
+            graph = self._graphs.get(shape)
+            said = run(over(given, self._moved(flats))) if graph is None else self._replayed(graph, flats)
+        self._seen.add(shape)
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        return said
+
+    def _moved(self, flats: Mapping[torch.dtype, Tensor]) -> dict[torch.dtype, Tensor]:
+        return {dtype: flat.to(self._device, non_blocking=True) for dtype, flat in flats.items()}
+
+    def _recorded(self, run: Run, given: PairPass, flats: Mapping[torch.dtype, Tensor]) -> _Graph:
+        """The kernels of a pass; recording computes nothing."""
+        read, kernels = self._moved(flats), torch.cuda.CUDAGraph()
+        # other threads of the process (metrics, progress) may use the device meanwhile
+        with torch.cuda.graph(kernels, pool=self._memory, stream=self._stream, capture_error_mode="thread_local"):
+            said = run(over(given, read))
+        return _Graph(read, said, kernels)
+
+    @staticmethod
+    def _replayed(graph: _Graph, flats: Mapping[torch.dtype, Tensor]) -> Tensor:
+        for dtype, flat in flats.items():
+            graph.read[dtype].copy_(flat, non_blocking=True)
+        graph.kernels.replay()
+        return graph.said.clone()
