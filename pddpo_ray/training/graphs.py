@@ -12,15 +12,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pddpo_ray.training.buckets import filled
+from pddpo_ray.training.buckets import PassSizes, filled
 from pddpo_ray.training.pair_pass import PairPass
-from pddpo_ray.training.transfer import flat_of, over, shape_of
+from pddpo_ray.training.transfer import flat_of, moved, over
 
 Run = Callable[[PairPass], Tensor]
 """Forward and backward pass of what lies on the device; gradients are added to tensors that exist already."""
 MOST_PARAMETERS = 1_500_000_000
 """Larger models compute longer than the host needs to ask for it, and what a graph holds is theirs to use."""
-MOST_GRAPHS = 48
+MOST_GRAPHS = 32
 
 
 @dataclass(frozen=True)
@@ -31,36 +31,41 @@ class _Graph:
 
 
 class PassGraphs:
-    """The recorded passes of a fit. A shape runs as it is when it is first seen, and is recorded the second time."""
+    """The recorded passes of a fit: by sizes, few of which hold them all. The first pass runs as it is."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._seen: set[object] = set()
-        self._graphs: dict[object, _Graph] = {}
+        self._graphs: dict[PassSizes, _Graph] = {}
+        self._warm = False
         # recorded and run on one stream, for autograd waits between streams, and a recording must not wait
         self._stream = torch.cuda.Stream(device)
         self._memory = torch.cuda.graph_pool_handle()
 
     def __call__(self, run: Run, given: PairPass) -> Tensor:
         """-> what `run` says of the pass."""
-        given = filled(given)
-        flats, shape = flat_of(given, self._device), shape_of(given)
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
-            if shape in self._seen and shape not in self._graphs and len(self._graphs) < MOST_GRAPHS:
-                self._graphs[shape] = self._recorded(run, given, flats)
-            graph = self._graphs.get(shape)
-            said = run(over(given, self._moved(flats))) if graph is None else self._replayed(graph, flats)
-        self._seen.add(shape)
+            said = self._said(run, given)
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
         return said
 
-    def _moved(self, flats: Mapping[torch.dtype, Tensor]) -> dict[torch.dtype, Tensor]:
-        return {dtype: flat.to(self._device, non_blocking=True) for dtype, flat in flats.items()}
+    def _said(self, run: Run, given: PairPass) -> Tensor:
+        needed = PassSizes.of(given)
+        suited = [own for own in self._graphs if own.suits(needed)]
+        if not self._warm or (not suited and len(self._graphs) == MOST_GRAPHS):
+            self._warm = True
+            return run(moved(given, self._device))
+        sizes = min(suited) if suited else needed.covering(self._graphs)
+        given = filled(given, sizes)
+        flats = flat_of(given, self._device)
+        if sizes not in self._graphs:
+            self._graphs[sizes] = self._recorded(run, given, flats)
+        return self._replayed(self._graphs[sizes], flats)
 
     def _recorded(self, run: Run, given: PairPass, flats: Mapping[torch.dtype, Tensor]) -> _Graph:
         """The kernels of a pass; recording computes nothing."""
-        read, kernels = self._moved(flats), torch.cuda.CUDAGraph()
+        read = {dtype: flat.to(self._device, non_blocking=True) for dtype, flat in flats.items()}
+        kernels = torch.cuda.CUDAGraph()
         # other threads of the process (metrics, progress) may use the device meanwhile
         with torch.cuda.graph(kernels, pool=self._memory, stream=self._stream, capture_error_mode="thread_local"):
             said = run(over(given, read))

@@ -40,14 +40,6 @@ def over(record: R, flats: Mapping[torch.dtype, Tensor]) -> R:
     return _rebuilt(record, parts)
 
 
-def shape_of(record: Any) -> tuple[object, ...]:
-    """What two records have in common if one can take the other's place in a graph of kernels: all but the numbers."""
-    return tuple(
-        tuple(value.shape) if isinstance(value, Tensor) else shape_of(value) if is_dataclass(value) else value
-        for value in _values(record)
-    )
-
-
 def _values(record: Any) -> list[Any]:
     return [getattr(record, field.name) for field in fields(record)]
 

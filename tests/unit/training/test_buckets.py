@@ -8,10 +8,10 @@ import torch
 
 from pddpo_ray.records import Objective, PairRow, PolicyVersion
 from pddpo_ray.training.batches import texts_of
-from pddpo_ray.training.buckets import bucket, filled
+from pddpo_ray.training.buckets import WASTE, PassSizes, filled
 from pddpo_ray.training.log_probs import ResponseScorer, Support
 from pddpo_ray.training.pair_pass import PairLoss, PairPass
-from pddpo_ray.training.transfer import flat_of, over, shape_of
+from pddpo_ray.training.transfer import flat_of, over
 from tests.support.tiny_language_model import tiny_llama
 
 OBJECTIVE = Objective("reward", PolicyVersion(0, "reference", "", ""), 0.1)
@@ -49,42 +49,39 @@ def pass_of(scorer: ResponseScorer, given: list[PairRow], supports: bool = True)
 def test_filling_changes_neither_loss_nor_gradient(supports: bool) -> None:
     scorer = ResponseScorer(tiny_llama(3).double(), "packed")
     given = pass_of(scorer, rows(5, seed=1), supports)
+    sizes = PassSizes.of(given).covering([])
+    assert sizes > PassSizes.of(given)
     found = []
-    for one in (given, filled(given)):
+    for one in (given, filled(given, sizes)):
         scorer.zero_grad()
         loss, said = PairLoss(scorer, OBJECTIVE, support_weight=0.5)(one)
         loss.backward()  # type: ignore[no-untyped-call]
         found.append([loss.detach(), said, *(parameter.grad for parameter in scorer.parameters())])
-    assert shape_of(given) != shape_of(filled(given))
     for before, after in zip(*found, strict=True):
         torch.testing.assert_close(after, before, rtol=1e-10, atol=1e-12)
 
 
-def test_passes_of_about_one_size_share_a_shape() -> None:
+def test_passes_of_about_one_size_need_few_sizes_that_waste_little() -> None:
     scorer = ResponseScorer(tiny_llama(3), "packed")
-    own = [pass_of(scorer, rows(40, seed)) for seed in range(30)]
-    assert len({shape_of(given) for given in own}) == 30
-    assert len({shape_of(filled(given)) for given in own}) <= 6
-
-
-@pytest.mark.parametrize("parts", [1, 2, 4])
-def test_a_bucket_holds_its_sizes_and_wastes_little(parts: int) -> None:
-    sizes = np.arange(1, 5000)
-    buckets = np.array([bucket(int(size), 16, parts) for size in sizes])
-    assert (buckets >= sizes).all()
-    assert (buckets[sizes > 16] < (1 + 1 / parts) * sizes[sizes > 16]).all()
-    assert len(set(buckets.tolist())) <= 1 + parts * 9
-    np.testing.assert_array_equal([bucket(int(size), 16, parts) for size in buckets], buckets)
+    own = [PassSizes.of(pass_of(scorer, rows(count, seed))) for seed in range(30) for count in (10, 40)]
+    assert len(set(own)) == 60
+    made: list[PassSizes] = []
+    for needed in own:
+        suited = [sizes for sizes in made if sizes.suits(needed)]
+        sizes = min(suited) if suited else needed.covering(made)
+        assert all(had >= wanted for had, wanted in zip(sizes, needed, strict=True))
+        assert sizes.tokens <= WASTE * 1.25 * max(needed.tokens, 256)
+        assert sizes.texts == needed.texts
+        made += [] if suited else [sizes]
+    assert len(made) <= 12
 
 
 def test_a_pass_computes_the_same_on_tensors_that_others_were_copied_into() -> None:
     """What a recorded pass relies on: all that it reads is in its flat tensors."""
     scorer = ResponseScorer(tiny_llama(3), "packed")
-    first, second = (filled(pass_of(scorer, rows(40, seed))) for seed in (0, 0))
-    assert shape_of(first) == shape_of(second)
-    second = over(second, {dtype: flat.clone() for dtype, flat in flat_of(second, torch.device("cpu")).items()})
-    second.weights.mul_(3.0)
-    second.texts.batch.ids.copy_((second.texts.batch.ids + 1) % 30)
+    both = [pass_of(scorer, rows(40, seed)) for seed in (0, 1)]
+    sizes = PassSizes.of(both[0]).covering([PassSizes.of(both[1])])
+    first, second = (filled(given, sizes) for given in both)
     loss = PairLoss(scorer, OBJECTIVE, support_weight=0.5)
     expected = [tensor.detach() for tensor in loss(second)]
     flats = flat_of(first, torch.device("cpu"))
