@@ -18,13 +18,13 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from bench.device import GIB, wait_for, wall_clock
+from bench.device import GIB, wall_clock
 from bench.limits import SHEET_FLOPS, real_tokens, training_flops
 from bench.ratio import assert_same
 from bench.reward_step import RewardStage, TrlSteps, reference_log_probs
@@ -44,7 +44,7 @@ SHAPES = {
     "7b-quarter": replace(SEVEN, layers=8),
 }
 """By what people call them; the last has a quarter of the layers, where the whole model is too long a wait."""
-SEED = 1
+SEED, RATE = 1, 1e-4
 
 
 def card(chosen: argparse.Namespace) -> dict[str, float]:
@@ -68,13 +68,58 @@ def card(chosen: argparse.Namespace) -> dict[str, float]:
 
 
 def step(chosen: argparse.Namespace) -> dict[str, float]:
-    """Pairs a second: TRL's steps, ours with recorded passes, ours without, ours compiled."""
+    """Steps a second of TRL and of ours: as they are run, without recorded passes (eager), with compiled layers."""
     shape = replace(SHAPES[chosen.shape], device=chosen.device)
     rows = rows_of(chosen, shape.vocabulary, chosen.pairs * chosen.steps)
     base = reference_log_probs(shape, rows)
+    work = training_flops(shape, rows, adapters=not chosen.full)
+    found, losses = {"real tokens a pair": real_tokens(rows) / len(rows)}, []
+    for side in chosen.sides:
+        run = side_of(side, shape, rows, base, chosen)
+        began = time.perf_counter()
+        run(3)
+        first = time.perf_counter() - began
+        if chosen.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        seconds, loss = timed(run, chosen)
+        losses.append(loss)
+        own = {
+            "seconds of the first three steps": first,
+            "ms a step": 1e3 * seconds / chosen.steps,
+            "pairs/s": len(rows) / seconds,
+            "MFU": work / seconds / SHEET_FLOPS,
+            "loss": loss,
+        }
+        if chosen.device == "cuda":
+            own["GiB"] = torch.cuda.max_memory_allocated() / GIB
+        print(json.dumps({"side": side, **own}), file=sys.stderr, flush=True)
+        if chosen.profile and side != "trl":
+            print(profiled(run), file=sys.stderr, flush=True)
+        found |= {f"{side}: {name}": value for name, value in own.items()}
+        del run
+    for loss in losses:
+        assert_same(losses[0], loss, shape.tolerance)
+    if "trl" in chosen.sides:
+        found |= {f"{one} / trl": found[f"{one}: pairs/s"] / found["trl: pairs/s"] for one in chosen.sides}
+    return found
+
+
+Run = Callable[[int], float]
+"""So many steps from the same weights. -> their mean loss at the end"""
+
+
+def side_of(
+    side: str, shape: Shape, rows: Sequence[PairRow], base: dict[Any, float], chosen: argparse.Namespace
+) -> Run:
+    """The steps of one side, on a model of its own."""
+    policy, adapters = shape.trained(1, not chosen.full), not chosen.full
+    if side == "trl":
+        batches = [order.tolist() for order in minibatches(len(rows), chosen.steps, chosen.pairs, SEED)]
+        peer, weights = TrlSteps(policy, rows, base, RATE), trained_weights(policy)
+        return lambda steps: peer.run(weights, batches[:steps])
     settings = FitSettings(
         steps=chosen.steps,
-        learning_rate=1e-4,
+        learning_rate=RATE,
         batch_pairs=chosen.pairs,
         micro_pairs=chosen.micro,
         support=SupportConfig(weight=0.0),
@@ -83,71 +128,26 @@ def step(chosen: argparse.Namespace) -> dict[str, float]:
         schedule="constant",
     )
     stage = RewardStage(shape, rows, FrozenColumns(base, {}), settings)
-    work, found = (
-        training_flops(shape, rows, adapters=not chosen.full),
-        {"real tokens a pair": real_tokens(rows) / len(rows)},
-    )
-    batches = [order.tolist() for order in minibatches(len(rows), chosen.steps, chosen.pairs, SEED)]
-    losses = {}
-    for side in chosen.sides:
-        policy = shape.trained(1, not chosen.full)
-        if side == "trl":
-            peer = TrlSteps(policy, rows, base, settings.learning_rate)
-            weights = trained_weights(policy)
-            run: Callable[[int], float] = lambda steps, p=peer, w=weights: p.run(w, batches[:steps])  # type: ignore[misc]
-        else:
-            engines.MOST_PARAMETERS = 0 if side == "eager" else 10**12
-            most = {
-                steps: replace_steps(stage, steps).steps_of(policy, not chosen.full, side == "compiled")
-                for steps in (3, chosen.steps)
-            }
-            run = lambda steps, m=most: m[steps]()  # type: ignore[misc]
-        began = time.perf_counter()
-        run(3)
-        wait_for(chosen.device)
-        found[f"{side}: seconds of the first three steps"] = time.perf_counter() - began
-        if chosen.device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        clock = wall_clock(chosen.device)
-        made: list[float] = []
-        seconds = clock(lambda: made.append(run(chosen.steps)))
-        losses[side] = made[0]
-        found |= {
-            f"{side}: ms a step": 1e3 * seconds / chosen.steps,
-            f"{side}: pairs/s": len(rows) / seconds,
-            f"{side}: MFU": work / seconds / SHEET_FLOPS,
-            f"{side}: loss": made[0],
-        }
-        if chosen.device == "cuda":
-            found[f"{side}: GiB"] = torch.cuda.max_memory_allocated() / GIB
-        if chosen.profile and side != "trl":
-            print(profiled(lambda: run(3)), file=sys.stderr, flush=True)
-        print(
-            json.dumps({"side": side} | {k: v for k, v in found.items() if k.startswith(side)}),
-            file=sys.stderr,
-            flush=True,
-        )
-        del policy, run
-        engines.MOST_PARAMETERS = 1_500_000_000
-    for side, loss in losses.items():
-        assert_same(losses[chosen.sides[0]], loss, shape.tolerance)
-    if "trl" in losses:
-        found |= {
-            f"{side} / trl": found[f"{side}: pairs/s"] / found["trl: pairs/s"] for side in losses if side != "trl"
-        }
-    return found
+    made = stage.steps_of(policy, adapters, side == "compiled")
+
+    def ours(steps: int) -> float:
+        engines.MOST_PARAMETERS = 0 if side == "eager" else 10**12
+        return made(steps)
+
+    return ours
 
 
-def replace_steps(stage: RewardStage, steps: int) -> RewardStage:
-    return replace(stage, settings=stage.settings.model_copy(update={"steps": steps}))
+def timed(run: Run, chosen: argparse.Namespace) -> tuple[float, float]:
+    """Seconds of all steps, and their loss."""
+    losses: list[float] = []
+    return wall_clock(chosen.device)(lambda: losses.append(run(chosen.steps))), losses[0]
 
 
-def profiled(call: Callable[[], object]) -> str:
+def profiled(run: Run) -> str:
     """Where a few steps spend the device's time."""
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    ) as seen:
-        call()
+    kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=kinds) as seen:
+        run(3)
     return str(seen.key_averages().table(sort_by="self_cuda_time_total", row_limit=25, max_name_column_width=70))
 
 
@@ -162,19 +162,15 @@ def features(chosen: argparse.Namespace) -> dict[str, float]:
     model = ScoreModel(shape.build(0).model, "reward", bias=True).to(device=chosen.device, dtype=shape.dtype)
     texts = list(dict.fromkeys(texts_of(rows)))
     score_rows = [ScoreRow(row.prompt, row.chosen, row.rejected) for row in rows]
-    found: dict[str, float] = {
-        "texts": float(len(texts)),
-        "tokens a text": float(np.mean([len(p) + len(a) for p, a in texts])),
-    }
+    found = {"texts": float(len(texts)), "tokens a text": sum(len(p) + len(a) for p, a in texts) / len(texts)}
     clock = wall_clock(chosen.device)
     known: dict[Any, Any] = {}
     for name in ("first", "second"):
         with tempfile.TemporaryDirectory() as folder:
-            seconds = clock(lambda: known.update(features_of(model, texts, Path(folder), lambda _: None)))
-            found[f"{name} pass: texts/s"] = len(texts) / seconds
-    found["head: seconds"] = clock(
-        lambda: fit_head(model, known, score_rows[: len(rows) * 3 // 4], score_rows[len(rows) * 3 // 4 :])
-    )
+            read = partial(features_of, model, texts, Path(folder), lambda _: None)
+            found[f"{name} pass: texts/s"] = len(texts) / clock(lambda read=read: known.update(read()))
+    most = len(rows) * 3 // 4
+    found["head: seconds"] = clock(lambda: fit_head(model, known, score_rows[:most], score_rows[most:]))
     return found
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -31,13 +32,18 @@ class PassSizes(NamedTuple):
     """Tokens of a line."""
     words: int
     """Supported words of a response token, of the one with the most."""
+    places: int
+    """Lines that a token of the row is in, of the one with the most."""
 
     @classmethod
     def of(cls, given: PairPass) -> PassSizes:
         batch, support = given.texts.batch, given.texts.support
         assert isinstance(batch, PackedBatch)
         words = 0 if support is None else support.word.shape[1]
-        return cls(len(batch), batch.ids.shape[1], len(batch.target), batch.lines.gather.shape[1], words)
+        lines = batch.lines
+        return cls(
+            len(batch), batch.ids.shape[1], len(batch.target), lines.gather.shape[1], words, lines.places.shape[1]
+        )
 
     def suits(self, other: PassSizes) -> bool:
         """Whether the other's texts fit in, without computing much for nothing."""
@@ -46,9 +52,10 @@ class PassSizes(NamedTuple):
     def covering(self, others: Iterable[PassSizes]) -> PassSizes:
         """Sizes, somewhat rounded up, that hold this pass and those of the others that are about as large."""
         near = [self, *(other for other in others if other._near(self))]
-        tokens, responses, longest, words = (max(column) for column in list(zip(*near, strict=True))[1:])
+        tokens, responses, longest, words, places = (max(column) for column in list(zip(*near, strict=True))[1:])
+        filled_words = _up(words, 16) if words else 0
         return PassSizes(
-            self.texts, _up(tokens, 256), _up(responses, 128), _up(longest, 32), _up(words, 16) if words else 0
+            self.texts, _up(tokens, 256), _up(responses, 128), _up(longest, 32), filled_words, max(places, 2)
         )
 
     def _near(self, other: PassSizes) -> bool:
@@ -80,11 +87,18 @@ def _filled_row(batch: PackedBatch, sizes: PassSizes) -> PackedBatch:
     def response(column: Tensor, value: int = 0) -> Tensor:
         return pad(column, (0, sizes.responses - len(column)), value=value)
 
+    def place(column: Tensor) -> Tensor:
+        # counted in longer lines
+        return torch.where(
+            column < 0, -1, column.div(longest, rounding_mode="floor") * sizes.longest + column % longest
+        )
+
     gather = pad(lines.gather, (0, sizes.longest - longest, 0, sizes.texts - count))
+    more = (0, sizes.places - lines.places.shape[1], 0, sizes.tokens - len(lines.places))
     return PackedBatch(
         ids=row(batch.ids),
         positions=row(batch.positions),
-        lines=Lines(gather, row(lines.line), row(lines.column)),
+        lines=Lines(gather, row(place(lines.own)), pad(place(lines.places), more, value=-1)),
         slot=response(batch.slot),
         predictor=response(batch.predictor),
         text=response(batch.text, sizes.texts),

@@ -66,9 +66,13 @@ class PassGraphs:
         """The kernels of a pass; recording computes nothing."""
         read = {dtype: flat.to(self._device, non_blocking=True) for dtype, flat in flats.items()}
         kernels = torch.cuda.CUDAGraph()
-        # other threads of the process (metrics, progress) may use the device meanwhile
-        with torch.cuda.graph(kernels, pool=self._memory, stream=self._stream, capture_error_mode="thread_local"):
+        torch.cuda.synchronize(self._device)
+        # without torch.cuda.graph, which collects garbage first: a second. Other threads may use the device meanwhile.
+        kernels.capture_begin(pool=self._memory, capture_error_mode="thread_local")
+        try:
             said = run(over(given, read))
+        finally:
+            kernels.capture_end()
         return _Graph(read, said, kernels)
 
     @staticmethod
