@@ -67,6 +67,8 @@ class PassGraphs:
         read = {dtype: flat.to(self._device, non_blocking=True) for dtype, flat in flats.items()}
         kernels = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self._device)
+        # a recording has memory of its own: what the pass before it left behind would be held a second time
+        torch.cuda.empty_cache()
         # without torch.cuda.graph, which collects garbage first: a second. Other threads may use the device meanwhile.
         kernels.capture_begin(pool=self._memory, capture_error_mode="thread_local")
         try:

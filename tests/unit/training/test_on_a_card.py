@@ -77,7 +77,9 @@ def test_the_host_reads_nothing_within_a_step_and_launches_do_not_grow_with_the_
     assert few.reads == many.reads == 0
     assert few.writes == many.writes == 2, "whole numbers and real ones: one copy each"
     assert few.launches == many.launches
-    atomic = [name for name in many.kernels if name in ("index_add_", "index_put", "_index_put_impl_", "index_backward")]
+    atomic = [
+        name for name in many.kernels if name in ("index_add_", "index_put", "_index_put_impl_", "index_backward")
+    ]
     # the sums over an answer's tokens, and gradients of embeddings: none within a layer
     assert sum(many.kernels[name] for name in atomic) <= 4
 
