@@ -41,7 +41,7 @@ class TorchEngine:
         self._masters: dict[Tensor, Tensor] = {}
         if self._all_masters is not None:
             self._masters = dict(zip(narrow, _parts(self._all_masters, narrow), strict=True))
-        self._trainable = [parameter for parameter in parameters if parameter not in self._masters]
+        self._trainable: list[Tensor] = [p for p in parameters if p not in self._masters]
         self._trainable += [] if self._all_masters is None else [self._all_masters]
         self._gradients: dict[Tensor, Tensor] = {}
         for parameter in self._masters:
