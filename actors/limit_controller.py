@@ -24,6 +24,7 @@ from actors.calls import Answerer, AnsweringActor, Handle
 from actors.placement import beside_driver
 from pddpo_ray.errors import PddpoError, UserError
 from pddpo_ray.integrations.answer_scores import AnswerScores, Asked, Scored
+from pddpo_ray.integrations.schedule import NO_SCHEDULE, Schedule
 from pddpo_ray.limits.sources import fingerprint
 
 WAITING = 64
@@ -39,6 +40,7 @@ class LimitSettings:
     """Hash of what stands in the limits: a file may have been edited since the actor read it."""
     journal: Path
     answers_a_step: int
+    schedule: Schedule
 
 
 class LimitControllerActor(AnsweringActor):
@@ -56,8 +58,8 @@ class LimitControllerActor(AnsweringActor):
         actor's own."""
         if settings != self._settings:
             raise UserError(
-                f"the limits of {self._settings.journal} were begun with another file, another text of it or another"
-                " answers_a_step; make them equal in all workers, or name another journal"
+                f"the limits of {self._settings.journal} were begun with another file, another text of it, another"
+                " schedule or answers_a_step; make them equal in all workers, or name another journal"
             )
         with self._measuring:
             self._opened()
@@ -92,7 +94,9 @@ class LimitControllerActor(AnsweringActor):
         """Opened at the first need and not at the start, so that what is wrong reaches who asks in its own words."""
         if self._owner is None:
             own = self._settings
-            self._owner = AnswerScores(own.limits, journal=own.journal, answers_a_step=own.answers_a_step)
+            self._owner = AnswerScores(
+                own.limits, journal=own.journal, answers_a_step=own.answers_a_step, schedule=own.schedule
+            )
             if not self._restarted:
                 self._owner.forget_unfinished()
         return self._owner
@@ -111,18 +115,19 @@ class SharedLimits(Handle[LimitControllerActor]):
         *,
         journal: str | Path,
         answers_a_step: int,
+        schedule: Schedule = NO_SCHEDULE,
         deadline_s: float = 600.0,
         start_deadline_s: float = 300.0,
         restarts: int = 3,
     ) -> None:
-        """Starts the actor or finds it. `limits` and `journal` as for `AnswerScores`; `answers_a_step` are all answers
-        of a step of the trainer: prompts times answers to each."""
+        """Starts the actor or finds it. `limits`, `journal` and `schedule` as for `AnswerScores`; `answers_a_step` are
+        all answers of a step of the trainer: prompts times answers to each."""
         if not ray.is_initialized():
             raise UserError(
                 "Ray does not run in this process; SharedLimits belongs into the file that verl or OpenRLHF loads in"
                 " its workers"
             )
-        settings = _settings(limits, Path(journal).resolve(), answers_a_step)
+        settings = _settings(limits, Path(journal).resolve(), answers_a_step, schedule)
         name = f"pddpo/limits/{settings.journal}"
         actor = (
             ray.remote(LimitControllerActor)
@@ -156,11 +161,13 @@ class SharedLimits(Handle[LimitControllerActor]):
         return self._answerer.ask("its multipliers", LimitControllerActor.multipliers)
 
 
-def _settings(limits: Mapping[str, Any] | str | Path, journal: Path, answers_a_step: int) -> LimitSettings:
+def _settings(
+    limits: Mapping[str, Any] | str | Path, journal: Path, answers_a_step: int, schedule: Schedule
+) -> LimitSettings:
     """Paths are whole: the actor may have another working folder. Raises UserError for a file that is not there."""
     if isinstance(limits, Mapping):
-        return LimitSettings(limits, fingerprint(repr(limits)), journal, answers_a_step)
+        return LimitSettings(limits, fingerprint(repr(limits)), journal, answers_a_step, schedule)
     path = Path(limits).resolve()
     if not path.is_file():
         raise UserError(f"{path} does not exist; give a file with `limits:` in it")
-    return LimitSettings(path, fingerprint(path.read_bytes()), journal, answers_a_step)
+    return LimitSettings(path, fingerprint(path.read_bytes()), journal, answers_a_step, schedule)

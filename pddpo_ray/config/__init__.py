@@ -16,6 +16,7 @@ from pddpo_ray.config.dual import (
     NewtonRule,
     PidRule,
     ProjectedRule,
+    StepwiseRule,
 )
 from pddpo_ray.config.feedback import (
     AskedPeople,
@@ -111,6 +112,7 @@ __all__ = [
     "ScorerTrainingConfig",
     "ScratchReferenceConfig",
     "SmallModelConfig",
+    "StepwiseRule",
     "StoredScorerConfig",
     "Strict",
     "SupportConfig",

@@ -68,6 +68,14 @@ class PidRule(Strict):
     """Gain on the rise of the residual."""
 
 
+class StepwiseRule(Strict):
+    """Proportional and integral parts of the excess in standard deviations: what limits inside another trainer move by
+    unless they say otherwise (docs/integrations.md)."""
+
+    kind: Literal["stepwise"] = "stepwise"
+    """Tag of this variant."""
+
+
 class FixedRule(Strict):
     """No ascent: the multiplier stays at `first`."""
 
@@ -87,6 +95,7 @@ ANYTIME = RuleKind(f"{MAKERS}:anytime", AnytimeRule)
 NEWTON = RuleKind(f"{MAKERS}:newton", NewtonRule)
 LOG = RuleKind(f"{MAKERS}:log", LogRule)
 PID = RuleKind(f"{MAKERS}:pid", PidRule)
+STEPWISE = RuleKind(f"{MAKERS}:stepwise", StepwiseRule)
 FIXED = RuleKind(f"{MAKERS}:fixed", FixedRule)
 
 
@@ -119,9 +128,9 @@ def _installed_rules() -> list[type[InstalledRule]]:
 
 
 if TYPE_CHECKING:
-    DualRule = ProjectedRule | AnytimeRule | NewtonRule | LogRule | PidRule | FixedRule | InstalledRule
+    DualRule = ProjectedRule | AnytimeRule | NewtonRule | LogRule | PidRule | StepwiseRule | FixedRule | InstalledRule
 else:
-    SHIPPED_RULES = ProjectedRule | AnytimeRule | NewtonRule | LogRule | PidRule | FixedRule
+    SHIPPED_RULES = ProjectedRule | AnytimeRule | NewtonRule | LogRule | PidRule | StepwiseRule | FixedRule
     DualRule = Annotated[reduce(or_, _installed_rules(), SHIPPED_RULES), Field(discriminator="kind")]
 
 

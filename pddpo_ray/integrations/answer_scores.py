@@ -20,14 +20,16 @@ import json
 import math
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol
 
 from pddpo_ray.errors import UserError
-from pddpo_ray.integrations.controller import LimitController
+from pddpo_ray.integrations.controller import LimitController, Value
 from pddpo_ray.integrations.journal_lines import whole_lines
+from pddpo_ray.integrations.schedule import NO_SCHEDULE, Schedule
+from pddpo_ray.limits.sources import Unmeasured
 from pddpo_ray.storage.whole_files import write_whole
 from pddpo_ray.theory.running_scores import Running, next_running, running_scores
 
@@ -53,10 +55,21 @@ class Scored:
     """By answer, in the order of the request."""
 
     scores: list[float]
-    values: dict[str, list[float | None]]
+    values: dict[str, list[Value]]
     """Each limit's measure, in its own unit."""
     multipliers: dict[str, float]
     """Those that the scores were made with."""
+
+    @property
+    def figures(self) -> dict[str, list[float]]:
+        """By answer, for a trainer's log: `limit/NAME`, NaN where there is no number; `missing/NAME`, 1 where the limit
+        could not be measured; `multiplier/NAME`."""
+        found: dict[str, list[float]] = {}
+        for name, own in self.values.items():
+            found[f"limit/{name}"] = [value if isinstance(value, float) else math.nan for value in own]
+            found[f"missing/{name}"] = [float(isinstance(value, Unmeasured)) for value in own]
+            found[f"multiplier/{name}"] = [self.multipliers[name]] * len(own)
+        return found
 
 
 class Scorer(Protocol):
@@ -97,8 +110,15 @@ def asked_for(
 class AnswerScores:
     """Scores of answers under limits, and the multipliers behind them. One process owns it."""
 
-    def __init__(self, limits: Mapping[str, Any] | str | Path, *, journal: Path, answers_a_step: int) -> None:
-        """`limits` as for `LimitController`; `journal` is made, or gone on with.
+    def __init__(
+        self,
+        limits: Mapping[str, Any] | str | Path,
+        *,
+        journal: Path,
+        answers_a_step: int,
+        schedule: Schedule = NO_SCHEDULE,
+    ) -> None:
+        """`limits` and `schedule` as for `LimitController`; `journal` is made, or gone on with.
 
         Raises UserError as it does, and where one of the two files lies there without the other.
         """
@@ -111,7 +131,7 @@ class AnswerScores:
         if (begun and not journal.is_file()) or (not begun and len(whole_lines(journal)) > 1):
             here, gone = (self._file, journal) if begun else (journal, self._file)
             raise UserError(f"{here} is there and {gone} is not: they belong together; bring it, or name a new journal")
-        self._controller = LimitController(limits, journal=journal)
+        self._controller = LimitController(limits, journal=journal, schedule=schedule)
         self._step = 0
         self._reward, self._costs = Running(), {name: Running() for name in self._controller.names}
         self._counted: list[dict[str, Any]] = []
@@ -157,7 +177,9 @@ class AnswerScores:
         self._counted, self._answers, self._given = [], 0, {}
         self._write([])
 
-    def _scored(self, asked: Asked, values: dict[str, list[float | None]]) -> Scored:
+    def _scored(self, asked: Asked, measured: dict[str, list[Value]]) -> Scored:
+        # the files have numbers and kinds of reasons; a reason itself may quote the answer
+        values = {name: [_without_text(value) for value in own] for name, own in measured.items()}
         costs = {name: self._controller.costs(name, own) for name, own in values.items()}
         multipliers = self.multipliers
         scores = running_scores(asked.rewards, costs, multipliers, self._reward, self._costs)
@@ -172,7 +194,7 @@ class AnswerScores:
         return scored
 
     def _count(self, line: dict[str, Any]) -> None:
-        self._given[line["id"]] = Scored(**line["scored"])
+        self._given[line["id"]] = _read_scored(line)
         self._counted.append(line)
         self._answers += len(line["groups"])
         if self._answers >= self._answers_a_step:
@@ -181,9 +203,8 @@ class AnswerScores:
     def _move(self) -> None:
         """The journal has the step before the other file forgets it: a kill in between repeats it, to the same end."""
         groups = _joined(one["groups"] for one in self._counted)
-        values = {
-            name: _joined(one["scored"]["values"][name] for one in self._counted) for name in self._controller.names
-        }
+        counted = [self._given[one["id"]] for one in self._counted]
+        values = {name: _joined(one.values[name] for one in counted) for name in self._controller.names}
         marks = _joined(one["marks"] for one in self._counted)
         self._controller.observe(values, groups, step=self._step, answers=marks)
         self._reward = next_running(self._reward, _joined(one["rewards"] for one in self._counted), groups)
@@ -193,7 +214,7 @@ class AnswerScores:
         }
         self._step += 1
         done, self._counted, self._answers = self._counted, [], 0
-        self._given = {one["id"]: Scored(**one["scored"]) for one in done}
+        self._given = {one["id"]: _read_scored(one) for one in done}
         self._write(done)
         self._controller.warn()
 
@@ -210,7 +231,7 @@ class AnswerScores:
         self._controller.rewind(self._step)
         before = [line for line in lines if line["step"] < self._step]
         now = [line for line in lines if line["step"] == self._step]
-        self._given = {line["id"]: Scored(**line["scored"]) for line in before}
+        self._given = {line["id"]: _read_scored(line) for line in before}
         # what a kill tore off is gone from the file before more is written behind it
         write_whole(self._file, "".join(json.dumps(line) + "\n" for line in (head, *before, *now)))
         for line in now:
@@ -230,6 +251,20 @@ def _reward(value: Any) -> float | None:
     if not isinstance(number, Real):
         raise UserError(f"the helpful function gave {value!r} for an answer; it gives a number, or None for no number")
     return float(number) if math.isfinite(float(number)) else None
+
+
+def _without_text(value: Value) -> Value:
+    return Unmeasured(value.kind, value.abstained) if isinstance(value, Unmeasured) else value
+
+
+def _read_scored(line: Mapping[str, Any]) -> Scored:
+    """From a line of the file, in which what is unmeasured is a dictionary."""
+    scored = Scored(**line["scored"])
+    values = {
+        name: [Unmeasured(**value) if isinstance(value, dict) else value for value in own]
+        for name, own in scored.values.items()
+    }
+    return replace(scored, values=values)
 
 
 def _mark(text: str) -> str:

@@ -5,8 +5,9 @@
     controller.observe(values, groups=prompts, step=0)     # moves every multiplier once
     controller.multipliers                                 # {"length": 0.41}: weights of the costs
 
-A cost is weighed per standard deviation within its group (`step_dual`). What a source could not measure is counted and
-left out of the mean; a step in which a limit has no number moves nothing of it.
+A cost is weighed per standard deviation within its group. An answer that a source could not measure counts as the worst
+that the limit's bounds allow, in the estimate that moves the multiplier and in the cost that the trainer weighs, and is
+counted by its reason. Where no bound is known it counts for nothing, and the log asks for one.
 """
 
 from __future__ import annotations
@@ -14,23 +15,31 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pddpo_ray.errors import UserError
+from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.integrations.journal_lines import append_line, whole_lines
+from pddpo_ray.integrations.schedule import NO_SCHEDULE, Schedule, first_multipliers
+from pddpo_ray.limits.check import sets_of
 from pddpo_ray.limits.reading import StatedLimit
-from pddpo_ray.limits.sources import Answer, Source, Unmeasured, fingerprint
-from pddpo_ray.records import Array
+from pddpo_ray.limits.sources import Answer, Source, Unmeasured, ask, fingerprint
+from pddpo_ray.records import Array, CostEstimate
 from pddpo_ray.scoring.limit_sources import limits_given
-from pddpo_ray.theory.step_dual import StepLimit, StepState, next_state
+from pddpo_ray.theory.dual import DualState, Fixed
+from pddpo_ray.theory.matrix_dual import ascend_all, within_covariance
+from pddpo_ray.theory.step_scores import compared_groups
 
 logger = logging.getLogger(__name__)
-FORMAT = 1
+FORMAT = 2
+Value = float | Unmeasured | None
+"""A limit's measure of one answer, in its own unit; None: the answer is not of the limit's prompt set."""
+WARMUP = "the multiplier stands still in the trainer's first steps"
 MOSTLY = 0.5
 """A step whose answers are empty in a larger share, or of which one text is a larger share, is called collapsed."""
 
@@ -40,26 +49,48 @@ class Observed:
     """What a step's answers said about one limit, in the limit's own unit."""
 
     estimate: float | None
-    """Mean of the measured values; None: no answer had a number."""
+    """Mean of the values, missing ones as the worst; None: no answer counted."""
     multiplier: float
     n: int
-    failed: int
+    """Answers that were measured."""
+    missing: Mapping[str, int]
+    """Answers that could not be measured, by kind of reason."""
     silent: float
     """Share of groups whose answers all cost the same: none of them says in which direction to go."""
+
+    @property
+    def missing_share(self) -> float:
+        """Of the answers of the limit's prompt set."""
+        return sum(map(self.share_missing_by, self.missing))
+
+    def share_missing_by(self, reason: str) -> float:
+        """Of the answers of the limit's prompt set, those without a number for this kind of reason."""
+        return self.missing[reason] / (self.n + sum(self.missing.values())) if reason in self.missing else 0.0
+
+    @property
+    def why(self) -> str:
+        """`2 was cut off, 1 abstained`"""
+        return ", ".join(f"{count} {kind}" for kind, count in self.missing.items())
 
 
 class LimitController:
     """Multipliers of limits on means and rates, moved once a step. One process owns it."""
 
-    def __init__(self, limits: Mapping[str, Any] | str | Path, *, journal: Path | None = None) -> None:
+    def __init__(
+        self,
+        limits: Mapping[str, Any] | str | Path,
+        *,
+        journal: Path | None = None,
+        schedule: Schedule = NO_SCHEDULE,
+    ) -> None:
         """`limits` are a file's path, or what stands under `limits:` in one. `journal` is a file of JSON lines that is
         made, or gone on with: the multipliers are then those of its last step.
 
         Raises UserError for a limit that a step's answers cannot measure, and for a journal of other limits.
         """
         self._opened = [(stated, _source_of(stated, source)) for stated, source in limits_given(limits)]
-        self._limits = [_step_limit(stated) for stated, _ in self._opened]
-        self._states = [StepState() for _ in self._limits]
+        self._schedule = schedule
+        self._first = self._state = first_multipliers([stated for stated, _ in self._opened], schedule)
         self._collapsed = False
         self._last: dict[str, Observed] = {}
         self._told: list[str] = []
@@ -69,11 +100,12 @@ class LimitController:
 
     @property
     def names(self) -> list[str]:
-        return [limit.name for limit in self._limits]
+        return [stated.limit.name for stated, _ in self._opened]
 
     @property
     def multipliers(self) -> dict[str, float]:
-        return {limit.name: state.multiplier for limit, state in zip(self._limits, self._states, strict=True)}
+        """Prices: weights of costs per standard deviation within their groups."""
+        return {state.name: state.price for state in self._state.limits}
 
     @property
     def observed(self) -> Mapping[str, Observed]:
@@ -82,8 +114,8 @@ class LimitController:
 
     def measure(
         self, prompts: Sequence[str], answers: Sequence[str], rows: Sequence[Mapping[str, Any]] | None = None
-    ) -> dict[str, list[float | None]]:
-        """Each limit's measure of every answer. None: no number, or the row's `set` is not the limit's. -> by limit
+    ) -> dict[str, list[Value]]:
+        """Each limit's measure of every answer. -> by limit
 
         `rows` hold what else is known of each answer: `set`, `reference`, columns of a data set.
         """
@@ -94,14 +126,18 @@ class LimitController:
         ]
         return {stated.limit.name: _values(stated, source, asked) for stated, source in self._opened}
 
-    def costs(self, name: str, values: Sequence[float | None]) -> list[float | None]:
-        """Measured values as costs, of which less is better: those of `at_least` are turned round."""
-        limit = next(stated.limit for stated, _ in self._opened if stated.limit.name == name)
-        return [None if value is None else limit.cost(value) for value in values]
+    def costs(self, name: str, values: Sequence[Value]) -> list[float | None]:
+        """Values as costs, of which less is better: those of `at_least` are turned round. What could not be measured
+        costs the worst that there is; None where no bound is known, and outside the limit's prompt set."""
+        limit = self._stated(name).limit
+        return [
+            limit.worst_cost if _why_missing(value) else limit.cost(value) if isinstance(value, float | int) else None
+            for value in values
+        ]
 
     def observe(
         self,
-        values: Mapping[str, Sequence[float | None]],
+        values: Mapping[str, Sequence[Value]],
         groups: Sequence[Hashable],
         *,
         step: int,
@@ -109,47 +145,48 @@ class LimitController:
     ) -> Mapping[str, Observed]:
         """Moves every multiplier by the values of a step's answers, and journals it. `groups` [n] says which answers
         are of one prompt; `answers` [n] are looked at for a collapse alone. -> by limit
+
+        Raises RunError where more answers could not be measured than the limit's `failed` allows; nothing moves then.
         """
-        found: dict[str, Observed] = {}
-        moved = []
-        for limit, state in zip(self._limits, self._states, strict=True):
-            costs = self.costs(limit.name, values[limit.name])
-            known = np.array([np.nan if cost is None else cost for cost in costs], dtype=np.float64)
-            some, own = np.isfinite(known), values[limit.name]
-            silent = _silent_share(known, groups)
-            if some.any():
-                mean, deviation = float(known[some].mean()), float(known[some].std())
-                state = next_state(limit, state, mean, deviation, spread=silent < 1.0)
-            measured = [value for value in own if value is not None and math.isfinite(value)]
-            estimate = float(np.mean(measured)) if measured else None
-            found[limit.name] = Observed(estimate, state.multiplier, len(measured), int((~some).sum()), silent)
-            moved.append(state)
-        self._states, self._last = moved, found
+        missing = {name: self._missing(name, values[name]) for name in self.names}
+        seen = {name: _estimate(name, self.costs(name, values[name]), groups) for name in self.names}
+        estimates = [estimate for estimate, _ in seen.values() if estimate is not None]
+        self._state = self._after(self._state, estimates, step)
+        found = {}
+        for (stated, _), (name, (estimate, silent)) in zip(self._opened, seen.items(), strict=True):
+            n = sum(value is not None for value in values[name]) - missing[name].total()
+            mean = None if estimate is None else stated.limit.cost(estimate.value)
+            reasons = dict(missing[name].most_common())
+            found[name] = Observed(mean, self.multipliers[name], n, reasons, silent)
+        self._last = found
         self._collapsed = answers is not None and _collapsed(answers)
         if self._journal is not None:
-            states = {limit.name: asdict(state) for limit, state in zip(self._limits, moved, strict=True)}
-            seen = {name: asdict(one) for name, one in found.items()}
-            append_line(self._journal, {"step": step, "states": states, "observed": seen, "collapsed": self._collapsed})
+            told = {name: asdict(one) for name, one in found.items()}
+            line = {"step": step, "estimates": [asdict(one) for one in estimates], "observed": told}
+            append_line(self._journal, {**line, "collapsed": self._collapsed})
         return found
 
     def messages(self) -> list[str]:
         """What a person should know about the last step; empty where there is nothing."""
         lines = ["the answers have collapsed: most are empty or one and the same text"] if self._collapsed else []
-        for limit, state in zip(self._limits, self._states, strict=True):
-            seen = self._last.get(limit.name)
+        for state in self._state.limits:
+            seen = self._last.get(state.name)
             if seen is None:
                 continue
-            if seen.n == 0:
-                lines.append(f"{limit.name}: no answer of the step could be measured; its multiplier stands")
+            if count := sum(seen.missing.values()):
+                known = self._stated(state.name).limit.worst_cost is not None
+                as_what = "which count as the worst" if known else "which count for nothing until `bounds` are stated"
+                lines.append(f"{state.name}: no number for {count} of {seen.n + count} answers ({seen.why}), {as_what}")
+            if seen.estimate is None:
+                lines.append(f"{state.name}: no answer of the step counted; its multiplier stands")
             elif seen.silent == 1.0 and state.multiplier > 0.0:
                 lines.append(
-                    f"{limit.name}: in every group all answers cost the same, so that no gradient can lower it; sample"
+                    f"{state.name}: in every group all answers cost the same, so that no gradient can lower it; sample"
                     " hotter, or more answers to each prompt"
                 )
-            elif state.multiplier >= limit.upper:
-                lines.append(
-                    f"{limit.name}: the multiplier is at its upper end {limit.upper:g}: it may not be reachable"
-                )
+            elif state.multiplier >= state.upper and not isinstance(state.rule, Fixed):
+                upper = state.upper * state.scale
+                lines.append(f"{state.name}: the multiplier is at its upper end {upper:g}: it may not be reachable")
         return lines
 
     def warn(self) -> None:
@@ -162,31 +199,56 @@ class LimitController:
 
     def rewind(self, step: int) -> None:
         """Goes back to what was known before `step` was observed: a checkpoint of that step is gone on with."""
-        states = [StepState() for _ in self._limits]
+        before: list[Mapping[str, Any]] = []
         if self._journal is not None:
             before = [line for line in _steps_that_count(whole_lines(self._journal)[1:]) if line["step"] < step]
-            states = self._read_states(before[-1]) if before else states
             append_line(self._journal, {"rewound": step})
-        self._states, self._last = states, {}
+        self._state, self._last = self._replayed(before), {}
 
     def _open(self, journal: Path) -> None:
-        mark = fingerprint(*(f"{stated.where} {stated.limit} {source.version}" for stated, source in self._opened))
+        states = zip(self._opened, self._first.limits, strict=True)
+        about = [f"{stated.where} {stated.limit} {source.version} {state}" for (stated, source), state in states]
+        mark = fingerprint(*about, str(self._schedule.warmup_steps))
         lines = whole_lines(journal)
         if not lines:
             journal.parent.mkdir(parents=True, exist_ok=True)
             append_line(journal, {"format": FORMAT, "limits": mark, "names": self.names})
             return
+        if lines[0].get("format") != FORMAT:
+            raise UserError(f"{journal} was begun with another version of pddpo-ray; name another file")
         if lines[0].get("limits") != mark:
             raise UserError(
-                f"{journal} is the journal of other limits; name another file, or give the limits that it began with"
+                f"{journal} is the journal of other limits, or of limits that moved by another rule; name another file,"
+                " or give the limits that it began with"
             )
         _drop_torn(journal, lines)
-        steps = _steps_that_count(lines[1:])
-        if steps:
-            self._states = self._read_states(steps[-1])
+        self._state = self._replayed(_steps_that_count(lines[1:]))
 
-    def _read_states(self, line: Mapping[str, Any]) -> list[StepState]:
-        return [StepState(**line["states"][limit.name]) for limit in self._limits]
+    def _replayed(self, lines: Sequence[Mapping[str, Any]]) -> DualState:
+        """The multipliers after these steps of the journal."""
+        state = self._first
+        for line in lines:
+            state = self._after(state, [CostEstimate(**one) for one in line["estimates"]], line["step"])
+        return state
+
+    def _after(self, state: DualState, estimates: Sequence[CostEstimate], step: int) -> DualState:
+        held = {one.constraint: WARMUP for one in estimates} if step < self._schedule.warmup_steps else {}
+        return ascend_all(state, estimates, held=held)[0]
+
+    def _stated(self, name: str) -> StatedLimit:
+        return next(stated for stated, _ in self._opened if stated.limit.name == name)
+
+    def _missing(self, name: str, values: Sequence[Value]) -> Counter[str]:
+        """How many of a step's answers could not be measured, by kind of reason. Raises RunError for too many."""
+        kinds = Counter(why for value in values if (why := _why_missing(value)))
+        allowed, asked = self._stated(name).asking.failed, sum(value is not None for value in values)
+        if allowed is not None and kinds.total() > allowed * asked:
+            why = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+            raise RunError(
+                f"limit {name}: no number for {kinds.total()} of {asked} answers of a step ({why}), more than the"
+                f" {100 * allowed:g} % that may fail; repair the source or raise `failed`"
+            )
+        return kinds
 
 
 def _source_of(stated: StatedLimit, source: Source | None) -> Source:
@@ -194,8 +256,6 @@ def _source_of(stated: StatedLimit, source: Source | None) -> Source:
     kind = stated.limit.quantity.kind
     if kind not in ("mean", "rate"):
         raise UserError(f"{stated.where}: a limit inside another trainer is a `mean` or a `rate`; got `{kind}`")
-    if stated.dual is not None:
-        raise UserError(f"{stated.where}: inside another trainer a multiplier moves at every step; leave `dual` out")
     if source is None or stated.asks_people:
         who = stated.source.kind if source is None else "people"
         raise UserError(
@@ -205,38 +265,47 @@ def _source_of(stated: StatedLimit, source: Source | None) -> Source:
     return source
 
 
-def _step_limit(stated: StatedLimit) -> StepLimit:
-    limit = stated.limit
-    between = limit.cost_range
-    span = None if between is None else between[1] - between[0]
-    rate = limit.quantity.kind == "rate" and between == (0.0, 1.0)
-    return StepLimit(limit.name, limit.cost_limit, rate, span)
-
-
-def _values(stated: StatedLimit, source: Source, answers: Sequence[Answer]) -> list[float | None]:
-    """None where there is no number, and for answers outside the limit's prompt set."""
+def _values(stated: StatedLimit, source: Source, answers: Sequence[Answer]) -> list[Value]:
+    """None for answers outside the limit's prompt set. `failed` is about a step, which may be many calls."""
     over = stated.limit.quantity.over
-    own = [index for index, answer in enumerate(answers) if over is None or _of_set(answer, over)]
-    values: list[float | None] = [None] * len(answers)
-    for start in range(0, len(own), source.batch):
-        part = own[start : start + source.batch]
-        for index, value in zip(part, source.values([answers[index] for index in part]), strict=True):
-            values[index] = None if isinstance(value, Unmeasured) else value
+    own = [index for index, answer in enumerate(answers) if over is None or over in sets_of(answer)]
+    asking = replace(stated.asking, answers=None, failed=None)
+    measured = ask(stated.limit.name, source, [answers[index] for index in own], asking)
+    values: list[Value] = [None] * len(answers)
+    for index, value in zip(own, measured.values, strict=True):
+        values[index] = value
     return values
 
 
-def _of_set(answer: Answer, over: str) -> bool:
-    named = answer.row.get("set")
-    return over in named if isinstance(named, list) else over == named
+def _why_missing(value: Value) -> str | None:
+    """The kind of reason for which an answer has no number; None: it has one, or was not asked for."""
+    if isinstance(value, Unmeasured):
+        return value.kind
+    return None if value is None or math.isfinite(value) else f"gave {value}"
+
+
+def _estimate(
+    name: str, costs: Sequence[float | None], groups: Sequence[Hashable]
+) -> tuple[CostEstimate | None, float]:
+    """The mean cost of a step's answers, None without any, and the share of groups that say nothing. [n], [n]"""
+    known = [(cost, group) for cost, group in zip(costs, groups, strict=True) if cost is not None]
+    if not known:
+        return None, 1.0
+    own, company = np.array([cost for cost, _ in known]), compared_groups([group for _, group in known])
+    silent = _silent_share(own, company)
+    within = float(within_covariance(own[:, None], company)[0, 0]) if silent < 1.0 else 0.0
+    error = float(own.std()) / math.sqrt(len(own))
+    mean = float(own.mean())
+    return CostEstimate(mean, error, len(own), 1, "cost_model", name, within_variance=within), silent
 
 
 def _silent_share(costs: Array, groups: Sequence[Hashable]) -> float:
-    """Share of groups with a number whose numbers are all equal; 1 where no group has one. [n], [n]"""
+    """Share of groups of two and more whose costs are all equal. [n], [n]"""
     of_group: dict[Hashable, list[float]] = {}
-    for group, cost in zip(groups, costs, strict=True):
-        if math.isfinite(cost):
-            of_group.setdefault(group, []).append(float(cost))
-    return float(np.mean([max(own) == min(own) for own in of_group.values()])) if of_group else 1.0
+    for group, cost in zip(groups, costs.tolist(), strict=True):
+        of_group.setdefault(group, []).append(cost)
+    several = [own for own in of_group.values() if len(own) > 1]
+    return float(np.mean([max(own) == min(own) for own in several])) if several else 1.0
 
 
 def _collapsed(answers: Sequence[str]) -> bool:

@@ -47,7 +47,7 @@ def limited(
     None: whatever looks like one.
 
     It gives `rewards`, the scores under the limits; `scores`, what `helpful` gave, for OpenRLHF's dynamic filtering;
-    and in `extra_logs` `limit/NAME` and `multiplier/NAME`. What could not be measured is NaN. All are [n].
+    and in `extra_logs` `limit/NAME`, `missing/NAME` and `multiplier/NAME`. What has no number is NaN. All are [n].
     """
 
     demand_plain(helpful)
@@ -63,9 +63,7 @@ def limited(
         asked = asked_for(prompts, answers, _listed(told["rewards"]), [row(label) for label in labels])
         scores = _listed(told["scores"]) if told.get("scores") is not None else asked.rewards
         scored = limits.score(asked)
-        logs = dict(told.get("extra_logs") or {})
-        logs |= {f"limit/{name}": _tensor(own) for name, own in scored.values.items()}
-        logs |= {f"multiplier/{name}": _tensor([one] * len(answers)) for name, one in scored.multipliers.items()}
+        logs = dict(told.get("extra_logs") or {}) | {name: _tensor(own) for name, own in scored.figures.items()}
         return {"rewards": _tensor(scored.scores), "scores": _tensor(scores), "extra_logs": logs}
 
     return reward_func

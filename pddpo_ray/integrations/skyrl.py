@@ -27,8 +27,8 @@ def limited(environment: type[Any], limits: Scorer) -> type[Any]:
     """A class like `environment`, a subclass of skyrl_gym's BaseTextEnv, whose episodes are scored under the limits.
 
     Its `extras`, the columns of the data set, are the row of limits (`set`, `reference`, and a `split` other than
-    "train" for what moves no multiplier). `get_metrics` has `helpful`, `limit/NAME` and `multiplier/NAME` too; what
-    could not be measured is left out.
+    "train" for what moves no multiplier). `get_metrics` has `helpful`, `limit/NAME`, `missing/NAME` and
+    `multiplier/NAME` too; what has no number is left out.
     """
 
     class Limited(environment):  # type: ignore[misc]
@@ -60,7 +60,5 @@ def limited(environment: type[Any], limits: Scorer) -> type[Any]:
 
 
 def _figures(earned: float, scored: Scored) -> dict[str, float]:
-    values = {f"limit/{name}": own[0] for name, own in scored.values.items()}
-    weights = {f"multiplier/{name}": one for name, one in scored.multipliers.items()}
-    named = {"helpful": earned, **values, **weights}
-    return {name: value for name, value in named.items() if value is not None and math.isfinite(value)}
+    named = {"helpful": earned, **{name: own[0] for name, own in scored.figures.items()}}
+    return {name: value for name, value in named.items() if math.isfinite(value)}

@@ -29,7 +29,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from pddpo_ray.errors import UserError
 from pddpo_ray.integrations.answer_scores import demand_plain
-from pddpo_ray.integrations.controller import LimitController
+from pddpo_ray.integrations.controller import LimitController, Value
+from pddpo_ray.integrations.schedule import NO_SCHEDULE, Schedule
 from pddpo_ray.integrations.turns import answer_text, prompt_text
 from pddpo_ray.theory.step_scores import step_scores
 
@@ -43,11 +44,14 @@ AGGREGATION = "normalize_then_sum"
 class _Limited(TrainerCallback):
     """The controller of a trainer, and the callback that takes it back to a checkpoint. One per trainer."""
 
-    def __init__(self, limits: Mapping[str, Any] | str | Path, *, journal: Path | None = None) -> None:
+    def __init__(
+        self, limits: Mapping[str, Any] | str | Path, *, journal: Path | None = None, schedule: Schedule = NO_SCHEDULE
+    ) -> None:
         """As `LimitController`. Every process of a distributed trainer has one; the first one writes the journal."""
-        self._limits, self._file = limits, journal
-        self._controller = LimitController(limits)
+        self._limits, self._file, self._schedule = limits, journal, schedule
+        self._controller = LimitController(limits, schedule=schedule)
         self._trainer: Any = None
+        self._reasons: dict[str, set[str]] = {}
 
     @property
     def controller(self) -> LimitController:
@@ -63,12 +67,12 @@ class _Limited(TrainerCallback):
         _demand_questions(trainer.train_dataset)
         self._trainer = trainer
         if self._file is not None and trainer.accelerator.is_main_process:
-            self._controller = LimitController(self._limits, journal=self._file)
+            self._controller = LimitController(self._limits, journal=self._file, schedule=self._schedule)
         trainer.add_callback(self)
 
     def _measured(
         self, prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]
-    ) -> dict[str, list[float | None]]:
+    ) -> dict[str, list[Value]]:
         rows = [
             {key: column[index] for key, column in columns.items() if _is_column(column, len(prompts))}
             for index in range(len(prompts))
@@ -85,7 +89,7 @@ class _Limited(TrainerCallback):
 
         return list(gather_object(rows))
 
-    def _observe(self, values: Mapping[str, list[float | None]], groups: list[Any], texts: list[str]) -> None:
+    def _observe(self, values: Mapping[str, list[Value]], groups: list[Any], texts: list[str]) -> None:
         self._controller.observe(values, groups, step=self._trainer.state.global_step, answers=texts)
         self._controller.warn()
 
@@ -93,15 +97,20 @@ class _Limited(TrainerCallback):
         """What stands in the trainer's log beside its own figures."""
         found: dict[str, float] = {}
         for name, seen in self._controller.observed.items():
+            found |= {f"limits/{name}/missing": seen.missing_share, f"limits/{name}/multiplier": seen.multiplier}
             if seen.estimate is not None:
-                found |= {f"limits/{name}/estimate": seen.estimate, f"limits/{name}/multiplier": seen.multiplier}
+                found[f"limits/{name}/estimate"] = seen.estimate
+            self._reasons.setdefault(name, set()).update(seen.missing)
+            # a reason that was seen once is logged from then on, or its mean would be over the steps that have it
+            for reason in self._reasons[name]:
+                found[f"limits/{name}/missing/{reason}"] = seen.share_missing_by(reason)
         return found
 
 
 class LimitedRewards(_Limited):
     """The reward functions of limits, and the callback that keeps their weights, in TRL's GRPOTrainer."""
 
-    _values: Mapping[str, list[float | None]]
+    _values: Mapping[str, list[Value]]
 
     @property
     def reward_funcs(self) -> list[Callable[..., list[float | None]]]:
@@ -167,11 +176,11 @@ class LimitedScore(_Limited):
 
     def __init__(
         self, helpful: Callable[..., Sequence[float | None]], limits: Mapping[str, Any] | str | Path,
-        *, journal: Path | None = None,
+        *, journal: Path | None = None, schedule: Schedule = NO_SCHEDULE,
     ) -> None:  # fmt: skip
         """`helpful` is a reward function in TRL's form; the rest as `LimitController`."""
         demand_plain(helpful)
-        super().__init__(limits, journal=journal)
+        super().__init__(limits, journal=journal, schedule=schedule)
         self._helpful = helpful
 
     def attach(self, trainer: RLOOTrainer | OnlineDPOTrainer) -> None:

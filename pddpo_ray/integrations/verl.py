@@ -43,8 +43,9 @@ def limited(
     answer.
 
     The dictionary that it gives has, beside `score` and the figures of `helpful`, `helpful`, and for each limit
-    `limit/NAME` and `multiplier/NAME`; what could not be measured is NaN. Raises UserError for a coroutine function,
-    for one that verl's arguments cannot be handed to, and for data without a prompt or, where none is read, a group.
+    `limit/NAME`, `missing/NAME` and `multiplier/NAME`; what has no number is NaN. Raises UserError for a coroutine
+    function, for one that verl's arguments cannot be handed to, and for data without a prompt or, where none is read, a
+    group.
     """
     for file in files:
         _demand_question(_extra_info(Path(file)), prompt, str(file))
@@ -66,9 +67,8 @@ def limited(
         group = f"{data_source} {row.get(GROUP, text)}"
         asked = asked_for([text], [solution_str], [reward], [row], [group])
         scored = limits.score(asked)
-        values = {f"limit/{name}": _plain(own[0]) for name, own in scored.values.items()}
-        weights = {f"multiplier/{name}": one for name, one in scored.multipliers.items()}
-        return {**figures, "score": scored.scores[0], "helpful": _plain(asked.rewards[0]), **values, **weights}
+        own = {name: figure[0] for name, figure in scored.figures.items()}
+        return {**figures, "score": scored.scores[0], "helpful": _plain(asked.rewards[0]), **own}
 
     return compute_score
 

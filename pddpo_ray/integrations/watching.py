@@ -111,6 +111,8 @@ class LimitWatch(TrainerCallback):
         self._last = (step, found)
         figures = {}
         for one in found:
+            for reason, count in one.kinds.items():
+                figures[f"limits/{one.limit.name}/missing/{reason}"] = count / (one.n + one.failed)
             for name, amount in (("estimate", one.estimate), ("low", one.low), ("high", one.high)):
                 if amount is not None:
                     figures[f"limits/{one.limit.name}/{name}"] = float(amount.number)

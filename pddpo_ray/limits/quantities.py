@@ -169,6 +169,17 @@ class Limit:
         low, high = sorted((self.cost(self.quantity.low), self.cost(self.quantity.high)))
         return low, high
 
+    @property
+    def worst_cost(self) -> float | None:
+        """Highest cost of one answer, which one that could not be measured counts as; None where no bound is known."""
+        worst = self.quantity.low if self.at_least else self.quantity.high
+        return None if worst is None else self.cost(worst)
+
+    @property
+    def is_share(self) -> bool:
+        """Whether an expected cost is the probability that an answer breaks the limit's rule."""
+        return self.quantity.kind == "rate" and self.cost_range == (0.0, 1.0)
+
     def within(self, low: float, high: float) -> Limit:
         """The same limit on a measure whose bounds became known, e.g. tokens up to the longest answer of a run."""
         quantity = replace(self.quantity, low=low, high=high)

@@ -9,13 +9,7 @@ from functools import partial
 from typing import Any
 
 from pddpo_ray.algorithms.stages import AtOnce, Parts, Sizes
-from pddpo_ray.config import (
-    Config,
-    DualConfig,
-    InstalledRule,
-    LogRule,
-    NewtonRule,
-)
+from pddpo_ray.config import Config, DualConfig, NewtonRule
 from pddpo_ray.contracts import Due, Limits, Measure
 from pddpo_ray.errors import UserError
 from pddpo_ray.exploration.explorer import OptimisticExplorer
@@ -34,6 +28,7 @@ from pddpo_ray.loop.before import (
 )
 from pddpo_ray.loop.certificate_groups import SETS, demand_groups, sets_of_prompts
 from pddpo_ray.loop.cut_answers import watch_cut_answers
+from pddpo_ray.loop.dual_rules import first_state
 from pddpo_ray.loop.dual_step import DualController, LocalDual
 from pddpo_ray.loop.due_labels import DueLabels
 from pddpo_ray.loop.exploring import ExplorationController
@@ -60,7 +55,7 @@ from pddpo_ray.loop.scorecard import Scorecard, wanted_of
 from pddpo_ray.loop.scorer_fits import OF_METHOD, training_of
 from pddpo_ray.loop.scorer_gate import check_limits, check_scorers, held_limits
 from pddpo_ray.records import Array, Decoding, LabelledPair, Prompt, Response
-from pddpo_ray.registry import checked, code_of
+from pddpo_ray.registry import checked
 from pddpo_ray.rollout.delivery_check import DeliveryCheck
 from pddpo_ray.storage.merging import merge_versions
 from pddpo_ray.theory import dual as dual_rules
@@ -399,7 +394,8 @@ def dual_state(config: Config, backends: Backends, rounds: int, kept: Mapping[st
         about |= {"name": name, "margin": kept.get(name, 0.0)}
         bound = config.dual.cost_max if one is None else 0.5
         first = shared if settings.first is None else settings.first
-        states.append(_first_state(config, settings, rho, first, rounds, bound, **about))
+        about |= {"rate": one is not None and one.stated.limit.is_share, "bound": bound, "rounds": rounds}
+        states.append(first_state(settings, beta=config.beta, rho=rho, first=first, **about))
     return dual_rules.DualState(tuple(states))
 
 
@@ -410,20 +406,3 @@ def _rho(settings: DualConfig, backends: Backends) -> float:
             raise UserError("dual.rho must be given: without a world there is no oracle that states it")
         rho = backends.world.oracle.rho
     return rho
-
-
-def _first_state(
-    config: Config, settings: DualConfig, rho: float, first: float, rounds: int, bound: float, **limit: Any
-) -> dual_rules.LimitState:
-    """`bound`: how far costs lie from their centre at most, in scales. `limit` says what it is about."""
-    lower = settings.rule.floor if isinstance(settings.rule, LogRule) else settings.lower
-    distance = (limit["limit"] - limit.get("centre", 0.0)) / limit.get("scale", 1.0)
-    run = dual_rules.RuleContext(config.beta, rho, first, rounds, bound, distance)
-    own = settings.rule.settings if isinstance(settings.rule, InstalledRule) else settings.rule
-    rule: dual_rules.Rule = code_of("dual_rules", settings.rule.kind)(own, run)
-    try:
-        return dual_rules.limit_state(
-            rho=rho, rule=rule, first=first, lower=lower, upper=settings.upper, dead_band=settings.dead_band, **limit
-        )
-    except ValueError as error:
-        raise UserError(f"dual: {error}") from error

@@ -1,10 +1,48 @@
-"""The rules of the dual that ship, each made from its section of the recipe (`config.dual` names these functions)."""
+"""The first state of a multiplier, and the rules of the dual that ship, each made from its section of the recipe
+(`config.dual` names these functions)."""
 
 from __future__ import annotations
 
-from pddpo_ray.config import AnytimeRule, FixedRule, LogRule, NewtonRule, PidRule, ProjectedRule
+import math
+from typing import Any
+
+from pddpo_ray.config.dual import (
+    AnytimeRule,
+    DualConfig,
+    FixedRule,
+    InstalledRule,
+    LogRule,
+    NewtonRule,
+    PidRule,
+    ProjectedRule,
+    StepwiseRule,
+)
+from pddpo_ray.errors import UserError
+from pddpo_ray.registry import code_of
 from pddpo_ray.theory import dual
-from pddpo_ray.theory.dual import Rule, RuleContext
+from pddpo_ray.theory.dual import LimitState, Rule, RuleContext
+
+
+def first_state(
+    settings: DualConfig, *, beta: float, rho: float, first: float, rounds: int, bound: float, rate: bool = False,
+    **limit: Any,
+) -> LimitState:  # fmt: skip
+    """A multiplier before its first step. `bound`: how far costs lie from their centre at most, in scales, inf where
+    nobody knows. `limit` says what it is about, as `theory.dual.limit_state` takes it.
+
+    Raises UserError for bounds and a first value that exclude each other.
+    """
+    lower = settings.rule.floor if isinstance(settings.rule, LogRule) else settings.lower
+    distance = (limit["limit"] - limit.get("centre", 0.0)) / limit.get("scale", 1.0)
+    context = RuleContext(beta, rho, first, rounds, bound, distance, rate)
+    own = settings.rule.settings if isinstance(settings.rule, InstalledRule) else settings.rule
+    rule: Rule = code_of("dual_rules", settings.rule.kind)(own, context)
+    try:
+        return dual.limit_state(
+            rho=rho, rule=rule, first=first, lower=lower, upper=settings.upper, dead_band=settings.dead_band, **limit
+        )
+    except ValueError as error:
+        raise UserError(f"dual: {error}") from error
 
 
 def projected(settings: ProjectedRule, run: RuleContext) -> Rule:
@@ -27,6 +65,10 @@ def log(settings: LogRule, run: RuleContext) -> Rule:
 
 def pid(settings: PidRule, run: RuleContext) -> Rule:
     return dual.Pid(settings.proportional, settings.integral, settings.derivative)
+
+
+def stepwise(settings: StepwiseRule, run: RuleContext) -> Rule:
+    return dual.Stepwise(run.rate) if math.isfinite(run.cost_max) else dual.Stepwise(run.rate, floor=0.0)
 
 
 def fixed(settings: FixedRule, run: RuleContext) -> Rule:

@@ -24,6 +24,8 @@ from pddpo_ray.records import CostEstimate
 
 ROUNDS_AT_AN_END = 3
 """Rounds at an end of the interval after which the state says so in words."""
+SLOW = 0.98
+"""Decay of slow averages over the steps of a trainer."""
 
 
 class Rule(Protocol):
@@ -46,17 +48,21 @@ class RuleContext:
     """Multiplier of round 1."""
     rounds: int
     cost_max: float
-    """Costs lie at most so far from their centre, in scales of the measure."""
+    """Costs lie at most so far from their centre, in scales of the measure; inf: nobody knows."""
     limit: float
     """The limit d on the expected cost, from the centre and in scales of the measure."""
+    rate: bool = False
+    """Whether the cost is a share of answers, in [0, 1]."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What a rule remembers between steps (of those that ship PID alone uses it)."""
+    """What a rule remembers between steps (of those that ship PID and Stepwise use it)."""
 
     integral: float = 0.0
     previous_excess: float | None = None
+    deviation: float = 0.0
+    """Slow average of the standard deviation of the costs, in scales."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +174,44 @@ class Pid:
         rise = 0.0 if memory.previous_excess is None else max(excess - memory.previous_excess, 0.0)
         value = share * self.proportional * excess + total + share * self.derivative * rise
         return value, share * (self.proportional + self.integral), Memory(total, excess)
+
+
+@dataclass(frozen=True)
+class Stepwise:
+    """gain e + I with I = I + gain / horizon e: for trainers that take a step at a time and never solve a round.
+
+    e is the excess in standard deviations of the costs, kept inside +-2. The deviation is a slow average, at least
+    `floor`; of a rate it is sqrt(d (1 - d)).
+
+    Two time scales: the proportional part answers within a step, the integral within `horizon` steps. A policy-gradient
+    step of normalised advantages moves the measure about as fast as the price is off its balance, so that the measure
+    is an integral of the price: an integral part alone (dual ascent) then swings for ever, and the proportional part is
+    what damps it. While I stays inside the bounds, the mean of e over some steps is (I_end - I_begin) horizon / (gain
+    steps), which falls to 0: the measure's mean ends on the limit, whatever the gain. I is held where it could only
+    wind up: at the upper end, and where costs differ among the answers to no prompt, so that no gradient can follow.
+    """
+
+    rate: bool = False
+    floor: float = 0.02
+    """Least deviation, in scales; 0 where the scale is unknown."""
+    gain: float = 4.0
+    horizon: float = 40.0
+    """Steps. Both were chosen on a toy policy (tests/unit/math/test_stepwise.py), on no seed that its tests use."""
+
+    def next(self, limit: LimitState, estimate: CostEstimate) -> tuple[float, float, Memory]:
+        memory, share = limit.memory, max(1.0 - SLOW, 1.0 / (limit.steps + 1))
+        newest = estimate.standard_error * math.sqrt(estimate.responses) / limit.scale
+        deviation = (1.0 - share) * memory.deviation + share * newest
+        if self.rate and 0.0 < limit.limit < 1.0:
+            unit = math.sqrt(limit.limit * (1.0 - limit.limit))
+        else:
+            unit = max(deviation, self.floor) or 1.0
+        gain, excess = self.gain * stale_share(estimate.rounds_late), limit.excess(estimate) / unit
+        pushed, upper = gain * min(max(excess, -2.0), 2.0), limit.upper * limit.scale
+        winds_up = memory.integral + pushed >= upper or estimate.within_variance == 0.0
+        integral = memory.integral if winds_up and pushed > 0 else memory.integral + pushed / self.horizon
+        integral = min(max(integral, limit.lower * limit.scale), upper)
+        return integral + pushed, gain * (1.0 + 1.0 / self.horizon) / unit, Memory(integral, None, deviation)
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pddpo_ray.records import Array
-from pddpo_ray.theory.step_dual import SLOW
-from pddpo_ray.theory.step_scores import numbers, within_groups
+from pddpo_ray.theory.dual import SLOW
+from pddpo_ray.theory.step_scores import compared_groups, numbers, within_groups
 
 
 @dataclass(frozen=True)
@@ -32,18 +32,17 @@ class Running:
 
 
 def next_running(running: Running, values: Sequence[float | None], groups: Sequence[Hashable]) -> Running:
-    """After a step with these values. Without a number nothing changes. Where no group has two numbers, all answers
-    are one group: a trainer that draws one answer to a prompt. [n], [n]
-    """
+    """After a step with these values. Without a number nothing changes. [n], [n]"""
     known = numbers(values)
     some = np.isfinite(known)
     if not some.any():
         return running
-    deviations = within_groups(known, groups if _in_company(some, groups) else [0] * len(known))
+    known, measured = known[some], [group for group, here in zip(groups, some, strict=True) if here]
+    deviations = within_groups(known, compared_groups(measured))
     share = max(1.0 - SLOW, 1.0 / (running.steps + 1))
     return Running(
-        mean=(1.0 - share) * running.mean + share * float(known[some].mean()),
-        square=(1.0 - share) * running.square + share * float(np.square(deviations[some]).mean()),
+        mean=(1.0 - share) * running.mean + share * float(known.mean()),
+        square=(1.0 - share) * running.square + share * float(np.square(deviations).mean()),
         steps=running.steps + 1,
     )
 
@@ -71,9 +70,3 @@ def running_scores(
 def _distances(values: Sequence[float | None], running: Running) -> Array:
     """[n] -> [n]"""
     return np.nan_to_num(numbers(values) - running.mean)
-
-
-def _in_company(some: Array, groups: Sequence[Hashable]) -> bool:
-    """Whether any group has two numbers. [n], [n]"""
-    measured = [group for group, here in zip(groups, some, strict=True) if here]
-    return len(set(measured)) < len(measured)

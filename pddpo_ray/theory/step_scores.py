@@ -24,7 +24,7 @@ def step_scores(
 ) -> Array:
     """Scores of a batch. What has no number is at its group's mean; without spread there is nothing to add. [n] -> [n]
 
-    `costs` and `multipliers` are by limit.
+    `costs` and `multipliers` are by limit. An answer that could not be measured comes with the worst cost, not without.
     """
     scores = _in_spreads(rewards, groups)
     for name, multiplier in multipliers.items():
@@ -37,6 +37,12 @@ def numbers(values: Sequence[float | None]) -> Array:
     known = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
     known[~np.isfinite(known)] = np.nan
     return known
+
+
+def compared_groups(groups: Sequence[Hashable]) -> list[Hashable]:
+    """The groups of answers with numbers; where none has two, all are one group: of a trainer that draws one answer to
+    a prompt. [n] -> [n]"""
+    return list(groups) if len(set(groups)) < len(groups) else [0] * len(groups)
 
 
 def within_groups(known: Array, groups: Sequence[Hashable]) -> Array:

@@ -75,7 +75,7 @@ def steps_of(folder: Path) -> dict[int, dict[str, float]]:
     """Multipliers of the last time that each step was taken."""
     lines = [json.loads(line) for line in (folder / "limits.jsonl").read_text().splitlines()]
     return {
-        line["step"]: {name: state["multiplier"] for name, state in line["states"].items()}
+        line["step"]: {name: state["multiplier"] for name, state in line["observed"].items()}
         for line in lines
         if "step" in line
     }

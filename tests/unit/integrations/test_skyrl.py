@@ -49,7 +49,13 @@ def test_the_last_reward_is_the_score_under_the_limits(tmp_path: Path) -> None:
     assert environment.__name__ == "LimitedTurns"
     env, first = episode(environment, LONG, each=1.0)
     assert (first["reward"], first["done"]) == (1.0, True)
-    assert env.get_metrics() == {"turns_left": 0, "helpful": 1.0, "limit/length": 8.0, "multiplier/length": 0.0}
+    assert env.get_metrics() == {
+        "turns_left": 0,
+        "helpful": 1.0,
+        "limit/length": 8.0,
+        "missing/length": 0.0,
+        "multiplier/length": 0.0,
+    }
     assert episode(environment, SHORT, each=3.0)[1]["reward"] == 3.0
     weight = limits.multipliers["length"]
     assert weight > 0
@@ -85,7 +91,7 @@ def test_an_environment_of_skyrls_own_is_made_by_its_registry(tmp_path: Path) ->
             env = gym.make("limited-gsm8k", env_config=None, extras=extras)
             assert env.init(ASKED)[0] == ASKED
             rewards.append(env.step(answer)["reward"])
-            assert set(env.get_metrics()) == {"helpful", "limit/length", "multiplier/length"}
+            assert set(env.get_metrics()) == {"helpful", "limit/length", "missing/length", "multiplier/length"}
             env.close()
         assert rewards == [1.0, 0.0]
         assert limits.step == 1

@@ -37,7 +37,7 @@ def test_a_score_carries_the_limits_and_the_figures_say_why(tmp_path: Path) -> N
     limits = owner(tmp_path)
     compute_score = limited(helpful, limits)
     first = compute_score(data_source="pans", solution_str=LONG, ground_truth="1", extra_info=dict(ROW))
-    assert first == {"score": 1.0, "helpful": 1.0, "limit/length": 8.0, "multiplier/length": 0.0}
+    assert first == {"score": 1.0, "helpful": 1.0, "limit/length": 8.0, "missing/length": 0.0, "multiplier/length": 0.0}
     assert compute_score("pans", SHORT, "3", dict(ROW))["score"] == 3.0
     weight = limits.multipliers["length"]
     second = compute_score("pans", LONG, "4", dict(ROW))

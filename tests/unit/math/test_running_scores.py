@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from pddpo_ray.theory.running_scores import Running, next_running, running_scores
-from pddpo_ray.theory.step_dual import StepLimit, StepState, next_state
 from pddpo_ray.theory.step_scores import step_scores
-from tests.unit.math.test_step_dual import LENGTHS, SETTINGS, z_scores
+from tests.unit.math.test_stepwise import LENGTHS, SETTINGS, limited, next_state, z_scores
 
 GROUPS = ["a", "a", "b", "b"]
 
@@ -71,14 +70,13 @@ def test_with_the_batchs_own_spread_differences_are_those_of_whole_groups() -> N
 
 
 def toy_policy(limits: tuple[float, float], *, seed: int, rate: float, steps: int = 500) -> np.ndarray:
-    """The policy of `toy_grpo` (test_step_dual.py), scored answer by answer under the multipliers of the step before;
+    """The policy of `toy_grpo` (test_stepwise.py), scored answer by answer under the multipliers of the step before;
     advantages are GRPO's, of the scores alone. -> [steps, 2], exact mean length and probability of the act
     """
     random, groups = np.random.default_rng(seed), [index // 8 for index in range(128)]
     logits, act, told = np.zeros(32), math.log(0.3 / 0.7), []
-    held = {"length": StepLimit("length", limits[0], False, 32.0), "act": StepLimit("act", limits[1], True, 1.0)}
-    states, of_reward = dict.fromkeys(held, StepState()), Running()
-    of_costs = dict.fromkeys(held, Running())
+    states = {"length": limited("length", limits[0], 32.0), "act": limited("act", limits[1], 1.0, rate=True)}
+    of_reward, of_costs = Running(), dict.fromkeys(states, Running())
     for _ in range(steps):
         shares = np.exp(logits - logits.max())
         shares /= shares.sum()
@@ -88,11 +86,11 @@ def toy_policy(limits: tuple[float, float], *, seed: int, rate: float, steps: in
         lengths = LENGTHS[drawn].astype(float)
         rewards = (0.1 * lengths + acted + random.normal(0.0, 0.3, 128)).tolist()
         costs = {"length": lengths.tolist(), "act": acted.tolist()}
-        weights = {name: state.multiplier for name, state in states.items()}
+        weights = {name: state.price for name, state in states.items()}
         advantage = z_scores(running_scores(rewards, costs, weights, of_reward, of_costs).reshape(16, 8)).ravel()
         for name, own in costs.items():
             spread = bool((np.reshape(own, (16, 8)).std(axis=1) > 0).any())
-            states[name] = next_state(held[name], states[name], np.mean(own), np.std(own), spread=spread)
+            states[name] = next_state(states[name], np.mean(own), np.std(own), spread=spread)
             of_costs[name] = next_running(of_costs[name], own, groups)
         of_reward = next_running(of_reward, rewards, groups)
         logits += 8.0 * rate * (np.bincount(drawn, advantage, 32) / 128 - shares * advantage.mean())

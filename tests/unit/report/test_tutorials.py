@@ -105,6 +105,6 @@ def test_the_script_for_trl_runs_with_a_tiny_model_and_its_weights_move(
     (tmp_path / "answers.jsonl").write_text("".join(json.dumps(one) + "\n" for one in answers))
     (check,) = commands("tutorials/with-trl.md")
     assert "refuses" in ran(tmp_path, check)
-    states = [step["states"] for step in steps if "states" in step]
+    states = [step["observed"] for step in steps if "observed" in step]
     assert set(states[-1]) == {"length", "refuses"}
     assert states[-1]["length"]["multiplier"] > 0
