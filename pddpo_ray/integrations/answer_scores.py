@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import logging
 import math
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +26,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol
 
-from pddpo_ray.errors import UserError
+from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.integrations.controller import LimitController, Value
 from pddpo_ray.integrations.journal_lines import whole_lines
 from pddpo_ray.integrations.schedule import NO_SCHEDULE, Schedule
@@ -33,6 +34,7 @@ from pddpo_ray.limits.sources import Unmeasured
 from pddpo_ray.storage.whole_files import write_whole
 from pddpo_ray.theory.running_scores import Running, next_running, running_scores
 
+logger = logging.getLogger(__name__)
 TRAINING = "train"
 
 
@@ -234,8 +236,12 @@ class AnswerScores:
         self._given = {line["id"]: _read_scored(line) for line in before}
         # what a kill tore off is gone from the file before more is written behind it
         write_whole(self._file, "".join(json.dumps(line) + "\n" for line in (head, *before, *now)))
-        for line in now:
-            self._count(line)
+        try:
+            for line in now:
+                self._count(line)
+        except RunError as problem:  # too many of the step could not be measured, by a source that may work by now
+            logger.warning("%s; the step begins again", problem)
+            self.forget_unfinished()
 
 
 def answers_file(journal: Path) -> Path:

@@ -27,6 +27,7 @@ from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.integrations.journal_lines import append_line, whole_lines
 from pddpo_ray.integrations.schedule import NO_SCHEDULE, Schedule, first_multipliers
 from pddpo_ray.limits.check import sets_of
+from pddpo_ray.limits.quantities import Limit
 from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.limits.sources import Answer, Source, Unmeasured, ask, fingerprint
 from pddpo_ray.records import Array, CostEstimate
@@ -130,10 +131,7 @@ class LimitController:
         """Values as costs, of which less is better: those of `at_least` are turned round. What could not be measured
         costs the worst that there is; None where no bound is known, and outside the limit's prompt set."""
         limit = self._stated(name).limit
-        return [
-            limit.worst_cost if _why_missing(value) else limit.cost(value) if isinstance(value, float | int) else None
-            for value in values
-        ]
+        return [None if value is None else _cost(limit, value) for value in values]
 
     def observe(
         self,
@@ -275,6 +273,10 @@ def _values(stated: StatedLimit, source: Source, answers: Sequence[Answer]) -> l
     for index, value in zip(own, measured.values, strict=True):
         values[index] = value
     return values
+
+
+def _cost(limit: Limit, value: float | Unmeasured) -> float | None:
+    return limit.worst_cost if isinstance(value, Unmeasured) or not math.isfinite(value) else limit.cost(float(value))
 
 
 def _why_missing(value: Value) -> str | None:

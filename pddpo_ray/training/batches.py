@@ -79,14 +79,19 @@ def pair_tokens(row: PairRow) -> int:
     return len(row.prompt) + len(row.chosen) + len(row.rejected)
 
 
-def micro_batches(batch: np.ndarray, lengths: Sequence[int], ranks: int, limit: Limit) -> list[list[np.ndarray]]:
+def micro_batches(
+    batch: np.ndarray, lengths: Sequence[int], ranks: int, limit: Limit, groups: Sequence[object] | None = None
+) -> list[list[np.ndarray]]:
     """The rows of a minibatch by rank and micro-batch. -> per rank as many micro-batches as on every other (some empty)
 
     Ranks get equally many rows (one more at most) and nearly equally many tokens. Where a rank's share is more than one
-    pass may hold, it is cut into passes of rows of similar length; where it is not, it stays as it was drawn.
+    pass may hold, it is cut into passes of rows of similar length; where it is not, it stays as it was drawn. Rows of
+    one of the `groups` [rows of the batch] follow each other in the cut, so that a pass computes their answers once.
     """
     shares = [np.arange(len(batch))] if ranks == 1 else _balanced(lengths, ranks)
-    cut = [_cut(share, lengths, limit) for share in shares]
+    numbers = {group: number for number, group in enumerate(dict.fromkeys(groups or ()))}
+    group = None if groups is None else [numbers[one] for one in groups]
+    cut = [_cut(share, lengths, limit, group) for share in shares]
     passes = max(map(len, cut))
     nothing = np.empty(0, dtype=np.int64)
     return [[batch[part] for part in parts] + [batch[nothing]] * (passes - len(parts)) for parts in cut]
@@ -102,14 +107,18 @@ def _balanced(lengths: Sequence[int], ranks: int) -> list[np.ndarray]:
     return [np.sort(np.array(hand, dtype=np.int64)) for hand in hands]
 
 
-def _cut(share: np.ndarray, lengths: Sequence[int], limit: Limit) -> list[np.ndarray]:
+def _cut(share: np.ndarray, lengths: Sequence[int], limit: Limit, group: Sequence[int] | None) -> list[np.ndarray]:
     pairs = limit.pairs or len(share)
     tokens = float("inf") if limit.tokens is None else limit.tokens
     if len(share) <= pairs and sum(lengths[index] for index in share) <= tokens:
         return [share]
     parts: list[list[int]] = []
     held = 0
-    for index in sorted(share.tolist(), key=lambda index: (lengths[index], index)):
+    group = range(len(lengths)) if group is None else group
+    longest: dict[int, int] = {}
+    for index in share:
+        longest[group[index]] = max(lengths[index], longest.get(group[index], 0))
+    for index in sorted(share.tolist(), key=lambda index: (longest[group[index]], group[index], lengths[index], index)):
         if not parts or len(parts[-1]) == pairs or held + lengths[index] > tokens:
             parts.append([])
             held = 0

@@ -194,7 +194,7 @@ def _accumulate(
     pairs = len(batch) * mean_weight
     tokens = float(sum(len(rows[i].chosen) + len(rows[i].rejected) for i in batch))
     sums = []
-    passes = micro_batches(batch, [pair_tokens(rows[i]) for i in batch], engine.shard.ranks, limit)
+    passes = _passes(engine, objective, rows, batch, limit)
     for part in passes[engine.shard.rank]:
         # A rank that has run out of rows repeats one with weight zero: every rank takes part in every collective.
         empty = len(part) == 0
@@ -206,6 +206,14 @@ def _accumulate(
         engine.backward(loss)
         sums.append(scale * said / said.new_tensor([pairs, pairs, tokens, pairs, pairs]))
     return torch.stack(sums).sum(0)
+
+
+def _passes(
+    engine: Engine, objective: Objective, rows: Sequence[PairRow], batch: np.ndarray, limit: Limit
+) -> list[list[np.ndarray]]:
+    """The rows of a batch by rank and pass; pairs of the same measured answers stay together."""
+    groups = [rows[i].prompt for i in batch] if objective.values else None
+    return micro_batches(batch, [pair_tokens(rows[i]) for i in batch], engine.shard.ranks, limit, groups)
 
 
 def _copy(engine: Engine) -> dict[str, Tensor]:
@@ -226,7 +234,7 @@ def _look(
     """Mean loss and accuracy of the pairs that were kept apart."""
     weight = sum(rows[i].weight for i in apart)
     sums = []
-    passes = micro_batches(apart, [pair_tokens(rows[i]) for i in apart], engine.shard.ranks, limit)
+    passes = _passes(engine, objective, rows, apart, limit)
     for part in passes[engine.shard.rank]:
         chosen = part if len(part) else apart[:1]
         margins = [objective.margins[i] for i in chosen] if objective.margins else None

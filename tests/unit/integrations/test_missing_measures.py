@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from pddpo_ray.errors import RunError
 from pddpo_ray.integrations import openrlhf, skyrl, verl
 from pddpo_ray.integrations.answer_scores import AnswerScores, answers_file, asked_for
 
@@ -113,6 +114,19 @@ def test_what_is_missing_survives_a_kill_as_missing(tmp_path: Path) -> None:
     assert [again.score(asked) for asked in requests] == expected
     assert again.multipliers == unbroken.multipliers
     assert LONG not in answers_file(tmp_path / "limits.jsonl").read_text()
+
+
+def test_a_step_with_too_many_missing_ends_there_and_begins_again_once_the_source_works(tmp_path: Path) -> None:
+    limits = {"longer": {**LIMITS["longer"], "failed": "25 %"}}
+    journal = tmp_path / "limits.jsonl"
+    begun = AnswerScores(limits, journal=journal, answers_a_step=2)
+    begun.score(asked_for(["a"], [LONG], [1.0], [{}]))
+    with pytest.raises(RunError, match=f"longer: no number for 1 of 2 answers of a step .1 {WHY}., more than the 25 %"):
+        begun.score(asked_for(["a"], [SHORT], [1.0], [REFERENCE]))
+    again = AnswerScores(limits, journal=journal, answers_a_step=2)
+    for answer in (LONG, SHORT):
+        again.score(asked_for(["a"], [answer], [1.0], [REFERENCE]))
+    assert again.step == 1
 
 
 def test_grpos_functions_cost_the_worst(tmp_path: Path) -> None:

@@ -115,6 +115,33 @@ def test_the_example_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     assert steps_of(tmp_path / "out")[0]["length"] > 0
 
 
+def test_a_source_that_fails_for_some_answers_costs_them_the_worst_and_the_log_counts_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from pddpo_ray.integrations.trl import LimitedRewards
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "failing.py").write_text(
+        "def words(prompt, response, row):\n    count = len(response.split())\n    return 1 / 0 if count % 2 else 0.5\n"
+    )
+    stated = {"half": {"mean": {"function": "failing:words"}, "at_most": 0.6, "bounds": [0, 3]}}
+    limits = LimitedRewards(stated, journal=tmp_path / "limits.jsonl")
+    trainer = trainer_of(tmp_path, limits, 2)
+    limits.attach(trainer)
+    trainer.train()
+    steps = [json.loads(line) for line in (tmp_path / "limits.jsonl").read_text().splitlines()]
+    seen = [line["observed"]["half"] for line in steps if "observed" in line]
+    assert len(seen) == 2
+    for step, entry in zip(seen, trainer.state.log_history[:2], strict=True):
+        (kind, missing), measured = next(iter(step["missing"].items())), step["n"]
+        assert kind == "raised ZeroDivisionError"
+        assert missing + measured == 8
+        assert step["estimate"] == pytest.approx((0.5 * measured + 3.0 * missing) / 8)
+        assert entry["rewards/limit_half/mean"] == pytest.approx(-step["estimate"])
+        assert entry["limits/half/missing"] == entry[f"limits/half/missing/{kind}"] == missing / 8
+    assert any("which count as the worst" in record.getMessage() for record in caplog.records)
+
+
 def test_a_trainer_that_is_not_set_up_for_limits_is_refused(tmp_path: Path) -> None:
     limits = limited(tmp_path / "one")
     with pytest.raises(UserError, match='limits need "normalize_then_sum"'):

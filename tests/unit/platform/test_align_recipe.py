@@ -9,8 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from pddpo_ray.cli.main import app
-from pddpo_ray.config import load
+from pddpo_ray.config import NoWorldConfig, load
 from pddpo_ray.errors import UserError
+from pddpo_ray.plan.memory import ModelShape, trainer_bytes
 from tests.support.scorer_rows import rows_of_words, write_rows
 from tests.support.tiny_language_model import save_policy
 
@@ -118,3 +119,22 @@ def test_the_recipes_are_listed_and_planned(tmp_path: Path) -> None:
 def test_what_a_recipe_needs_decides_no_number(tmp_path: Path) -> None:
     config = load("align", given(tmp_path))
     assert config.model_copy(update={"needs": {}}).digest() == config.digest()
+
+
+@pytest.mark.parametrize(("recipe", "prompt", "answer"), [("align", 256, 256), ("smollm2", 96, 96)])
+def test_a_model_of_135_million_parameters_fits_an_ordinary_machine(
+    recipe: str, prompt: int, answer: int, tmp_path: Path
+) -> None:
+    """Batches of 48 pairs at once would take 38 GiB under `align`."""
+    maps = 30 * (2 * (576 + 576) + 2 * (576 + 192) + 3 * (576 + 1536))
+    shape = ModelShape(134_515_008, 576, 30, 49_152, maps, prompt + answer, prompt)
+    assert sum(trainer_bytes(load(recipe, given(tmp_path)), shape).values()) < 12 * 2**30
+
+
+def test_smollm2_has_the_number_of_own_answers_that_kept_a_limit(tmp_path: Path) -> None:
+    """160 prompts with four answers each, 32 answers a step, one pass at 5e-4 (docs/real-model.md)."""
+    config = load("smollm2", given(tmp_path))
+    assert isinstance(config.world, NoWorldConfig)
+    first = config.trainer.first_cost
+    assert (config.world.prompt_count, config.explore.calibration) == (160, 640)
+    assert (first.epochs, first.learning_rate, first.batch_pairs, config.dual.rho) == (1, 5e-4, 48, 3.0)

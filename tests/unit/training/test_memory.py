@@ -42,6 +42,15 @@ def test_one_rank_without_a_limit_takes_the_batch_as_it_was_drawn() -> None:
     assert micro_batches(batch, [9, 1, 5], 1, Limit())[0][0].tolist() == [3, 1, 2]
 
 
+def test_rows_of_a_group_follow_each_other_through_the_passes() -> None:
+    """Six pairs of four answers to each of two prompts: by length alone both would be in every pass."""
+    lengths = [3, 9, 5, 11, 7, 13, 4, 10, 6, 12, 8, 14]
+    groups = ["a", "a", "b", "a", "b", "b", "a", "b", "a", "b", "a", "b"]
+    (parts,) = micro_batches(np.arange(12), lengths, 1, Limit(pairs=3), groups)
+    assert [{groups[row] for row in part} for part in parts] == [{"a"}, {"a"}, {"b"}, {"b"}]
+    assert sorted(np.concatenate(parts)) == list(range(12))
+
+
 def test_ranks_get_nearly_the_same_number_of_tokens() -> None:
     lengths = np.random.default_rng([1]).integers(10, 500, 64)
     sums = [lengths[own[0]].sum() for own in micro_batches(np.arange(64), lengths.tolist(), 4, Limit())]
