@@ -8,10 +8,11 @@ check afterwards (`fresh.jsonl`). The commands that read them stand in `bench/re
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import random
 from pathlib import Path
+
+from bench.own_draws import asked_once
 
 SUFFIX = " Answer in one short sentence."
 ROUNDS = 600
@@ -19,14 +20,7 @@ ROUNDS = 600
 
 def questions(file: Path) -> list[str]:
     """Questions of one turn, each once, in an order drawn by seed 0."""
-    asked = set()
-    for line in gzip.decompress(file.read_bytes()).decode().splitlines():
-        prompt = json.loads(line)["prompt"]
-        if prompt.count("\n\nHuman: ") == 1:
-            one = prompt.split("\n\nHuman: ")[1].split("\n\nAssistant:")[0].strip()
-            if 0 < len(one.split()) <= 18:
-                asked.add(one)
-    order = sorted(asked)
+    order = asked_once(file)
     random.Random(0).shuffle(order)
     return order
 

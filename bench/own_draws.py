@@ -151,12 +151,17 @@ class Model:
         return [tuple(one) for one in answers]
 
 
-def asked_prompts(file: Path) -> list[str]:
-    """Questions of one turn in a file of pairs, each once, in an order drawn by seed 0."""
+def asked_once(file: Path) -> list[str]:
+    """Questions of one turn and at most 18 words in a file of pairs, each once, sorted."""
     content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
     rows = [json.loads(line)["prompt"] for line in content.decode().splitlines()]
     turns = [row.split("\n\nHuman: ")[1].split("\n\nAssistant:") for row in rows if row.count("\n\nHuman: ") == 1]
-    asked = sorted({one.strip() for one, *_ in turns if 0 < len(one.split()) <= 18})
+    return sorted({one.strip() for one, *_ in turns if 0 < len(one.split()) <= 18})
+
+
+def asked_prompts(file: Path) -> list[str]:
+    """The same in an order drawn by seed 0."""
+    asked = asked_once(file)
     return [asked[index] for index in np.random.default_rng(0).permutation(len(asked))]
 
 

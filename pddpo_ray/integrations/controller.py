@@ -70,8 +70,7 @@ class Observed:
 
     @property
     def why(self) -> str:
-        """`2 was cut off, 1 abstained`"""
-        return ", ".join(f"{count} {kind}" for kind, count in self.missing.items())
+        return _by_reason(self.missing)
 
 
 class LimitController:
@@ -241,7 +240,7 @@ class LimitController:
         kinds = Counter(why for value in values if (why := _why_missing(value)))
         allowed, asked = self._stated(name).asking.failed, sum(value is not None for value in values)
         if allowed is not None and kinds.total() > allowed * asked:
-            why = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+            why = _by_reason(dict(kinds.most_common()))
             raise RunError(
                 f"limit {name}: no number for {kinds.total()} of {asked} answers of a step ({why}), more than the"
                 f" {100 * allowed:g} % that may fail; repair the source or raise `failed`"
@@ -273,6 +272,11 @@ def _values(stated: StatedLimit, source: Source, answers: Sequence[Answer]) -> l
     for index, value in zip(own, measured.values, strict=True):
         values[index] = value
     return values
+
+
+def _by_reason(missing: Mapping[str, int]) -> str:
+    """`2 was cut off, 1 abstained`"""
+    return ", ".join(f"{count} {kind}" for kind, count in missing.items())
 
 
 def _cost(limit: Limit, value: float | Unmeasured) -> float | None:

@@ -29,6 +29,8 @@ from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.transactions import Store
 
 START_S = 180.0
+ANSWERED_S = 600.0
+"""In which all labels are there, starts of the server included."""
 
 
 class Server:
@@ -102,10 +104,10 @@ def survive(
     accounts = enlist(server.url, server.admin_token(), people, "load")
     manners = [Manner(dropout=0.02)] * (people // 5) + [Manner()] * (people - people // 5)
     tallies: list[Tally] = []
-    began = time.monotonic()
+    began, done = time.monotonic(), threading.Event()
     worker = threading.Thread(
         target=lambda: tallies.extend(
-            simulate(server.url, accounts, manners, lambda prompt, text: (0.0, 0.0), seed=1, idle_s=12.0)
+            simulate(server.url, accounts, manners, lambda prompt, text: (0.0, 0.0), seed=1, idle_s=None, stop=done)
         )
     )
     worker.start()
@@ -114,10 +116,13 @@ def survive(
         server.kill()
         server.start()
     seconds = None
-    while worker.is_alive():
+    while worker.is_alive() and time.monotonic() - began < ANSWERED_S:
         worker.join(0.1)
         if seconds is None and rounds.status(round_.id).complete:
             seconds = time.monotonic() - began
+            done.set()
+    done.set()
+    worker.join(60)
     server.kill()
     assert tallies, "the clients gave up"
 

@@ -268,7 +268,10 @@ def test_a_misspelt_key_is_never_a_default(key: str) -> None:
         ("rollout.engine=sglang", "must be one of vllm, transformers, tabular"),
         ("algorithm=ppo", "there is no method `ppo`; did you mean `pd-dpo`?"),
         ("explore.bonus=eliptical", "there is no bonus `eliptical`; did you mean `elliptical`?"),
-        ("dual.rule.kind=newtin", "anytime, newton, log, pid, stepwise, fixed; did you mean `newton`?"),
+        (
+            "dual.rule.kind=newtin",
+            "must be one of projected, anytime, newton, log, pid, stepwise, fixed; did you mean `newton`?",
+        ),
         ("report.trackers.wandbb={}", "there is no tracker `wandbb`; did you mean `wandb`?"),
         ("report.trackers.wandb.projct=a", "unknown key `report.trackers.wandb.projct`; did you mean `project`?"),
         ("explore.settings.width=2", "explore.settings: bonus elliptical has no settings; leave out width"),
