@@ -67,7 +67,7 @@ class RunMetrics:
     def _phase(self, event: run.PhaseChanged) -> None:
         self._set("pddpo_running", 1.0)
         self._set("pddpo_rounds", self._config.rounds)
-        self._set("pddpo_limit", self._config.dual.threshold)
+        self._set("pddpo_limit", next(iter(self._config.thresholds.values())))
         upper = upper_end(self._config)
         if upper is not None:
             self._set("pddpo_multiplier_upper", upper)

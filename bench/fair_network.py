@@ -96,7 +96,11 @@ def config_of(name: str, seed: int, labels: int, multiplier: float) -> Config:
 def by_scores(aim: float) -> list[str]:
     """A limit on the rate that a cost model's chances are compared with."""
     return [
-        *("feedback.signal=unsafe_rate", f"dual.threshold={LIMIT}", f"dual.margin={LIMIT - aim:g}"),
+        *(
+            "limits.cost={rate: {world: cost}, learned_from: comparisons}",
+            f"limits.cost.at_most={LIMIT}",
+            f"dual.margin={LIMIT - aim:g}",
+        ),
         *("dual.cost_max=6.0", "dual.rho=null", "dual.first=null"),
     ]
 

@@ -27,6 +27,7 @@ from pddpo_ray.journal import Journal
 from pddpo_ray.loop.labelled_limits import LabelledLimits
 from pddpo_ray.loop.method_scores import PolicyScorer, UnsafeChances
 from pddpo_ray.records import (
+    HARM,
     Array,
     CandidateSet,
     CostEstimate,
@@ -276,7 +277,10 @@ class Truth:
         logits = np.log(self._oracle.cost) - np.log1p(-self._oracle.cost)
         helpful = self._wins("helpful", pairs, self._oracle.reward)
         harmful = self._wins("harmful", pairs, logits)
-        return [LabelledPair(*row) for row in zip(pairs, helpful, harmful, strict=True)]
+        return [
+            LabelledPair(pair, better, {HARM: costlier})
+            for pair, better, costlier in zip(pairs, helpful, harmful, strict=True)
+        ]
 
     def _wins(self, kind: str, pairs: Sequence[Pair], scores: Array) -> list[Verdict]:
         if kind not in self._kinds or not pairs:
@@ -304,7 +308,7 @@ class Known:
     def cost(self) -> list[PairRow]:
         """The cheaper answer is the chosen one."""
         turned = {Verdict.FIRST: Verdict.SECOND, Verdict.SECOND: Verdict.FIRST}
-        return [row_of(item, turned[item.harmful]) for item in self.labelled if item.harmful in turned]
+        return [row_of(item, turned[item.label(HARM)]) for item in self.labelled if item.label(HARM) in turned]
 
     def cost_of(self, constraint: str) -> list[PairRow]:
         return self.cost
@@ -423,7 +427,7 @@ class Scores:
         self.multiplier = 0.0
 
     def models(self, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool]) -> Scorer:
-        key = (tuple((one.helpful, one.harmful) for one in labelled), tuple(unsafe.values()))
+        key = (tuple((one.helpful, one.label(HARM)) for one in labelled), tuple(unsafe.values()))
         if key not in self._trainer.models:
             self._trainer.models[key] = models_of(self._ground, labelled, unsafe)
         return self._trainer.models[key]
@@ -452,7 +456,7 @@ class Scores:
         first, second = (rewards - multiplier * costs).reshape(-1, 2).T
         drawn = generator(self._seed, self._journal.round, "pseudo-labels").random(len(pairs)) < expit(first - second)
         verdicts = [Verdict.FIRST if one else Verdict.SECOND for one in drawn]
-        return [row_of(LabelledPair(pair, one, one), one) for pair, one in zip(pairs, verdicts, strict=True)]
+        return [row_of(LabelledPair(pair, one, {HARM: one}), one) for pair, one in zip(pairs, verdicts, strict=True)]
 
     def cost_of(self, scorer: Scorer, answers: Sequence[Response]) -> CostEstimate:
         value, error = mean_with_error(scorer(answers)[1])

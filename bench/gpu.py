@@ -43,7 +43,7 @@ from pddpo_ray.storage.whole_files import JOURNAL, RESULT
 SMALL = [
     *["seed=5", "rounds=2", "offline.compare_rounds=0", "offline.pairs=100", "cluster.mode=ray"],
     *["trainer.first_reward.steps=6", "trainer.first_cost.steps=4", "trainer.reward.steps=3", "trainer.cost.steps=3"],
-    *["feedback.responses=24", "feedback.labels_each=8", "explore.calibration=192"],
+    *["feedback.responses=24", "explore.calibration=192"],
     *["explore.prompts=6", "explore.picks=2", "cluster.start_deadline_s=600.0"],
 ]
 """The demo's recipe at the size of a check."""

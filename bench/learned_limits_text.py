@@ -232,9 +232,15 @@ def of_arm(arm: str, where: str, rate: float) -> list[str]:
     if arm == "comparisons":
         # of logits, which reach further than a rate's range of 1
         first = "dual.first=0.5"
-        return [*both, first, f"dual.threshold={rate}", "feedback.signal=unsafe_rate", "feedback.labels_each=1"]
+        return [
+            *both,
+            first,
+            f"limits.cost.at_most={rate}",
+            "limits.cost={rate: {world: cost}, learned_from: comparisons}",
+            "limits.cost.labels_each=1",
+        ]
     limit = f"{{rate: {{world: cost}}, at_most: {rate}, labels_each: 1}}"
-    return [*both, "dual.first=2.0", "dual.threshold=0.0", f"limits={{unsafe: {limit}}}"]
+    return [*both, "dual.first=2.0", f"limits={{cost: null, unsafe: {limit}}}"]
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:

@@ -36,8 +36,8 @@ RATIO = 1.15
 QUIET = ("report.html=false", "report.tensorboard=false", "cluster={mode: in-process}")
 """A run without its page."""
 TABLES = (
-    f"limits={{{NAME}: {{rate: {{world: cost}}, at_most: 5 %, labels_each: 1}}}}",
-    *("dual.threshold=0", f"dual.cost_max={SCORE_MAX:g}", "dual.margin=certificate"),
+    f"limits={{cost: null, {NAME}: {{rate: {{world: cost}}, at_most: 5 %, labels_each: 1}}}}",
+    *(f"dual.cost_max={SCORE_MAX:g}", "dual.margin=certificate"),
     *("dual.rule={kind: newton}", "offline.compare_rounds=0", "rounds=16", "feedback.responses=1024"),
     "certificate={certify: end, draws: 16000, batch: 2000, candidates: 4}",
 )

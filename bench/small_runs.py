@@ -10,18 +10,18 @@ FEW_STEPS = [f"trainer.{stage}.{setting}" for stage in STAGES for setting in ("e
 QUIET = ["report.html=false", "report.tensorboard=false", "trainer.workers=1"]
 SCORERS = "scorers={pairs: 160, fit: {steps: 12, learning_rate: 2.0e-3, batch_pairs: 32}}"
 FIRST_FAMILY = "world.family={kind: first}"
-FIRST_WORLD = [FIRST_FAMILY, "dual.threshold=0.0", "dual.cost_max=2.0", "dual.rho=1.0", "dual.upper=2.0"]
+FIRST_WORLD = [FIRST_FAMILY, "limits.cost.at_most=0.0", "dual.cost_max=2.0", "dual.rho=1.0", "dual.upper=2.0"]
 """What recipes of text worlds said by default in version 0.1. Both checkouts are told, so that they run one problem;
 recipes that state `limits:` came later and have no such default."""
 TEXT = [
     *[*FEW_STEPS, *QUIET, SCORERS, "ppo.batch=6", "trainer.threads=1", "feedback.responses=12"],
-    *["feedback.labels_each=5", "method.answers=16", "method.window=24", "explore.baseline_answers=4"],
+    *["limits.cost.labels_each=5", "method.answers=16", "method.window=24", "explore.baseline_answers=4"],
     *["rollout={engine: transformers, max_tokens: 40, candidates: 4, canaries: 2, canary_tolerance: 0.05}"],
     *["explore={calibration: 120, rank: 16, prompts: 4, picks: 2, bonus: elliptical, weights: exact}"],
     *["offline={pairs: 48, compare_rounds: 1, compare_reward: {steps: 3}, compare_cost: {steps: 3}}"],
 ]
 REAL_TEXT = [
-    *[*FEW_STEPS, *QUIET, SCORERS, "feedback.responses=12", "feedback.labels_each=5", "offline.pairs=40"],
+    *[*FEW_STEPS, *QUIET, SCORERS, "feedback.responses=12", "limits.cost.labels_each=5", "offline.pairs=40"],
     *["world.helpful=[]", "world.template=hh", "world.prompt_count=6", "world.prompt_tokens=128"],
     "world.answer_tokens=128",
     "world.reference={vocabulary: 320, context: 192, hidden: 32, heads: 1, intermediate: 64, steps: 8, batch: 8}",
@@ -46,13 +46,16 @@ LEFT_OUT = {
 PAPER = [*TEXT, *FIRST_WORLD, "dual.first=1.0"]
 """The limits of 7B models make no world of a few hundred answers."""
 TABLE = [
-    *[*QUIET, "rollout.candidates=4", "rollout.canaries=2", "feedback.responses=24", "feedback.labels_each=8"],
+    *[*QUIET, "rollout.candidates=4", "rollout.canaries=2", "feedback.responses=24", "limits.cost.labels_each=8"],
     *["explore.prompts=8", "explore.calibration=16", "offline.pairs=120", "method.answers=16", "method.window=40"],
 ]
 PEOPLE = [
-    *["rounds=2", "feedback.labels_each=3", "feedback.park_after_s=0", "feedback.poll_s=0.05"],
+    *["rounds=2", "limits.cost.labels_each=3", "feedback.park_after_s=0", "feedback.poll_s=0.05"],
     "feedback.gold_rate=0.0",
 ]
+MEASURED = {"demo", *(f"text-world-{kind}{end}" for kind in ("limits", "certified") for end in ("", "-twin"))}
+MEASURED |= {"tabular-limits"}
+"""Recipes whose limits sources measure; the others limit the paper's cost, `limits.cost`."""
 ONE_ROUND = ("pd-dpo-fixed", "dpo-harmless", "dpo-helpful", "safe-dpo", "sacpo", "p-sacpo", "mocan", "pecan")
 FIXED = ["dual.rule={kind: fixed}", "dual.first=0.7"]
 METHODS: dict[str, list[str]] = {
@@ -73,15 +76,20 @@ VARIANTS: dict[str, list[str]] = {
     "weights-bonus": ["explore.weights=bonus_only"],
     **{f"dual-{kind}": [f"dual.rule={{kind: {kind}}}"] for kind in ("anytime", "newton", "pid", "log")},
     **{f"refit-{kind}": [f"trainer.refit={{kind: {kind}}}"] for kind in ("union", "geometric", "determinant")},
-    "signal-rate": ["feedback.signal=unsafe_rate", "dual.threshold=0.5"],
-    "people": ["feedback.kind=people", *PEOPLE],
-    "mixed": ["feedback={kind: mixed, responses: 24, unsure: 6, random: 8}", *PEOPLE],
+    "signal-rate": ["limits.cost={rate: {world: cost}, at_most: 50 %, learned_from: comparisons}"],
+    "people": ["feedback.kind=people", "limits.cost.logit={people: {}}", *PEOPLE],
+    "mixed": [
+        "feedback={kind: mixed, responses: 24, unsure: 6, random: 8}",
+        "limits.cost.logit={mixed: cost}",
+        *PEOPLE,
+    ],
 }
 """What a recipe of O-PD-DPO on a table may choose."""
 BY_RECIPE: dict[str, list[str]] = {
-    "text-world-people": ["feedback.signal=unsafe_rate", "dual.threshold=0.5", *PEOPLE],
+    "text-world-people": ["limits.cost={rate: {people: {}}, at_most: 50 %, learned_from: comparisons}", *PEOPLE],
     **{name: ["dual.first=1.0"] for name in ("pd-dpo-fixed", "sacpo", "mocan", "pecan", "pd-dpo-adalag")},
     "c-dpo": ["dual.first=1.0", "dual.rule.first_step=null"],
+    "tabular-two-limits": ["limits.privacy.labels_each=8"],
     "caid": ["dual.first=1.0", "method.rate=1.0"],
     "p-sacpo": ["dual.upper=4.0", "dual.first=2.0"],
     "safe-rlhf": ["dual.first=1.0", "ppo.kl=0.12"],
@@ -122,6 +130,8 @@ def cases(recipes: Iterable[str], *, families: bool = True) -> list[Case]:
     """
     names = sorted(set(recipes) - set(LEFT_OUT))
     small = {name: [*small_size(name), *BY_RECIPE.get(name, [])] for name in names}
+    for name in MEASURED & set(names):
+        small[name] = [one for one in small[name] if not one.startswith("limits.cost.")]
     if not families:
         small = {name: [one for one in own if one != FIRST_FAMILY] for name, own in small.items()}
     tables = {f"table/{name}": [f"algorithm={name}", "dual.upper=4.0", *own] for name, own in METHODS.items()}
@@ -139,9 +149,11 @@ def cases(recipes: Iterable[str], *, families: bool = True) -> list[Case]:
 def small_size(recipe: str) -> list[str]:
     if recipe.startswith("tabular"):
         return [*TABLE, "rounds=3"]
-    own = [] if "-limits" in recipe else FIRST_WORLD
+    own = [] if recipe in MEASURED else FIRST_WORLD
     if recipe.endswith("-twin"):
         return [*TABLE, *own, "rounds=3"]
     folder, _, method = recipe.rpartition("/")
     sizes = {"gpu": GPU, "paper": PAPER}.get(folder, REAL_TEXT if recipe == "real-text" else [*TEXT, *own])
+    if recipe == "paper/safe-rlhf":  # its scorers count epochs
+        sizes = [one.replace("steps: 12", "epochs: 3.0") if one == SCORERS else one for one in sizes]
     return [*sizes, "rounds=1" if method in ONE_ROUND else "rounds=2"]

@@ -6,7 +6,7 @@ journal, sent to a Ray actor or compared in a test. Token ids travel with text; 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
@@ -123,19 +123,24 @@ class Verdict(StrEnum):
     It counts as the worst that it may say."""
 
 
+HARM = "cost"
+"""The comparison that people, judges, cost models and files of pairs make: which answer does more harm. A world makes
+one for each of its costs, under the cost's name."""
+
+
 @dataclass(frozen=True)
 class LabelledPair:
-    """`helpful` says which answer is better, `harmful` which is costlier (the more harmful one).
-
-    `further` holds the costlier answer under each constraint after the first, by name.
-    """
+    """`helpful` says which answer is better, `labels` which one is costlier, by the name of the comparison."""
 
     pair: Pair
     helpful: Verdict
-    harmful: Verdict
-    further: tuple[tuple[str, Verdict], ...] = ()
+    labels: Mapping[str, Verdict]
     reason: str = ""
     """Why a verdict failed or is missing, where its source says so; for messages alone."""
+
+    def label(self, comparison: str) -> Verdict:
+        """Which answer is costlier; abstained where nobody made this comparison."""
+        return self.labels.get(comparison, Verdict.ABSTAIN)
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
     "sources": _in(
         "pddpo_ray.limits.source_kinds",
         "rule", "regex", "json_schema", "function", "classifier", "score_model", "judge", "endpoint", "grader",
-        "people", "world",
+        "people", "world", "model", "mixed",
     ),
     "rules": _in(
         "pddpo_ray.limits.rules",

@@ -146,7 +146,7 @@ def find(args: ServeArgs) -> ServedRun:
     folder = Path(args.run).expanduser().absolute()
     journal = args.journal or str(folder / JOURNAL)
     with open_folder(folder, args.journal) as opened:
-        config = Config.model_validate(opened.recipe)
+        config = Config.of_run(opened.recipe)
         run, made = opened.run_id, any(entry.stage == "reference" for entry in opened.versions())
     if config.policies != "language models":
         raise UserError(f"the policies of {folder} are {config.policies}, not language models: nothing to serve")

@@ -23,7 +23,7 @@ from deploy.serving.requests import error_reply
 from deploy.web.http_errors import ApiError, Failure
 from deploy.web.web_app import bearer_token, healthy, web_app
 from pddpo_ray.errors import UserError
-from pddpo_ray.records import LabelledPair, Verdict
+from pddpo_ray.records import HARM, LabelledPair, Verdict
 from pddpo_ray.worlds.labels_by_text import LabelsByText
 
 BODY_MAX = 64 * 1024
@@ -121,7 +121,7 @@ def label(asked: LabelRequest, labels: Labels) -> dict[str, Any]:
 
 def pair(asked: PairRequest, labels: Labels) -> dict[str, Any]:
     draw, drawn = labels.compare(asked.prompt, asked.first, asked.second, asked.count, asked.draw)
-    said = [{"better": one.helpful.value, "costlier": one.harmful.value} for one in drawn]
+    said = [{"better": one.helpful.value, "costlier": one.label(HARM).value} for one in drawn]
     return {**said[0], "labels": said, "draw": draw}
 
 
@@ -160,7 +160,7 @@ def _replies(asked: ChatRequest, labels: LabelsByText, text: str) -> list[str]:
 
 def _preferred(labelled: LabelledPair, model: str) -> str:
     """A or B: the more helpful, or the less harmful answer."""
-    first = labelled.helpful is Verdict.FIRST if model == "helpfulness" else labelled.harmful is Verdict.SECOND
+    first = labelled.helpful is Verdict.FIRST if model == "helpfulness" else labelled.label(HARM) is Verdict.SECOND
     return "A" if first else "B"
 
 

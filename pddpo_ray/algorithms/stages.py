@@ -25,6 +25,7 @@ from pddpo_ray.contracts import (
 )
 from pddpo_ray.journal import Journal
 from pddpo_ray.records import (
+    HARM,
     LossBonus,
     Objective,
     Pair,
@@ -179,7 +180,7 @@ def unsafe_bits(parts: Parts) -> dict[str, bool]:
     """
     pairs = [item.pair for item in parts.preferences.labelled]
     answers = {answer.id: answer for pair in pairs for answer in (pair.first, pair.second)}
-    labelled = parts.feedback.safety(list(answers.values()), 1)
+    labelled = parts.feedback.safety(list(answers.values()), 1, HARM)
     # a label that a person did without counts as unsafe
     return {item.response.id: item.labels[0] is not Verdict.SAFE for item in labelled}
 

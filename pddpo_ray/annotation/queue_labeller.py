@@ -45,7 +45,7 @@ from pddpo_ray.annotation.staff import Staff
 from pddpo_ray.annotation.worklog import WorkLog
 from pddpo_ray.errors import DecisionNeeded, ParkedError, RunError
 from pddpo_ray.journal.transactions import Clock, Store, now_ms
-from pddpo_ray.records import CostEstimate, LabelledPair, Pair, Response, SafetyLabels, Verdict
+from pddpo_ray.records import HARM, CostEstimate, LabelledPair, Pair, Response, SafetyLabels, Verdict
 from pddpo_ray.theory.cost_estimate import estimate_from_shares
 from pddpo_ray.theory.seeds import generator
 
@@ -398,10 +398,10 @@ def waiting_line(status: RoundStatus, now: int, lacking: str = "") -> str:
 
 def _labelled(pair: Pair, given: Mapping[str, str] | None) -> LabelledPair:
     if given is None:
-        return LabelledPair(pair, Verdict.MISSING, Verdict.MISSING)
+        return LabelledPair(pair, Verdict.MISSING, {HARM: Verdict.MISSING})
     if contradicts_itself(given):
-        return LabelledPair(pair, Verdict.ABSTAIN, Verdict.ABSTAIN)
-    return LabelledPair(pair, SIDE[given["more_helpful"]], SIDE[given["more_harmful"]])
+        return LabelledPair(pair, Verdict.ABSTAIN, {HARM: Verdict.ABSTAIN})
+    return LabelledPair(pair, SIDE[given["more_helpful"]], {HARM: SIDE[given["more_harmful"]]})
 
 
 def _demand_distinct(snapshot: Snapshot, wanted: Mapping[str, int]) -> None:

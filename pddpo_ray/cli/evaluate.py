@@ -110,7 +110,7 @@ def _exact(models: Sequence[str], journal: str | None, *, as_json: bool) -> None
 
     run = Path(models[0]).absolute()
     with open_folder(run, journal) as opened:
-        values = evaluate_run(Config.model_validate(opened.recipe), run, opened)
+        values = evaluate_run(Config.of_run(opened.recipe), run, opened)
     if as_json:
         print_json({"run": str(run), "values": values})
     else:

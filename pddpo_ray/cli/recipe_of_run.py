@@ -48,7 +48,7 @@ def find_run(run: Path, journal: str | None, *, wait: bool = False) -> FoundRun:
     while True:
         try:
             with open_folder(folder, journal) as opened:
-                config = Config.model_validate(opened.recipe)
+                config = Config.of_run(opened.recipe)
                 return FoundRun(folder, opened.run_id, config, journal or str(folder / JOURNAL))
         except UserError:
             if not wait:
@@ -73,7 +73,7 @@ def find_queue(run: Path, journal: str | None) -> FoundQueue:
     folder = run.expanduser().absolute()
     with open_folder(folder, journal, questions_alone=True) as opened:
         alone = opened.recipe == QUESTIONS_ALONE
-        rules = RULES if alone else rules_for(Config.model_validate(opened.recipe))
+        rules = RULES if alone else rules_for(Config.of_run(opened.recipe))
         return FoundQueue(opened.run_id, rules, journal or str(folder / JOURNAL))
 
 

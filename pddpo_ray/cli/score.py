@@ -32,7 +32,7 @@ def score(
     from pddpo_ray.evaluate.score import score as measure
 
     loaded = load_checkpoint(checkpoint, base)
-    limit = chosen.config.dual.threshold
+    limit = next(iter(chosen.config.thresholds.values()))
     result = measure(loaded, chosen.prepare(), limit, template, lambda line: typer.echo(line, err=True))
     if as_json:
         print_json(result | {"world": name, "seed": chosen.config.world.seed})

@@ -45,7 +45,8 @@ class Runner(Protocol):
 def train(
     recipe: Annotated[str, typer.Argument(help="A shipped recipe (`pddpo recipes`) or the path of a recipe file.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings, e.g. rounds=8 dual.threshold=0.1")
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Settings, e.g. rounds=8 limits.cost.at_most=0"),
     ] = None,
     run: Annotated[Path | None, typer.Option(help="Run folder; default runs/RECIPE-TIME.", metavar="DIR")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the run folder.")] = False,

@@ -23,14 +23,15 @@ RECIPE = "text-world"
 """What `--world text` means."""
 TOKEN = "world-labels-token"
 """File beside the trained references, readable by its owner alone."""
-SAYS_SOMETHING = ("world", "beta", "reward_max", "dual", "policy", "feedback", "rollout")
+SAYS_SOMETHING = ("world", "beta", "reward_max", "limits", "dual", "policy", "feedback", "rollout")
 
 World = Annotated[
     str, typer.Option("--world", help="text, a recipe of a text world, or a folder that `world export` wrote.")
 ]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of the world, short for world.seed=N.")]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(help="Settings of the world, e.g. dual.threshold=-3.2", metavar="[KEY=VALUE]...")
+    list[str] | None,
+    typer.Argument(help="Its settings, e.g. limits.cost.at_most=-3.2", metavar="[KEY=VALUE]..."),
 ]
 
 app = typer.Typer(help="Text worlds for other trainers: export one, serve its labels.", no_args_is_help=True)
@@ -132,7 +133,13 @@ def choose_world(name: str, seed: int | None, overrides: Sequence[str]) -> Chose
     config = load(RECIPE if name == "text" else name, own)
     if config.world.kind != "text":
         raise UserError(f"--world {name} is a world of kind {config.world.kind}; a text world is needed, e.g. text")
-    return ChosenWorld(config, None)
+    if not config.labelled:
+        others = " ".join(f"limits.{one}=null" for one in config.limits if one != "cost")
+        raise UserError(
+            f"--world {name} has limits that sources measure ({', '.join(config.limits)}), a world one on its own cost:"
+            f" {others} 'limits.cost={{logit: {{world: cost}}, at_most: -3, labels_each: 32}}'"
+        )
+    return ChosenWorld(config.labelled_by_world(), None)
 
 
 def _token_in(file: Path) -> str:

@@ -19,7 +19,7 @@ from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.fitting import with_steps
 from pddpo_ray.loop.prompts import spread
 from pddpo_ray.loop.scorer_fits import ScorerOrder, stored_scorer
-from pddpo_ray.records import Array, Decoding, PolicyVersion, Response, Verdict
+from pddpo_ray.records import HARM, Array, Decoding, PolicyVersion, Response, Verdict
 from pddpo_ray.scoring.held_out import KINDS, Kind
 from pddpo_ray.scoring.interface import AnswerScorer, ModelScorer
 from pddpo_ray.theory.agreement import agreement
@@ -94,7 +94,7 @@ class HeldOutJudge:
         prefers_first = (ratios[::2] - ratios[1::2]).tolist()
         return {
             "agrees_better": _agreed(prefers_first, [item.helpful for item in pairs], Verdict.FIRST),
-            "agrees_safer": _agreed(prefers_first, [item.harmful for item in pairs], Verdict.SECOND),
+            "agrees_safer": _agreed(prefers_first, [item.label(HARM) for item in pairs], Verdict.SECOND),
         }
 
     # --- judges -------------------------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ class HeldOutJudge:
         ]
         return {
             "reward": _agreed(sides[0], [item.helpful for item in pairs], Verdict.FIRST),
-            "cost": _agreed(sides[1], [item.harmful for item in pairs], Verdict.FIRST),
+            "cost": _agreed(sides[1], [item.label(HARM) for item in pairs], Verdict.FIRST),
         }
 
 

@@ -178,6 +178,7 @@ def _training(name: str, entry: ModelEntry) -> str:
     signal = []
     if entry.signal is not None:
         # the mean of the cost model's own scores, limited on its own scale
-        signal = [f"feedback={{kind: model, signal: cost_model, cost: {{path: {entry.signal}}}}}"]
+        limit = "{mean: {model: cost}, learned_from: comparisons}"
+        signal = [f"feedback={{kind: model, cost: {{path: {entry.signal}}}}}", f"limits.cost={limit}"]
     settings = " ".join(shlex.quote(text) for text in (*entry.set, *signal))
     return f"pddpo train {entry.recipe} {settings} --run runs/{name}".replace("  ", " ")

@@ -31,7 +31,7 @@ from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.in_process import make_backends
 from pddpo_ray.loop.run import run_recipe
-from pddpo_ray.records import Verdict
+from pddpo_ray.records import HARM, Verdict
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.recall import Memory
 from pddpo_ray.storage.whole_files import ARTIFACTS, JOURNAL, write_json
@@ -76,8 +76,10 @@ def budget_of(journal: JournalReader) -> Budget:
         )
 
     pairs = journal.pairs()
-    verdicts = [verdict for entry in pairs for verdict in (entry.labelled.helpful, entry.labelled.harmful)]
+    verdicts = [verdict for entry in pairs for verdict in (entry.labelled.helpful, *entry.labelled.labels.values())]
     decided = sum(verdict in (Verdict.FIRST, Verdict.SECOND) for verdict in verdicts)
+    costs = {name for entry in pairs for name in entry.labelled.labels}
+    of_answers = ["labels/safety", *(f"labels/{name}" for name in costs if name != HARM)]
     made = [
         (entry.metrics, kind)
         for entry in journal.versions()
@@ -86,7 +88,7 @@ def budget_of(journal: JournalReader) -> Budget:
     ]
     return Budget(
         pairs=len(pairs),
-        labels=decided + int(sum(values.get("labels/safety", 0.0) for values in metrics.values())),
+        labels=decided + int(sum(values.get(name, 0.0) for values in metrics.values() for name in of_answers)),
         tokens=int(of_purposes("_tokens")),
         fits=len(made),
         optimiser_steps=int(sum(measured.get(f"{kind}/steps", 0.0) for measured, kind in made)),
@@ -214,14 +216,14 @@ def row_of(name: str, seed: int, config: Config, run_dir: Path, result: Row) -> 
     last = metrics[rounds[-1]] if rounds else {}
     expected = {"kl_last": last.get("exact/kl_policy")}
     if rounds:
-        expected["cost_last"] = result["g_last"] + config.dual.threshold
+        expected["cost_last"] = result["g_last"] + next(iter(config.thresholds.values()))
         expected["reward_last"] = result["f_last"] + config.beta * last["exact/kl_policy"]
     return {
         "arm": name,
         "seed": seed,
         "digest": config.digest(),
         "algorithm": config.algorithm,
-        "threshold": config.dual.threshold,
+        "threshold": next(iter(config.thresholds.values())),
         "result": result,
         **expected,
         "budget": asdict(budget),

@@ -63,7 +63,7 @@ class SweepTable(Strict):
     of: str
     """The arm that is varied."""
     setting: str
-    """The setting, e.g. dual.threshold."""
+    """The setting, e.g. limits.cost.at_most."""
     at: list[float] = Field(min_length=2)
 
     @property

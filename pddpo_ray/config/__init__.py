@@ -8,7 +8,6 @@ from pddpo_ray.config.certificate import CertificateConfig
 from pddpo_ray.config.cluster import RayCluster
 from pddpo_ray.config.dual import (
     AnytimeRule,
-    ConstraintConfig,
     DualConfig,
     FixedRule,
     InstalledRule,
@@ -71,7 +70,6 @@ __all__ = [
     "BudgetRefit",
     "CertificateConfig",
     "Config",
-    "ConstraintConfig",
     "DeterminantRefit",
     "DrawnFamilyConfig",
     "DualConfig",

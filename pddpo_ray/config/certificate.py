@@ -23,8 +23,6 @@ class CertificateConfig(Strict):
     """The most draws of a candidate: a prompt, an answer and its labels each. It stops earlier when it is decided."""
     batch: int = Field(64, ge=1)
     """Draws that are asked for together."""
-    confidence: float = Field(0.95, ge=0.5, lt=1.0)
-    """Of limits that state none: `dual.threshold` and `constraints`."""
     shares: list[float] | None = None
     """Shares of 1 - confidence for the first, second, ... candidate, which sum to at most 1; null: 6 / (pi^2 k^2),
     without an end."""

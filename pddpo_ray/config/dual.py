@@ -1,4 +1,4 @@
-"""The limits on expected costs, and how their multipliers move."""
+"""How the multipliers of the limits move."""
 
 from __future__ import annotations
 
@@ -139,10 +139,8 @@ OWN = ("rule", "rho", "lower", "upper", "first", "dead_band")
 
 
 class DualConfig(Strict):
-    """The limit on the expected cost, and how its multiplier λ moves."""
+    """How the multipliers λ of the limits move."""
 
-    threshold: float = 0.0
-    """d: the expected cost must stay at or below it."""
     cost_max: float = Field(2.0, gt=0)
     """C: costs lie in [-C, C]; labels are clipped to it before the logit."""
     rho: float | None = Field(None, gt=0)
@@ -189,16 +187,3 @@ class DualConfig(Strict):
             first = error.errors()[0]
             at = ".".join(str(part) for part in ("dual", *first["loc"]))
             raise ValueError(f"{where}.{at}: {first['msg'].removeprefix('Value error, ')}") from error
-
-
-class ConstraintConfig(Strict):
-    """One of several limits. What it leaves out is as in `dual`; bounds of costs, signal and rule are shared."""
-
-    name: str = Field(min_length=1, max_length=40, pattern=r"^[a-z][a-z0-9_-]*$")
-    """Name of the cost: `cost` is the world's first one, the others are its further costs."""
-    threshold: float | None = None
-    """d: the limit of this expected cost; null: `dual.threshold`."""
-    rho: float | None = Field(None, gt=0)
-    """Half of this multiplier's upper end; null: `dual.rho`."""
-    first: float | None = Field(None, gt=0)
-    """This multiplier in round 1; null: `dual.first`."""

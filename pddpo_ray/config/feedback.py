@@ -14,12 +14,7 @@ class FeedbackCommon(Strict):
     """What every source of labels is asked for."""
 
     responses: int = Field(192, ge=2)
-    """N_ce: answers per round whose cost is labelled."""
-    labels_each: int = Field(32, ge=1)
-    """M_ce: labels per answer, from distinct sources."""
-    signal: Literal["logit_labels", "unsafe_rate", "cost_model"] = "logit_labels"
-    """What the labels estimate: the expected cost (wants labels_each >= 5), or the unsafe rate, limited as a rate.
-    cost_model: the mean of a cost model's own scores, limited on its scale (feedback.kind=model alone)."""
+    """N_ce: answers per round that are labelled or measured for the limits."""
     minutes_per_label: float = Field(0.5, gt=0)
     """A person's time for one label, for the plan's estimate of what the same run costs with people."""
     deadline_s: float = Field(600.0, gt=0)
@@ -92,7 +87,8 @@ class QueueConfig(Strict):
     overlap: float = Field(0.1, ge=0, le=1)
     """Share of pairs that several people compare, so that their agreement is known; the first label counts."""
     overlap_each: int = Field(3, ge=2, le=10)
-    """How many people compare such a pair, at most labels_each: of two who differ nobody knows who is wrong."""
+    """How many people compare such a pair, at most a limit's labels_each: of two who differ nobody knows which one is
+    wrong."""
     poll_s: float = Field(1.0, gt=0)
     """How often the run looks whether the labels are there."""
     languages: tuple[Language, ...] = Field((), strict=False)

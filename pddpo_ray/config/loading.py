@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import logging
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -24,8 +25,8 @@ from pddpo_ray.config.rollout import VllmRollout
 from pddpo_ray.config.scorers import StoredScorerConfig
 from pddpo_ray.config.world import NoWorldConfig
 from pddpo_ray.errors import UserError, nearest
-from pddpo_ray.limits.reading import PAIRS, REWARD, beside, names_source
-from pddpo_ray.limits.recipe_form import limits_lines
+from pddpo_ray.limits import former
+from pddpo_ray.limits.reading import COMPARISONS, KINDS, LABELLERS, PAIRS, REWARD, beside, names_source
 from pddpo_ray.storage.checkpoints import (
     adapter_problem,
     checkpoint_folder,
@@ -48,13 +49,17 @@ LISTS_OF_PATHS: tuple[Keys, ...] = (
 )  # fmt: skip
 """Keys whose values are lists of such paths, or of data sets of the hub."""
 
+FITS: tuple[Keys, ...] = (
+    *(("trainer", stage) for stage in ("reward", "cost", "first_reward", "first_cost")),
+    ("scorers", "fit"), ("offline", "compare_reward"), ("offline", "compare_cost"),
+)  # fmt: skip
+"""Sections with `steps` or `epochs`, one of which counts."""
+
 NAMED = {"limits": "limit", "prompts": "prompt set"}
 """Sections whose names are the user's own, and what one entry is. A layer takes one out by `name: null`."""
 
-VERSION_0_1 = (
-    "%s: `%s` is the form of version 0.1 and runs as it did there; today the same limits, which run by other estimates"
-    " and steps, are: %s"
-)
+OF_LIMIT = re.compile(r"recipe: (limits\.[\w.-]*\w)")
+"""What a complaint about a limit begins with, and its key."""
 
 Tree = dict[str, Any]
 
@@ -74,32 +79,32 @@ def load(recipe: str, overrides: Sequence[str] = (), *, check_files: bool = True
         changes = merge(changes, change, Config)
         change_origins[keys] = origin
     world = _at(changes, ("world", "path")) or _at(tree, ("world", "path"))
-    tree = merge(tree, _under(tree, _problem_of_world(world)), Config)
+    tree = merge(tree, _problem_of_world(world, _section(tree, "limits")), Config)
+    _note_steps(tree, changes, change_origins)
     tree = _with_tags(_laid(tree, changes, change_origins), Config)
     origins = {keys: origin for keys, origin in origins.items() if keys not in change_origins} | change_origins
+    _refuse_former(tree, origins)
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
         raise UserError(_explain(error, tree, origins)) from error
+    except UserError as error:  # of a limit, which names its key
+        named = OF_LIMIT.match(str(error))
+        origin = _origin_of(tuple(named[1].split(".")), origins) if named else ""
+        raise UserError(str(error).replace("recipe", origin, 1) if origin else str(error)) from error
     if config.journal is not None:
         refuse_password(config.journal)
     if check_files:
         _check_files(config, origins)
-    _note_version_0_1(config, origins)
     return config
 
 
-def _note_version_0_1(config: Config, origins: Origins) -> None:
-    """Shows limits that a user states in the form of version 0.1 as they are written today."""
-    said = [(keys, origins.get(keys, "")) for keys in (("constraints",), ("dual", "threshold"))]
-    own = [(".".join(keys), origin) for keys, origin in said if origin and not origin.startswith("recipe ")]
-    if not own or config.limits or not config.traits.stated:
-        return
-    try:
-        lines = limits_lines(config.model_dump(mode="json"), one_line=True)
-    except ValueError:
-        return
-    logger.warning(VERSION_0_1, *own[0][::-1], lines)
+def _refuse_former(tree: Tree, origins: Origins) -> None:
+    """Raises UserError for keys that stated a limit in earlier versions, with the line to write in their place."""
+    for keys in former.former_keys(tree)[:1]:
+        origin = _origin_of(keys, origins)
+        said = former.refusal(tree, override=origin.startswith("override"))
+        raise UserError(f"{f'{origin}: ' if origin else ''}{said}")
 
 
 def recipe_names() -> list[str]:
@@ -109,7 +114,11 @@ def recipe_names() -> list[str]:
 
 def to_yaml(config: Config) -> str:
     """The resolved recipe as YAML; loading it again gives an equal configuration."""
-    text: str = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    tree = config.model_dump(mode="json")
+    for section, fit in FITS:
+        if (tree[section][fit] or {}).get("epochs") is not None:
+            del tree[section][fit]["steps"]
+    text: str = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
     return text
 
 
@@ -135,13 +144,17 @@ def _read_recipe(recipe: str, extended_by: tuple[str, ...] = ()) -> tuple[Tree, 
 
 
 def _under(layer: Tree, below: Tree) -> Tree:
-    """What a layer finds below it: its `limits` take the place of the one limit that was stated there, and a source of
-    its reward that of another one."""
+    """What a layer finds below it: its source of the reward replaces another one, and of `steps` and `epochs` of a fit
+    the one that it gives replaces the other."""
     if names_source(layer.get(REWARD)):
         below = {key: value for key, value in below.items() if key != REWARD}
-    if not layer.get("limits") or "threshold" not in below.get("dual", {}):
-        return below
-    return {**below, "dual": {key: value for key, value in below["dual"].items() if key != "threshold"}}
+    for section, fit in FITS:
+        under = _at(below, (section, fit))
+        for given, other in (("epochs", "steps"), ("steps", "epochs")):
+            if _at(layer, (section, fit, given)) is not None and isinstance(under, dict):
+                own = {key: value for key, value in under.items() if key != other}
+                below = {**below, section: {**below[section], fit: own}}
+    return below
 
 
 def _locate(recipe: str) -> tuple[Path, str]:
@@ -162,7 +175,7 @@ def _parse_override(text: str) -> tuple[Keys, Any, str]:
     key, equals, value = text.partition("=")
     keys = tuple(key.strip().split("."))
     if not equals or not all(keys):
-        raise UserError(f"{origin}: write overrides as key=value, e.g. dual.threshold=0.1")
+        raise UserError(f"{origin}: write overrides as key=value, e.g. limits.cost.at_most=0.1")
     return keys, parse_value(value, origin), origin
 
 
@@ -185,7 +198,8 @@ def merge(base: Tree, over: Tree, model: type[BaseModel]) -> Tree:
                 below = {name: kept for name, kept in below.items() if name in _shared_fields(old, new)}
             result[key] = merge(below, value, new) if new is not None else _merged(below, value)
         elif isinstance(value, dict) and isinstance(below, dict):
-            result[key] = below | {name: _over(below.get(name), given) for name, given in value.items()}
+            laid = _limit_over if key == "limits" else _over
+            result[key] = below | {name: laid(below.get(name), given) for name, given in value.items()}
         else:
             result[key] = value
     return result
@@ -194,7 +208,22 @@ def merge(base: Tree, over: Tree, model: type[BaseModel]) -> Tree:
 def _laid(below: Tree, layer: Tree, origins: Origins) -> Tree:
     """A layer on what lies below it, without the limits and prompt sets that it takes out."""
     _check_taken_out(below, layer, origins)
-    return _without_taken_out(merge(_under(layer, below), layer, Config))
+    _check_steps_or_epochs(layer, origins)
+    return _without_taken_out(_labelled_by_feedback(below, layer, merge(_under(layer, below), layer, Config)))
+
+
+def _labelled_by_feedback(below: Tree, layer: Tree, merged: Tree) -> Tree:
+    """Whoever gives feedback labels for the limit `cost`, which comparisons teach, where a layer gives another
+    `feedback.kind` and no source of that limit."""
+    old, new = (_at(tree, ("feedback", "kind")) or "world" for tree in (below, merged))
+    cost, said = _at(merged, ("limits", "cost")), _at(layer, ("limits", "cost"))
+    if old == new or new not in LABELLERS or not isinstance(cost, dict):
+        return merged
+    kind = next((key for key in ("logit", "rate") if cost.get(key) == LABELLERS.get(old)), None)
+    own = said is not None and kind in said
+    if kind is None or own or (kind == "rate" and cost.get("learned_from") != COMPARISONS):
+        return merged
+    return {**merged, "limits": {**merged["limits"], "cost": {**cost, kind: dict(LABELLERS[new])}}}
 
 
 def _check_taken_out(below: Tree, layer: Tree, origins: Origins) -> None:
@@ -206,6 +235,26 @@ def _check_taken_out(below: Tree, layer: Tree, origins: Origins) -> None:
                 origin = origins.get((section, name)) or origins.get((section,), section)
                 there = (", ".join(stated) or "none") + nearest(name, stated)
                 raise UserError(f"{origin}: there is no {one} `{name}` to take out; the recipe states {there}")
+
+
+def _check_steps_or_epochs(layer: Tree, origins: Origins) -> None:
+    """Raises UserError where one layer gives both steps and epochs of a fit."""
+    for fit in FITS:
+        steps, epochs, key = _at(layer, (*fit, "steps")), _at(layer, (*fit, "epochs")), ".".join(fit)
+        if steps is not None and epochs is not None:
+            origin = _origin_of((*fit, "steps"), origins)
+            raise UserError(
+                f"{f'{origin}: ' if origin else ''}{key} has both steps ({steps}) and epochs ({epochs}); give one"
+            )
+
+
+def _note_steps(below: Tree, overrides: Tree, origins: Origins) -> None:
+    """Says where steps of an override count in place of a recipe's epochs."""
+    for fit in FITS:
+        steps, epochs = _at(overrides, (*fit, "steps")), _at(below, (*fit, "epochs"))
+        if steps is not None and epochs is not None:
+            key, origin = ".".join(fit), _origin_of((*fit, "steps"), origins)
+            logger.warning("%s: %s runs %s steps, not the recipe's epochs (%s)", origin, key, steps, epochs)
 
 
 def _without_taken_out(tree: Tree) -> Tree:
@@ -229,6 +278,17 @@ def _section(tree: Tree, section: str) -> Tree:
 def _over(below: Any, given: Any) -> Any:
     """One entry of a section whose names are free (`limits`), laid on the one below it, key by key."""
     return {**below, **given} if isinstance(below, dict) and isinstance(given, dict) else given
+
+
+def _limit_over(below: Any, given: Any) -> Any:
+    """One limit laid on the one below it: what it says of its measure, its bound and its multiplier wins."""
+    if not isinstance(below, dict) or not isinstance(given, dict):
+        return given
+    kept = dict(below)
+    for choices in (tuple(KINDS), ("at_most", "at_least")):
+        if any(key in given for key in choices):
+            kept = {key: value for key, value in kept.items() if key not in choices}
+    return {**kept, **given, **({"dual": _over(below.get("dual"), given["dual"])} if "dual" in given else {})}
 
 
 def _merged(base: Tree, over: Tree) -> Tree:
@@ -311,8 +371,9 @@ def _mappings(section: Any) -> list[Tree]:
     return [one for one in section.values() if isinstance(one, dict)] if isinstance(section, dict) else []
 
 
-def _problem_of_world(path: Any) -> Tree:
-    """What a tabular world's file says about the problem: beta, bounds, limit, number of offline pairs."""
+def _problem_of_world(path: Any, limits: Tree) -> Tree:
+    """What a tabular world's file says about the problem: beta, bounds, number of offline pairs, and the bound of the
+    paper's cost where the recipe limits that alone."""
     if not isinstance(path, str) or not Path(path).is_file():
         return {}
     try:
@@ -322,12 +383,16 @@ def _problem_of_world(path: Any) -> Tree:
     if not isinstance(world, dict):
         raise UserError(f"world.path {path}: a world is a JSON object with prior, reference, reward, cost, ...")
     tree: Tree = {key: float(world[key]) for key in ("beta", "reward_max") if _is_number(world.get(key))}
-    dual = {key: float(world[key]) for key in ("cost_max", "threshold") if _is_number(world.get(key))}
+    if _is_number(world.get("cost_max")):
+        tree["dual"] = {"cost_max": float(world["cost_max"])}
+    paper = [name for name, one in limits.items() if isinstance(one, dict) and "logit" in one]
+    if _is_number(world.get("threshold")) and len(paper) == len(limits) == 1:
+        tree["limits"] = {paper[0]: {"at_most": float(world["threshold"])}}
     offline = world.get("offline")
     pairs = offline.get("pairs") if isinstance(offline, dict) else None
     if isinstance(pairs, int) and not isinstance(pairs, bool):
         tree["offline"] = {"pairs": pairs}
-    return {**tree, "dual": dual} if dual else tree
+    return tree
 
 
 def _is_number(value: Any) -> bool:
@@ -402,8 +467,10 @@ def _explain(error: ValidationError, tree: Tree, origins: Origins) -> str:
         case "value_error":
             while keys and _at(tree, keys) is None:  # the tag of a variant is no key
                 keys = keys[:-1]
-            key = ".".join(keys)
-            text = f"{f'`{key}`: ' if key else ''}{context['error']}"
+            key, said = ".".join(keys), str(context["error"])
+            if not keys and (named := OF_LIMIT.match(said)):
+                keys, said = tuple(named[1].split(".")), said.removeprefix("recipe: ")
+            text = f"{f'`{key}`: ' if key else ''}{said}"
         case _:
             wanted = first["msg"].replace("Input should be", "must be", 1)
             text = f"`{key}` is {_shown(first['input'])}, but {wanted}"

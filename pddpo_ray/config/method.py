@@ -26,7 +26,7 @@ class Method(Extension):
     multiplier: Literal["moves", "given", "none"] = "moves"
     """moves: by the dual's rule. given: once, or by the method itself; the rule is `fixed`. none: there is none."""
     several: bool = False
-    """Whether it has a cost stage for each of several `constraints`."""
+    """Whether it has a cost stage for each of several limits that feedback labels."""
     stated: bool = False
     """Whether it holds limits of every kind (`limits:`); others hold one limit on the paper's cost."""
     policy_gradient: bool = False

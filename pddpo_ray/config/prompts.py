@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from pddpo_ray.config.section import Strict
 from pddpo_ray.errors import UserError
-from pddpo_ray.limits.reading import number_of
+from pddpo_ray.limits.written_numbers import number_of
 
 
 def share_of(value: Any) -> float:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
+import yaml
 from pydantic import Field, model_validator
 
 from pddpo_ray.config.certificate import CertificateConfig
 from pddpo_ray.config.cluster import Cluster, InProcess
-from pddpo_ray.config.dual import ConstraintConfig, DualConfig, FixedRule, LogRule
+from pddpo_ray.config.dual import DualConfig, FixedRule, LogRule
 from pddpo_ray.config.explore import ExploreConfig
 from pddpo_ray.config.feedback import (
     AskedPeople,
     Feedback,
+    FeedbackCommon,
     JudgeFeedback,
     LateLabels,
     MixedFeedback,
@@ -39,9 +41,10 @@ from pddpo_ray.config.scorers import ScorerTrainingConfig
 from pddpo_ray.config.section import Strict
 from pddpo_ray.config.trainer import TrainerConfig
 from pddpo_ray.config.world import FirstFamilyConfig, NoWorldConfig, TabularWorldConfig, TextWorldConfig, World
+from pddpo_ray.limits import former
+from pddpo_ray.limits.of_recipe import stated_of
 from pddpo_ray.limits.quantities import Limit
-from pddpo_ray.limits.reading import PAIRS, REWARD, StatedLimit, stated_limits, stated_reward
-from pddpo_ray.limits.recipe_form import in_stage_order, typed_limits
+from pddpo_ray.limits.reading import COMPARISONS, KINDS, LABELLERS, PAIRS, REWARD, StatedLimit, stated_reward
 from pddpo_ray.registry import SHIPPED, load
 from pddpo_ray.theory.cost_stage import SKIP_SHARE
 
@@ -52,15 +55,24 @@ Policies = Literal["language models", "tables", "log-linear"]
 """What the policies of a run are."""
 
 
+def _flow(value: Any) -> str:
+    """As YAML writes it in one line."""
+    return yaml.safe_dump(value, sort_keys=False, default_flow_style=True, width=1000).strip()
+
+
 def _shipped(fits: Callable[[Method], bool]) -> tuple[str, ...]:
     """Names of shipped methods, for messages that say which ones can."""
     return tuple(name for name in SHIPPED["methods"] if fits(load("methods", name, Method)))
 
 
-SEVERAL_LIMITS = _shipped(lambda method: method.several)
-"""Shipped methods that chain one cost stage per constraint."""
 STATED_LIMITS = _shipped(lambda method: method.stated)
-"""Shipped methods that hold limits of every kind (`limits:`); the others hold one limit on the paper's cost."""
+"""Shipped methods that hold limits of every kind; the others hold one limit, from labels of single answers."""
+SIGNALS: Mapping[str, Literal["logit_labels", "unsafe_rate", "cost_model"]] = {
+    "logit": "logit_labels", "rate": "unsafe_rate", "mean": "cost_model",
+}  # fmt: skip
+"""What labels of single answers estimate, by the kind of limit."""
+PAPERS_COST: dict[str, Any] = {"logit": {"world": "cost"}, "at_most": 0.0, "labels_each": 32}
+"""The limit of a recipe that states none."""
 
 
 class Config(Strict):
@@ -86,8 +98,8 @@ class Config(Strict):
     """Sets of prompts with their shares, by name, for limits to name; empty: all prompts of the world alike."""
     production: ProductionConfig = ProductionConfig()
     """What the rounds take of what users sent to the run's endpoint; nothing, unless it is said here."""
-    limits: dict[str, dict[str, Any]] = Field({})
-    """What must hold, by name (docs/limits.md); empty: one limit on the paper's cost, or `constraints`."""
+    limits: dict[str, dict[str, Any]] = Field({"cost": PAPERS_COST})
+    """What must hold, by name (docs/limits.md)."""
     reward: dict[str, Any] = Field({})
     """What is helpful, computed for each answer (docs/limits.md), or `pairs`, files of comparisons; empty: comparisons
     by whoever gives `feedback`."""
@@ -101,8 +113,6 @@ class Config(Strict):
     rollout: Rollout = VllmRollout()
     feedback: Feedback = WorldFeedback()
     dual: DualConfig = DualConfig()
-    constraints: list[ConstraintConfig] = Field([ConstraintConfig(name="cost")])
-    """The limits of the run, each with its own multiplier; the first is `cost`. Each is a cost stage of its own."""
     explore: ExploreConfig = ExploreConfig()
     offline: OfflineConfig = OfflineConfig()
     method: MethodConfig = MethodConfig()
@@ -114,6 +124,11 @@ class Config(Strict):
     journal: str | None = None
     """Database URL; null: `journal.sqlite` in the run folder."""
     report: ReportConfig = ReportConfig()
+
+    @classmethod
+    def of_run(cls, recipe: Mapping[str, Any]) -> Config:
+        """The recipe that the journal of a run has, which may be one of an earlier version."""
+        return cls.model_validate(former.in_todays_keys(recipe))
 
     @property
     def pairs_per_round(self) -> int:
@@ -142,8 +157,7 @@ class Config(Strict):
     @property
     def people_each(self) -> int:
         """Most people that one question is for; 0: the run asks nobody."""
-        feedback = self.feedback.labels_each if isinstance(self.feedback, AskedPeople) else 0
-        return max([feedback, *(one.people_each for one in self.stated)])
+        return max([int(isinstance(self.feedback, AskedPeople)), *(one.people_each for one in self.stated)])
 
     @property
     def rounds_late(self) -> int:
@@ -182,10 +196,35 @@ class Config(Strict):
     @property
     def stated(self) -> tuple[StatedLimit, ...]:
         """The limits of `limits:`, in order; those on comparisons first, as their stages come first."""
-        if not self.limits:
-            return ()
-        document = {"limits": self.limits, **({"prompts": self.prompts} if self.prompts else {})}
-        return in_stage_order(stated_limits(document, "recipe"))
+        return stated_of({"limits": self.limits, "prompts": self.prompts, "dual": {"cost_max": self.dual.cost_max}})
+
+    @property
+    def labelled(self) -> bool:
+        """Whether whoever gives `feedback` labels single answers for every limit, and comparisons teach it: the paper's
+        cost, a rate or a cost model's mean. Other limits are measured on two answers to a prompt by their sources."""
+        stated, feedback = self.stated, self.feedback.kind
+        if self.reward:
+            return False
+        several = self.traits.several and isinstance(self.world, TabularWorldConfig) and feedback == "world"
+        names = [one.limit.name for one in stated]
+        kinds = {one.limit.quantity.kind for one in stated}
+        by_comparisons = not self.traits.stated
+        return (
+            names[:1] == ["cost"]
+            and names == [one.compared_as for one in stated]
+            and all(one.labelled_by(feedback, by_comparisons=by_comparisons) for one in stated)
+            and (len(stated) == 1 or (several and len(kinds) == 1))
+        )
+
+    @property
+    def labels_each(self) -> int:
+        """M: the most labels that a limit asks for of one answer."""
+        return max(one.asking.labels_each or 1 for one in self.stated)
+
+    @property
+    def signal(self) -> Literal["logit_labels", "unsafe_rate", "cost_model"]:
+        """What labels of single answers estimate."""
+        return SIGNALS[self.stated[0].limit.quantity.kind] if self.labelled else "logit_labels"
 
     @property
     def computed_reward(self) -> StatedLimit | None:
@@ -201,7 +240,7 @@ class Config(Strict):
     def asks_costs(self) -> bool:
         """Whether anybody is asked which answer is costlier or unsafe: limits on values have sources of their own."""
         by_logit = any(one.limit.quantity.kind == "logit" for one in self.stated)
-        return not self.limits or by_logit or isinstance(self.feedback, MixedFeedback)
+        return by_logit or self.labelled or isinstance(self.feedback, MixedFeedback)
 
     @property
     def trained_scorers(self) -> tuple[str, ...]:
@@ -214,8 +253,8 @@ class Config(Strict):
 
     @property
     def typed_limits(self) -> tuple[Limit, ...]:
-        """Every limit of the run with its quantity, whether the recipe has `limits:` or the form of version 0.1."""
-        return typed_limits(self.model_dump(mode="json"))
+        """Every limit of the run with its quantity."""
+        return tuple(one.limit for one in self.stated)
 
     @property
     def prompt_sets(self) -> PromptSets | None:
@@ -234,7 +273,7 @@ class Config(Strict):
     @property
     def compared(self) -> tuple[str, ...]:
         """The costs under which pairs are compared, the paper's first."""
-        if not self.limits:
+        if self.labelled:
             return tuple(self.thresholds)
         named = [one.compared_as for one in self.stated if one.limit.quantity.kind == "logit"]
         return tuple(dict.fromkeys(["cost", *named]))
@@ -242,25 +281,17 @@ class Config(Strict):
     @property
     def thresholds(self) -> dict[str, float]:
         """d of every limit as a cost, by name and in order."""
-        if self.limits:
-            return {one.limit.name: one.limit.cost_limit for one in self.stated}
-        limits = {one.name: one.threshold for one in self.constraints}
-        return {name: self.dual.threshold if given is None else given for name, given in limits.items()}
+        return {one.limit.name: one.limit.cost_limit for one in self.stated}
 
     @property
     def duals(self) -> dict[str, DualConfig]:
         """How each limit's multiplier moves, by name: its own settings over those of `dual`."""
-        if self.limits:
-            return {one.limit.name: self.dual.of_limit(one.where, one.dual) for one in self.stated}
-        own = {one.name: {key: value for key, value in one if value is not None} for one in self.constraints}
-        return {name: self.dual.model_copy(update=settings) for name, settings in own.items()}
+        return {one.limit.name: self.dual.of_limit(one.where, one.dual) for one in self.stated}
 
     @property
     def deltas(self) -> dict[str, float]:
         """1 - confidence of every limit, by name: the probability of a false certificate that its candidates share."""
-        if self.limits:
-            return {one.limit.name: round(1.0 - one.limit.confidence, 12) for one in self.stated}
-        return dict.fromkeys(self.thresholds, round(1.0 - self.certificate.confidence, 12))
+        return {one.limit.name: round(1.0 - one.limit.confidence, 12) for one in self.stated}
 
     @property
     def skip_below(self) -> float:
@@ -326,6 +357,14 @@ class Config(Strict):
 
     @model_validator(mode="before")
     @classmethod
+    def limits_say_what_must_hold(cls, tree: Any) -> Any:
+        """Refuses keys that stated a limit in earlier versions, with the line to write."""
+        if isinstance(tree, dict) and (problem := former.refusal(tree)):
+            raise ValueError(problem)
+        return tree
+
+    @model_validator(mode="before")
+    @classmethod
     def pairs_are_those_of_the_files(cls, tree: Any) -> Any:
         """`reward: {pairs: FILES}` is `world.helpful`."""
         reward = tree.get(REWARD) if isinstance(tree, dict) else None
@@ -372,13 +411,12 @@ class Config(Strict):
         elif self.cluster.layout == "time-shared":
             self._one_engine_per_rank()
         self._rule_fits_the_method()
-        self._constraints_fit()
         if isinstance(self.feedback, AskedPeople) and self.people != QueueConfig():
             raise ValueError(f"people: feedback.kind={self.feedback.kind} says how they are asked; leave `people:` out")
+        self._reward_fits()
         self._limits_fit()
         if self.rounds_late:
             self._labels_may_be_late()
-        self._reward_fits()
         self._certificate_fits()
         self._production_fits()
         self._scorecard_fits()
@@ -386,20 +424,6 @@ class Config(Strict):
             raise ValueError(f"model.compile works with trainer.engine torch, not with {self.trainer.engine}")
         if self.explore.loss == "xpo" and self.algorithm != "o-pd-dpo":
             raise ValueError(f"explore.loss=xpo is a variant of algorithm o-pd-dpo, not of {self.algorithm}")
-        if self.feedback.signal == "unsafe_rate" and not self.limits and not 0 < self.dual.threshold < 1:
-            raise ValueError(
-                f"feedback.signal=unsafe_rate limits a rate: dual.threshold={self.dual.threshold} is not in (0, 1)"
-            )
-        unreachable = [name for name, limit in self.thresholds.items() if limit <= -self.dual.cost_max]
-        # these methods average scores of a cost model, which nothing clips
-        by_scores = self.traits.policy_gradient or self.algorithm in ("c-dpo", "caid")
-        if self.feedback.signal == "logit_labels" and not self.limits and not by_scores and unreachable:
-            raise ValueError(
-                f"no policy keeps the limit of {unreachable[0]}, {self.thresholds[unreachable[0]]:g}: costs lie in"
-                f" [-{self.dual.cost_max:g}, {self.dual.cost_max:g}] (dual.cost_max); raise dual.threshold"
-            )
-        if self.feedback.signal == "cost_model" and not isinstance(self.feedback, ModelFeedback):
-            raise ValueError("feedback.signal=cost_model needs feedback.kind=model, whose scores it takes")
         if tabular and isinstance(self.feedback, ModelFeedback | JudgeFeedback):
             raise ValueError(f"feedback.kind={self.feedback.kind} reads texts; a table has none, use world or people")
         if isinstance(self.world, NoWorldConfig):
@@ -410,7 +434,7 @@ class Config(Strict):
                     "explore.information=fitted is of the design matrix that o-pd-dpo explores by: it needs"
                     f" explore.bonus elliptical or thompson, not {self.explore.bonus} with {self.algorithm}"
                 )
-            if self.limits or self.reward:
+            if not self.labelled:
                 raise ValueError("explore.information=fitted is of comparisons; measured limits and rewards have 1/4")
         if self.explore.bonus == "theorem" and self.online and not tabular:
             raise ValueError("explore.bonus=theorem lists every answer, as only a table can: use elliptical")
@@ -493,37 +517,40 @@ class Config(Strict):
                 " algorithm c-grpo samples whole groups of answers to a prompt"
             )
 
-    def _constraints_fit(self) -> None:
-        names = [one.name for one in self.constraints]
-        if not names or names[0] != "cost" or len(set(names)) < len(names):
-            raise ValueError(f"constraints begin with cost and have different names: not {', '.join(names) or 'none'}")
-        if len(names) == 1:
-            return
-        if not self.traits.several:
-            raise ValueError(f"algorithm {self.algorithm} has one constraint; several need {', '.join(SEVERAL_LIMITS)}")
-        if not isinstance(self.world, TabularWorldConfig) or not isinstance(self.feedback, WorldFeedback):
-            raise ValueError("several constraints need world.kind=tabular and feedback.kind=world, for their labels")
-        outside = [name for name, limit in self.thresholds.items() if not 0 < limit < 1]
-        if self.feedback.signal == "unsafe_rate" and outside:
-            raise ValueError(f"feedback.signal=unsafe_rate limits rates: {outside[0]}'s threshold is not in (0, 1)")
-
     def _limits_fit(self) -> None:
         """What `limits:` and `prompts:` need of the other sections."""
         if not self.limits:
-            if self.prompts:
-                raise ValueError("prompts: no limit names these sets; state `limits:`, or leave `prompts:` out")
+            raise ValueError(f"limits: state what must hold, e.g. limits: {{cost: {_flow(PAPERS_COST)}}}")
+        if self.labelled:
+            self._labels_suffice()
             return
+        kind = self.feedback.kind
+        own = _flow(dict(LABELLERS[kind]))
+        papers = f"limits: {{cost: {{logit: {own}, at_most: 0, labels_each: 32}}}}"
         if not self.traits.stated:
             raise ValueError(
-                f"algorithm {self.algorithm} holds one limit on the paper's cost (dual.threshold); `limits:` need"
-                f" {', '.join(STATED_LIMITS)}"
+                f"algorithm {self.algorithm} holds one limit, named cost, from labels of single answers by whoever"
+                f" gives `feedback`, e.g. {papers}; other limits need {', '.join(STATED_LIMITS)}"
             )
         if isinstance(self.world, TabularWorldConfig) and not isinstance(self.feedback, WorldFeedback):
-            raise ValueError("training under `limits:` on a table needs feedback.kind=world")
+            raise ValueError(
+                f"limits on a table are measured by feedback.kind=world; with feedback.kind={kind} it labels the"
+                f" paper's cost alone: {papers}"
+            )
+        for one in self.stated:
+            if one.source.kind in ("model", "mixed"):
+                raise ValueError(
+                    f"{one.where}: {{{one.source.kind}: cost}} labels the only limit of a run, named cost, which"
+                    f" comparisons teach, under feedback.kind={one.source.kind}; take it out"
+                    f" (limits.{one.limit.name}=null) or name another source"
+                )
+            if one.learned_from == COMPARISONS and one.limit.quantity.kind != "logit":
+                raise ValueError(
+                    f"{one.where}: comparisons teach a {one.limit.quantity.kind} where it is the run's only limit,"
+                    f" named cost, and feedback.kind={kind} labels it: {own}; leave learned_from out"
+                )
         if isinstance(self.world, NoWorldConfig) and any(one.source.kind == "world" for one in self.stated):
             raise ValueError("limits: world.kind=none has no truth to measure with; name another source")
-        if len(self.constraints) > 1 or self.dual.threshold != 0.0:
-            raise ValueError("limits: say every limit there; leave `constraints` and `dual.threshold` out")
         if self.prompt_sets is None and any(one.limit.quantity.over for one in self.stated):
             raise ValueError("limits: `over` names a prompt set, and there is no `prompts:`")
         world, real = self.world, isinstance(self.world, NoWorldConfig)
@@ -541,6 +568,29 @@ class Config(Strict):
         drifts = [one.where for one in self.stated if one.limit.quantity.kind == "kl"]
         if len(drifts) > 1:
             raise ValueError(f"{drifts[1]}: a run has one reference, and one limit on the distance to it")
+
+    def _labels_suffice(self) -> None:
+        """What limits need that are estimated from labels of single answers."""
+        # these methods average scores of a cost model, which nothing clips
+        by_scores = self.traits.policy_gradient or self.algorithm in ("c-dpo", "caid")
+        if self.prompts:
+            raise ValueError("prompts: no limit names these sets; state one `over` a set, or leave `prompts:` out")
+        for one in self.stated:
+            kind, bound = one.limit.quantity.kind, one.limit.bound.number
+            if one.asking.labels_each != self.stated[0].asking.labels_each:
+                raise ValueError(
+                    f"{one.where}: limits that feedback labels share labels_each; write"
+                    f" limits.{one.limit.name}.labels_each={self.stated[0].asking.labels_each}"
+                )
+            if kind == "rate" and not 0 < bound < 1:
+                raise ValueError(f"{one.where}.at_most: a rate that comparisons teach lies between 0 and 100 %")
+            if kind != "mean" and one.asking.labels_each is None:
+                raise ValueError(f"{one.where}: say how many labels an answer has, e.g. labels_each: 32")
+            if kind == "logit" and not by_scores and bound <= -self.dual.cost_max:
+                raise ValueError(
+                    f"no policy keeps the limit of {one.limit.name}, {bound:g}: costs lie in [-{self.dual.cost_max:g},"
+                    f" {self.dual.cost_max:g}] (dual.cost_max); raise limits.{one.limit.name}.at_most"
+                )
 
     def _people_can_be_asked(self, one: StatedLimit) -> None:
         """What a limit needs that people measure; an audit's own needs are read with the limit."""
@@ -562,8 +612,6 @@ class Config(Strict):
                 f"algorithm {self.algorithm} learns the reward from comparisons; a computed `reward:` needs one of"
                 f" {', '.join(STATED_LIMITS)}"
             )
-        if not self.limits:
-            raise ValueError("reward: a computed reward is learned under `limits:`; state there what must hold")
         if REWARD in self.limits:
             raise ValueError("limits.reward: the recipe has a computed `reward:`; give this limit another name")
         kind = reward.source.kind
@@ -632,7 +680,7 @@ class Config(Strict):
             raise ValueError(f"{where}: algorithm {self.algorithm} has no mixture of rounds that draw for themselves")
         if max(named) > self.rounds:
             raise ValueError(f"{where}: round {max(named)} is after the last one (rounds={self.rounds})")
-        if isinstance(self.feedback, MixedFeedback) and not self.limits:
+        if isinstance(self.feedback, MixedFeedback) and self.labelled:
             raise ValueError(
                 f"{where}: with feedback.kind=mixed a round's people see what a model is unsure of, which is no even"
                 " draw; leave them out, and `pddpo certify RUN --policy mixture` draws anew"
@@ -651,6 +699,17 @@ class Config(Strict):
                         f"{where}: of {each} prompts a round (feedback.responses / 2) prompts.{name} has"
                         f" {each * one_set.share:g}; choose responses so that every set has a whole number"
                     )
+
+    def labelled_by_world(self) -> Config:
+        """The same recipe with a world's labels in place of those by whoever gives feedback, or a model's scores."""
+        truth = WorldFeedback(**self.feedback.model_dump(include=set(FeedbackCommon.model_fields)))
+        limits, each = self.limits, self.labels_each
+        if self.labelled:
+            kind = "rate" if self.signal == "unsafe_rate" else "logit"
+            each = PAPERS_COST["labels_each"] if self.signal == "cost_model" else each
+            others = {name: {key: one[key] for key in one if key not in KINDS} for name, one in limits.items()}
+            limits = {name: {kind: {"world": name}, **one, "labels_each": each} for name, one in others.items()}
+        return self.model_copy(update={"feedback": truth, "limits": limits})
 
     def in_one_process(self) -> Config:
         """The same recipe with one rank and one engine in this process."""

@@ -13,7 +13,7 @@ class FitConfig(Strict):
     """Optimiser of one fit (AdamW)."""
 
     steps: int = Field(30, ge=1)
-    """Optimiser steps."""
+    """Optimiser steps, where no `epochs` are given."""
     epochs: float | None = Field(None, gt=0)
     """Passes over the rows of the fit in place of `steps`; null: `steps` counts."""
     learning_rate: float = Field(5e-4, gt=0)

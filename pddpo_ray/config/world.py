@@ -57,8 +57,8 @@ class FirstFamilyConfig(Strict):
 
 
 class LogitLimitConfig(Strict):
-    """The paper's limit, on the mean cost, a logit. A recipe's `dual.threshold` is usually the same number; another one
-    moves the optimum, not the world."""
+    """The paper's limit, on the mean cost, a logit. A recipe's `limits.cost.at_most` is usually the same number;
+    another one moves the optimum, not the world."""
 
     kind: Literal["logit"] = "logit"
     """Tag of this variant."""

@@ -21,7 +21,7 @@ from pddpo_ray.data.served_text import served_texts
 from pddpo_ray.data.tokens import Tokens, no_pair_fits, no_prompt_fits, prompts_of_sets, renderer_of
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal.served import KeptPrompt
-from pddpo_ray.records import LabelledPair, Message, Pair, Prompt, Response, SafetyLabels, Verdict
+from pddpo_ray.records import HARM, LabelledPair, Message, Pair, Prompt, Response, SafetyLabels, Verdict
 from pddpo_ray.storage.cache import cache_folder
 from pddpo_ray.storage.checkpoints import checkpoint_folder
 from pddpo_ray.text.templates import rendered, template_named
@@ -134,9 +134,11 @@ def prepare_real_text(config: Config, kept: Sequence[KeptPrompt] = ()) -> Prepar
         logger.warning("real text%s", tokens.left_out())
     for why, count in left_out.items():
         logger.warning("real text: %d %s", count, why)
-    asked = [("more helpful", "helpful"), *([("less harmful", "harmful")] if config.asks_costs else [])]
-    for said, kind in asked:
-        if all(getattr(item, kind) is Verdict.ABSTAIN for item in pairs):
+    labels = {"more helpful": [item.helpful for item in pairs]}
+    if config.asks_costs:
+        labels["less harmful"] = [item.label(HARM) for item in pairs]
+    for said, own in labels.items():
+        if all(verdict is Verdict.ABSTAIN for verdict in own):
             logger.warning("real text: no pair says which answer is %s", said)
     logger.info("real text: %d pairs, %d prompts, reference %s", len(pairs), len(chosen), folder.name)
     benign = _benign(config, settings, tokens, {prompt.id for prompt in certification})
@@ -295,7 +297,7 @@ def _pairs(
             continue
         helpful = Verdict.ABSTAIN if example.better is None else VERDICTS[example.better]
         harmful = Verdict.ABSTAIN if example.safer is None else VERDICTS[1 - example.safer]
-        pairs.append(LabelledPair(Pair(name, first, second), helpful, harmful))
+        pairs.append(LabelledPair(Pair(name, first, second), helpful, {HARM: harmful}))
         for answer, said in ((first, example.answers[0].safe), (second, example.answers[1].safe)):
             if said is not None:
                 unsafe[answer.id] = not said

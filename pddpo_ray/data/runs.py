@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pddpo_ray.data.problems import Fault, Row
 from pddpo_ray.journal.identity import open_folder
-from pddpo_ray.records import LabelledPair, Prompt, SafetyLabels, Verdict
+from pddpo_ray.records import HARM, LabelledPair, Prompt, SafetyLabels, Verdict
 from pddpo_ray.text.templates import TEMPLATES, rendered
 
 INDEX = {Verdict.FIRST: 0, Verdict.SECOND: 1}
@@ -40,7 +40,7 @@ def pair_row(labelled: LabelledPair, suffix: str = "") -> dict[str, Any]:
     """A labelled pair as a PKU-SafeRLHF row. The safer answer is the one that is not the costlier; an abstained or
     failed label is null. `suffix` tells several labels of one pair apart."""
     pair = labelled.pair
-    costlier = INDEX.get(labelled.harmful)
+    costlier = INDEX.get(labelled.label(HARM))
     return {
         "id": f"{pair.id}{suffix}",
         "prompt": question(pair.prompt),

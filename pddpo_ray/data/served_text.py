@@ -9,7 +9,7 @@ from itertools import combinations
 from typing import Protocol
 
 from pddpo_ray.journal.served import KeptAnswer, KeptPrompt
-from pddpo_ray.records import LabelledPair, Message, Pair, Prompt, Response, Verdict
+from pddpo_ray.records import HARM, LabelledPair, Message, Pair, Prompt, Response, Verdict
 
 logger = logging.getLogger("pddpo_ray.data.real_text")
 PAIRS_EACH = 4
@@ -73,7 +73,7 @@ def judged_pairs(answers: Sequence[KeptAnswer], prompt: Prompt, texts: Texts) ->
         if left is None or right is None or left.token_ids == right.token_ids:
             continue
         written = (replace(side, policy_version=one.policy_version) for side, one in ((left, first), (right, second)))
-        pairs.append(LabelledPair(Pair(f"verdict-{first.id}-{second.id}", *written), said, harmful))
+        pairs.append(LabelledPair(Pair(f"verdict-{first.id}-{second.id}", *written), said, {HARM: harmful}))
     return pairs
 
 

@@ -30,7 +30,7 @@ from pddpo_ray.exploration.resampling import (
     optimistic_weights,
     resampling_weights,
 )
-from pddpo_ray.records import Array, CandidateSet, LabelledPair, Pair, Response, Stage, Verdict, responses_of
+from pddpo_ray.records import HARM, Array, CandidateSet, LabelledPair, Pair, Response, Stage, Verdict, responses_of
 from pddpo_ray.registry import code_of
 from pddpo_ray.theory.seeds import generator_of
 
@@ -233,7 +233,7 @@ class OptimisticExplorer:
         if not self._fitted or not self._rows:
             return
         assert isinstance(self._uncertainty, EllipticalBonus)
-        known = {item.pair.id: (item.helpful, item.harmful) for item in labelled()}
+        known = {item.pair.id: (item.helpful, item.label(HARM)) for item in labelled()}
         told = [known.get(name, (Verdict.MISSING, Verdict.MISSING)) for name in self._rows]
         signs = np.array([[SIGNS.get(verdict, 0.0) for verdict in verdicts] for verdicts in told])
         rows = np.array(list(self._rows.values()))

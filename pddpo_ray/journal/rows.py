@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from pddpo_ray.contracts import Delivery
 from pddpo_ray.records import (
+    HARM,
     CostEstimate,
     LabelledPair,
     Message,
@@ -178,6 +179,7 @@ def pair_rows(run: str, round_: int, pairs: Iterable[Pair]) -> list[Row]:
 
 
 def pair_label_rows(run: str, labelled: Iterable[LabelledPair], labeller: str, source: int) -> list[Row]:
+    """The table has a column for the comparison by harm, and one for all others."""
     return [
         {
             "run": run,
@@ -185,17 +187,13 @@ def pair_label_rows(run: str, labelled: Iterable[LabelledPair], labeller: str, s
             "source": source,
             "labeller": labeller,
             "helpful": item.helpful.value,
-            "harmful": item.harmful.value,
-            "further": {name: verdict.value for name, verdict in item.further},
+            "harmful": item.label(HARM).value,
+            "further": {name: verdict.value for name, verdict in item.labels.items() if name != HARM},
         }
         for item in labelled
     ]
 
 
 def labelled_pair_record(row: Any, pair: Pair) -> LabelledPair:
-    return LabelledPair(
-        pair=pair,
-        helpful=Verdict(row.helpful),
-        harmful=Verdict(row.harmful),
-        further=tuple((name, Verdict(value)) for name, value in row.further.items()),
-    )
+    labels = {HARM: row.harmful, **row.further}
+    return LabelledPair(pair, Verdict(row.helpful), {name: Verdict(label) for name, label in labels.items()})

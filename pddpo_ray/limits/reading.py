@@ -11,7 +11,6 @@ Percent, units and times are read as people write them.
 from __future__ import annotations
 
 import difflib
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,30 +24,32 @@ from pddpo_ray.errors import UserError, nearest_or_all
 from pddpo_ray.limits.quantities import VERDICT, Amount, Kind, Limit, Quantity, Scale
 from pddpo_ray.limits.rules import rule_of
 from pddpo_ray.limits.source_kinds import SourceKind
+from pddpo_ray.limits.written_numbers import number_of, seconds_of
 
 KINDS: Mapping[str, Kind] = {"rate": "rate", "mean": "mean", "logit": "logit", "kl": "kl"}
 KEYS = (
     "over", "at_most", "at_least", "confidence", "bounds", "unit", "versus", "audited_by",
-    "answers", "labels_each", "deadline", "failed", "dual",
+    "answers", "labels_each", "deadline", "failed", "dual", "learned_from",
 )  # fmt: skip
+COMPARISONS, VALUES = "comparisons", "values"
+"""What teaches a policy to keep a limit: `learned_from`."""
 AUDIT = "audited_by"
 """The key under which people measure a part of what another source measures."""
-LARGEST = 1e18
-"""Beyond all that is measured; sums and squares of it are still numbers."""
 CERTAIN = 36.0
 """At this logit a probability is 1 to the last digit of a float."""
 FILES = ("regex", "json_schema", "classifier", "score_model", "grader", "tokenizer", "question", "judge")
 """Keys of sources whose values may be files."""
+LABELLERS: Mapping[str, Mapping[str, Any]] = {
+    "world": {"world": "cost"}, "people": {"people": {}}, "judge": {"judge": {}}, "model": {"model": "cost"},
+    "mixed": {"mixed": "cost"},
+}  # fmt: skip
+"""Sources that say safe or unsafe about an answer as often as they are asked, by `feedback.kind`."""
 REWARD, PAIRS = "reward", "pairs"
 """The key of a recipe's reward, and its value's where comparisons in files say what is helpful. The first is also what
 a world's labellers compare by: `{rate: {world: reward}, versus: reference}`."""
 REWARD_KEYS = ("bounds", "unit", "answers", "labels_each", "deadline", "failed")
 """What a computed reward may be given beside its source."""
-NUMBER = r"([-+]?(?:\d+(?:\.\d*)?|\.\d+))"
-PERCENT = re.compile(rf"^\s*{NUMBER}\s*%\s*$")
-WITH_UNIT = re.compile(rf"^\s*{NUMBER}\s*([A-Za-zµ].*?)\s*$")
 A_ROUND = re.compile(r"^\s*(\d+)\s*(?:a|per|each)\s+round\s*$")
-SECONDS = {"s": 1.0, "second": 1.0, "min": 60.0, "minute": 60.0, "h": 3600.0, "hour": 3600.0, "day": 86400.0}
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,8 @@ class StatedLimit:
     """What messages call its place, e.g. `limits.yaml: limits.length`."""
     dual: Any = None
     """How its multiplier moves in a run, where not as the recipe's `dual` says; the recipe checks it."""
+    learned_from: str | None = None
+    """COMPARISONS or VALUES; None: as its kind and the method have it, a logit from comparisons."""
 
     @property
     def wins(self) -> bool:
@@ -105,7 +108,7 @@ class StatedLimit:
     @property
     def asks_people(self) -> bool:
         """Whether people measure answers, all of them or an audit's."""
-        return self.source.kind == "people" or self.audited is not None
+        return self.source.kind in ("people", "mixed") or self.audited is not None
 
     @property
     def people_each(self) -> int:
@@ -124,6 +127,19 @@ class StatedLimit:
     def compared_as(self) -> str:
         """The cost under which pairs are compared for it: a world's by name, or the harm that people or models see."""
         return self.source.what if self.source.kind == "world" else "cost"
+
+    def labelled_by(self, feedback: str, *, by_comparisons: bool) -> bool:
+        """Whether the run's feedback labels single answers for it, and comparisons teach it: the paper's cost.
+
+        `by_comparisons`: whether the method learns every limit from comparisons.
+        """
+        quantity, asking = self.limit.quantity, self.asking
+        learned = self.learned_from or (COMPARISONS if by_comparisons or quantity.kind == "logit" else VALUES)
+        plain = not self.limit.at_least and quantity.over is None and quantity.versus is None and self.audited is None
+        whole = asking.answers is None and asking.seconds is None and asking.failed is None
+        own = set(self.source.options) <= {"labels_each"} and (feedback == "world" or self.source.what in ("", "cost"))
+        scores = (quantity.kind == "mean") <= (feedback == "model")
+        return self.source.kind == feedback and learned == COMPARISONS and plain and whole and own and scores
 
 
 def stated_limits(document: Mapping[str, Any], name: str) -> list[StatedLimit]:
@@ -155,7 +171,8 @@ def stated_limit(name: Any, given: Any, file: str, sets: Sequence[str] | None = 
     scale = _scale(where, kind, source, given)
     quantity = _quantity(where, kind, given, source, scale, sets)
     limit, asking = _limit(name, where, given, quantity), _asking(where, given, source)
-    stated = StatedLimit(limit, source, scale, asking, *_audited(where, given), where, given.get("dual"))
+    learned = _learned_from(where, kind, given)
+    stated = StatedLimit(limit, source, scale, asking, *_audited(where, given), where, given.get("dual"), learned)
     if stated.audited is not None:
         _audit_fits(stated)
     return stated
@@ -268,8 +285,8 @@ def _scale(where: str, kind: Kind, source: SourceName, given: Mapping[str, Any])
     if kind == "kl":
         return Scale("nats")
     if kind == "logit":
-        if source.kind not in ("people", "judge", "world"):
-            raise UserError(f"{where}: a logit is estimated from labels; its source is people, a judge or the world")
+        if source.kind not in LABELLERS:
+            raise UserError(f"{where}: a logit is estimated from labels; its source is {', '.join(LABELLERS)}")
         return Scale("logit", low=_bounds(where, given)[0], high=_bounds(where, given)[1])
     says = registry.load("sources", source.kind, SourceKind)
     own = says.scale or Scale("")
@@ -361,6 +378,17 @@ def _asking(where: str, given: Mapping[str, Any], source: SourceName) -> Asking:
     return Asking(counts["answers"], seconds, share, counts["labels_each"])
 
 
+def _learned_from(where: str, kind: Kind, given: Mapping[str, Any]) -> str | None:
+    learned = given.get("learned_from")
+    possible = {"logit": (COMPARISONS,), "kl": ()}.get(kind, (COMPARISONS, VALUES))
+    if learned is not None and learned not in possible:
+        raise UserError(
+            f"{where}.learned_from: a {kind} is learned from"
+            f" {' or '.join(possible) or 'the drift itself'}; got `{learned}`"
+        )
+    return learned
+
+
 def _audited(where: str, given: Mapping[str, Any]) -> tuple[int | None, str | None]:
     """How many answers people measure too, and what they are asked where the limit says so."""
     audit = given.get(AUDIT)
@@ -393,53 +421,6 @@ def _audit_fits(stated: StatedLimit) -> None:
         raise UserError(f"{where}: people audit a mean within its bounds; state `bounds: [low, high]`")
     if quantity.kind == "logit" and stated.asking.labels_each is None:
         raise UserError(f"{where}: say how many labels an answer has, of people too: labels_each: 20")
-
-
-def number_of(where: str, value: Any, *, share: bool, unit: str = "") -> float:
-    """A number as people write it: 80, `80 tokens` in that unit, `5 %` of a share, `2 min` of minutes.
-
-    Raises UserError for anything else.
-    """
-    if isinstance(value, str):
-        if percent := PERCENT.match(value):
-            if not share:
-                raise UserError(f"{where}: `{value}` is a percentage, and this is no share; write the number itself")
-            return _possible(where, float(percent[1]) / 100.0)
-        named = WITH_UNIT.match(value)
-        if named and not share:
-            return _possible(where, float(named[1]) * _factor(where, value, named[2], unit))
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        wanted = "a percentage such as `5 %` or a number from 0 to 1" if share else "a number such as 120"
-        raise UserError(f"{where}: `{value}` is no number; write {wanted}")
-    return _possible(where, float(value))
-
-
-def _possible(where: str, number: float) -> float:
-    if not abs(number) < LARGEST:
-        raise UserError(f"{where}: no measure reaches {number:g}; give a smaller number")
-    return number
-
-
-def seconds_of(where: str, value: Any) -> float:
-    """A length of time: `90 s`, `10 min`, `2 h`, or a number of seconds. Raises UserError."""
-    seconds = number_of(where, value, share=False, unit="s")
-    if seconds <= 0:
-        raise UserError(f"{where} must be above 0, got `{value}`")
-    return seconds
-
-
-def _factor(where: str, value: str, written: str, unit: str) -> float:
-    """What a number in the written unit is worth in the measure's own."""
-    if written.rstrip("s") == unit.rstrip("s"):
-        return 1.0
-    given, own = SECONDS.get(_singular(written)), SECONDS.get(_singular(unit))
-    if given is None or own is None:
-        raise UserError(f"{where}: `{value}` is in {written}, and the measure is in {unit or 'no unit (state `unit`)'}")
-    return given / own
-
-
-def _singular(unit: str) -> str:
-    return unit if unit in SECONDS else unit.removesuffix("s")
 
 
 def _bounds(where: str, given: Mapping[str, Any]) -> tuple[float | None, float | None]:

@@ -68,7 +68,7 @@ class Backends:
     own_dual: MakeDual | None = None
     """Makes the multipliers' owner somewhere else; None: it is in this process."""
     held_limits: Sequence[HeldLimit] = ()
-    """The recipe's stated limits, comparisons first; empty: one limit on the paper's cost, or `constraints`."""
+    """The recipe's stated limits, comparisons first; empty: feedback labels them."""
     measure: Measure | None = None
     """Measures answers under those limits."""
     reward: ComputedReward | None = None

@@ -67,7 +67,7 @@ def _demand_same_recipe(config: Config, stored: RunEntry) -> None:
     """A resumed run shares what decides the numbers; it may be given more rounds. Raises UserError."""
     try:
         # Read by today's rules: a setting that came later has its default.
-        before = Config.model_validate(stored.recipe).fixed_settings()
+        before = Config.of_run(stored.recipe).fixed_settings()
     except ValidationError:
         before = stored.fixed_settings
     wanted = config.fixed_settings()

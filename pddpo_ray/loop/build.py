@@ -98,7 +98,7 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
     if isinstance(feedback, ScoredFeedbackController):
         by_prompt = backends.world is None
         check_scorers(config, journal, feedback.models, backends.offline_unsafe, by_prompt=by_prompt)
-    if config.limits:
+    if not config.labelled:
         check_limits(config, journal)
     demand_groups(config, backends)
     groups = sets_of_prompts(backends)
@@ -159,12 +159,12 @@ def due_labels(config: Config, journal: Journal, feedback: FeedbackController, r
 
 
 def sizes_of(config: Config, rounds: int) -> Sizes:
-    each = ANSWERS_EACH if config.limits else 1
+    each = 1 if config.labelled else ANSWERS_EACH
     return Sizes(
         rounds=rounds,
         responses=config.feedback.responses // each,
         answers_each=each,
-        labels_each=config.feedback.labels_each,
+        labels_each=config.labels_each,
         pair_prompts=config.explore.prompts,
         beta=config.beta,
         method=config.method,
@@ -301,8 +301,8 @@ def cost_fits(config: Config) -> int:
 
     With a limit on the drift alone there is one too, which takes the reward policy as it is.
     """
-    if not config.limits:
-        return len(config.constraints)
+    if config.labelled:
+        return len(config.limits)
     kinds = [one.limit.quantity.kind for one in config.stated]
     compared = kinds.count("logit")
     return compared + (compared == 0 or compared + kinds.count("kl") < len(kinds))
@@ -324,7 +324,7 @@ def _limits(
     if backends.measure is None:
         return LabelledLimits(
             dual, feedback, estimator_of(config, feedback), due, beta=config.beta,
-            labels_each=config.feedback.labels_each, window=None if window is None else (journal, window),
+            labels_each=config.labels_each, window=None if window is None else (journal, window),
         )  # fmt: skip
     limits = _measured_limits(config, backends, backends.measure, journal, trainer, rollout, due, dual, window)
     limits.measure_before(first)

@@ -123,12 +123,12 @@ def tested_limits(config: Config, limits: Mapping[str, float], number: int) -> t
     unknown = [name for name in limits if name not in config.thresholds]
     if unknown:
         raise UserError(f"--limit {unknown[0]}: this run's limits are {', '.join(config.thresholds)}")
-    if config.limits:
+    if config.labelled:
+        tested = [_on_labels(config, name, limits.get(name, of), number) for name, of in config.thresholds.items()]
+    else:
         tested = [_stated(one, limits, number, config) for one in bounded(config) if cannot(one) is None]
         if not tested:
             raise UserError("; ".join(estimated_only(config)))
-    else:
-        tested = [_on_labels(config, name, limits.get(name, of), number) for name, of in config.thresholds.items()]
     for one in tested:
         if not one.possible:
             bias = f", a logit's also above -C = {one.low:g} by the bias of {one.labels_each} labels, {one.bias:.2f}"
@@ -190,10 +190,10 @@ def share_audited(config: Config, one: StatedLimit) -> float | None:
 
 
 def _on_labels(config: Config, name: str, bound: float, number: int) -> TestedLimit:
-    """The limit on the paper's cost, or one of `constraints`, from safety labels."""
-    labels, cost_max, signal = config.feedback.labels_each, config.dual.cost_max, config.feedback.signal
+    """A limit that feedback labels, from labels of single answers."""
+    labels, cost_max, signal = config.labels_each, config.dual.cost_max, config.signal
     if signal == "cost_model":
-        raise UserError("feedback.signal=cost_model: scores without stated bounds are estimated only, never certified")
+        raise UserError(f"{name}: a mean of scores without stated bounds is estimated only, never certified")
     level, delta = level_of(config, name, number), config.deltas[name]
     source, people = SOURCES[config.feedback.kind], None
     if isinstance(config.feedback, MixedFeedback):
@@ -235,7 +235,7 @@ def _settings_of(folder: Path) -> Mapping[str, Any]:
     except UserError:  # begun this moment, or no journal of a run
         return {}
     try:
-        return Config.model_validate(stored.recipe).fixed_settings()
+        return Config.of_run(stored.recipe).fixed_settings()
     except ValidationError:
         return dict(stored.fixed_settings)
 

@@ -71,8 +71,8 @@ def tabular_backends(config: Config, world: TabularWorld, store: ArtifactStore) 
 
 
 def limits_on(world: TabularWorld, config: Config) -> TableLimits | None:
-    """The recipe's stated limits on a table; None: it states none. Raises UserError where they do not fit together."""
-    return table_limits(world, config.stated, config.prompt_sets) if config.limits else None
+    """The recipe's limits on a table; None: feedback labels them. Raises UserError where they do not fit together."""
+    return None if config.labelled else table_limits(world, config.stated, config.prompt_sets)
 
 
 def tabular_view(world: TabularWorld, store: ArtifactStore, config: Config) -> WorldView:
@@ -90,10 +90,10 @@ def tabular_view(world: TabularWorld, store: ArtifactStore, config: Config) -> W
     unknown = [name for name in others if name not in known]
     if unknown:
         costs = f"its further costs are {', '.join(known)}" if known else "it has one cost alone"
-        raise UserError(f"constraints: the world has no cost called {unknown[0]}; {costs}")
+        raise UserError(f"limits.{unknown[0]}: the world has no cost called {unknown[0]}; {costs}")
     further = tuple(replace(known[name], threshold=config.thresholds[name]) for name in others)
     oracle = replace(world.oracle, beta=config.beta, threshold=config.thresholds[first], further=further)
-    if config.feedback.signal == "unsafe_rate":
+    if config.signal == "unsafe_rate":
         rates = demand_feasible(of_rates(oracle))
         return WorldView(rates, table, world.covered, cost_of=world.cost, logits=oracle.cost)
     return WorldView(demand_feasible(oracle), table, world.covered, cost_of=world.cost)

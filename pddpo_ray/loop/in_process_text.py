@@ -104,9 +104,9 @@ def text_world_backends(
         recall=recall,
     )
     if isinstance(prepared, PreparedRealText):
-        return _under_limits_on_files(config, prepared, made) if config.limits else made
-    if not config.limits:
-        return replace(made, world=prepared.view(store, config.dual.threshold))
+        return made if config.labelled else _under_limits_on_files(config, prepared, made)
+    if config.labelled:
+        return replace(made, world=prepared.view(store, config.thresholds["cost"]))
     return _under_limits(config, store, prepared, made)
 
 
@@ -178,8 +178,8 @@ def _under_limits_on_files(config: Config, prepared: PreparedRealText, made: Bac
 
 def text_view(config: Config, prepared: PreparedTextWorld, store: ArtifactStore) -> WorldView:
     """A text world as evaluation sees it, under the recipe's limits."""
-    if not config.limits:
-        return prepared.view(store, config.dual.threshold)
+    if config.labelled:
+        return prepared.view(store, config.thresholds["cost"])
     truth, _ = world_under_limits(config, prepared)
     if truth.unknown:
         raise UserError(f"this run has no exact truth: nobody knows that of the limit {truth.unknown[0]}")

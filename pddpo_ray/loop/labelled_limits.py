@@ -1,4 +1,4 @@
-"""Limits whose costs are estimated from labels of single answers: the paper's cost, and the recipe's `constraints`.
+"""Limits whose costs are estimated from labels of single answers: the paper's cost, and others of its kind.
 
 Each has a cost stage of its own, which learns from comparisons, labels of its own and a multiplier of its own.
 """

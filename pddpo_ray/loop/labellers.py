@@ -27,6 +27,7 @@ from pddpo_ray.loop.risks import stated_risk
 from pddpo_ray.loop.sampling import RolloutController
 from pddpo_ray.loop.scorer_fits import OF_FEEDBACK, feedback_models, training_of
 from pddpo_ray.records import (
+    HARM,
     Array,
     CostEstimate,
     Decoding,
@@ -43,7 +44,7 @@ from pddpo_ray.scoring.held_out import Kind
 from pddpo_ray.scoring.judge import Judge, JudgeLabeller
 from pddpo_ray.scoring.limit_judge import key_of
 from pddpo_ray.scoring.scored_labeller import ScoredLabeller
-from pddpo_ray.theory.cost_estimate import estimate_cost, estimate_from_scores, within_prompt_variance
+from pddpo_ray.theory.cost_estimate import Mode, estimate_cost, estimate_from_scores, within_prompt_variance
 from pddpo_ray.theory.score_spread import spread_of
 from pddpo_ray.theory.seeds import seed_of
 
@@ -59,20 +60,21 @@ class ScoredFeedbackController(FeedbackController):
         self,
         labeller: ScoredLabeller,
         journal: Journal,
-        settings: ModelFeedback,
         *,
         seed: int,
         constraint: str,
         cost_max: float,
+        labels_each: int,
+        signal: Mode,
     ) -> None:
         super().__init__({constraint: labeller}, journal, seed=seed, source="model")
-        self.models, self._settings, self._cost_max = labeller, settings, cost_max
+        self.models, self._cost_max, self._labels_each, self._signal = labeller, cost_max, labels_each, signal
 
     def open_safety(self, items: Sequence[Response], labels_each: int) -> None:
         super().open_safety(items, self._wanted(labels_each))
 
-    def safety(self, items: Sequence[Response], labels_each: int, constraint: str | None = None) -> list[SafetyLabels]:
-        return super().safety(items, self._wanted(labels_each), constraint)
+    def safety(self, items: Sequence[Response], labels_each: int, name: str) -> list[SafetyLabels]:
+        return super().safety(items, self._wanted(labels_each), name)
 
     def _wanted(self, labels_each: int) -> int:
         # A fixed number of labels from one deterministic source says no more than one.
@@ -88,15 +90,15 @@ class ScoredFeedbackController(FeedbackController):
             return replace(estimate_from_scores(scores, constraint=constraint), within_variance=spread)
         return estimate_cost(
             verdicts,
-            labels_each=self._settings.labels_each,
+            labels_each=self._labels_each,
             cost_max=self._cost_max,
-            mode=self._settings.signal,
+            mode=self._signal,
             constraint=constraint,
         )
 
     @property
     def _from_scores(self) -> bool:
-        return self._settings.signal == "cost_model"
+        return self._signal == "cost_model"
 
 
 def labelled_reference_answers(
@@ -125,17 +127,14 @@ def labelled_reference_answers(
     return labelled, unsafe
 
 
-CONSTRAINT = "cost"
-
-
 class Uncompared:
     """contracts.Labeller of a run whose stages all learn from values: its pairs carry no preference."""
 
     def safety(self, items: Sequence[Response], labels_each: int, seed: int) -> list[SafetyLabels]:
-        raise RunError("a run under `limits:` asks for no safety labels beside those of its limits")
+        raise RunError("a run whose limits sources measure asks for no other safety labels")
 
     def compare(self, pairs: Sequence[Pair], seed: int) -> list[LabelledPair]:
-        return [LabelledPair(pair, Verdict.ABSTAIN, Verdict.ABSTAIN) for pair in pairs]
+        return [LabelledPair(pair, Verdict.ABSTAIN, {HARM: Verdict.ABSTAIN}) for pair in pairs]
 
 
 def feedback_of(
@@ -146,12 +145,12 @@ def feedback_of(
     Nobody, where no stage learns from comparisons.
     """
     if not config.compares:
-        return FeedbackController({CONSTRAINT: Uncompared()}, journal, seed=config.seed, source="nobody")
+        return FeedbackController({HARM: Uncompared()}, journal, seed=config.seed, source="nobody")
     if isinstance(config.feedback, ModelFeedback):
         return _scored_feedback(config, journal, backends, rollout)
     if isinstance(config.feedback, MixedFeedback):
         return _mixed_feedback(config, journal, backends, rollout, asking)
-    labellers = {CONSTRAINT: labeller_of(config, journal, backends, asking), **backends.further_labellers}
+    labellers = {HARM: labeller_of(config, journal, backends, asking), **backends.further_labellers}
     excluded = config.feedback.excluded if isinstance(config.feedback, JudgeFeedback) else 0.0
     return FeedbackController(labellers, journal, seed=config.seed, source=config.feedback.kind, excluded=excluded)
 
@@ -163,7 +162,7 @@ def labeller_of(config: Config, journal: Journal, backends: Backends, asking: As
     if not isinstance(config.feedback, PeopleFeedback):
         return backends.labeller
     risk_of = stated_risk(config, sets_of_prompts(backends))
-    return people_labeller(config.feedback, journal, cost_max=config.dual.cost_max, asking=asking, risk_of=risk_of)
+    return people_labeller(config, journal, asking=asking, risk_of=risk_of)
 
 
 def judge_labeller(settings: JudgeFeedback, journal: Journal) -> JudgeLabeller:
@@ -181,7 +180,7 @@ def feedback_before(
     """
     if backends.world is None or not isinstance(config.feedback, ModelFeedback | JudgeFeedback) or not config.compares:
         return feedback
-    return FeedbackController({CONSTRAINT: backends.labeller}, journal, seed=config.seed, source="world")
+    return FeedbackController({HARM: backends.labeller}, journal, seed=config.seed, source="world")
 
 
 Estimate = Callable[[Sequence[SafetyLabels]], CostEstimate]
@@ -195,9 +194,9 @@ def estimator_of(config: Config, feedback: FeedbackController) -> Estimate:
     def estimate(labels: Sequence[SafetyLabels]) -> CostEstimate:
         return estimate_cost(
             labels,
-            labels_each=config.feedback.labels_each,
+            labels_each=config.labels_each,
             cost_max=config.dual.cost_max,
-            mode=config.feedback.signal,
+            mode=config.signal,
             constraint=labels[0].constraint,
         )
 
@@ -214,9 +213,10 @@ def _scored_feedback(
         _scored_labeller(config, settings, journal, backends, rollout),
         journal,
         seed=config.seed,
-        constraint=CONSTRAINT,
+        constraint=HARM,
         cost_max=config.dual.cost_max,
-        settings=settings,
+        labels_each=config.labels_each,
+        signal=config.signal,
     )
 
 
@@ -227,13 +227,13 @@ def _mixed_feedback(
     settings = config.feedback
     assert isinstance(settings, MixedFeedback)
     if backends.further_labellers:
-        raise UserError("feedback.kind=mixed takes one limit: leave `constraints` out, or use feedback.kind=people")
+        raise UserError("feedback.kind=mixed takes one limit")
     categories = sets_of_prompts(backends)
     if isinstance(settings.model, WorldScores):
-        return mixed_feedback(CONSTRAINT, config, journal, asking=asking, categories_of=categories)
+        return mixed_feedback(HARM, config, journal, asking=asking, categories_of=categories)
     model = ModelFeedback(reward=settings.model.reward, cost=settings.model.cost)
     scored = _scored_labeller(config, model, journal, backends, rollout)
-    return mixed_feedback(CONSTRAINT, config, journal, scored, asking, categories)
+    return mixed_feedback(HARM, config, journal, scored, asking, categories)
 
 
 def _scored_labeller(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pddpo_ray.contracts import EarlyLabeller, Labeller, LateLabeller
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
-from pddpo_ray.records import LabelledPair, Pair, Response, SafetyLabels, Verdict
+from pddpo_ray.records import HARM, LabelledPair, Pair, Response, SafetyLabels, Verdict
 from pddpo_ray.theory.cost_estimate import unsafe_shares
 from pddpo_ray.theory.seeds import seed_of
 
@@ -21,9 +21,9 @@ DECISIVE = (Verdict.FIRST, Verdict.SECOND, Verdict.ABSTAIN, Verdict.MISSING)
 
 
 class FeedbackController:
-    """Labels from one labeller per constraint, journalled with their source.
+    """Labels from one labeller per comparison, journalled with their source.
 
-    `labellers` maps the constraint's name to its labeller; the first one also says what is helpful. `excluded` is the
+    `labellers` maps the comparison's name to its labeller; that of `HARM` also says what is helpful. `excluded` is the
     share of items about which the labeller may have said nothing readable in all attempts: their labels are missing, as
     are those that it refuses for good, and pairs are journalled as failed. Only a source that cannot always be read (a
     judge) is given a share.
@@ -73,12 +73,11 @@ class FeedbackController:
         late = {name: one for name, one in self._labellers.items() if isinstance(one, LateLabeller)}
         return bool(late) and all(has_them(name, one) for name, one in late.items())
 
-    def safety(self, items: Sequence[Response], labels_each: int, constraint: str | None = None) -> list[SafetyLabels]:
-        """Exactly `labels_each` safe-or-unsafe labels of every item, for one constraint (the first by default).
+    def safety(self, items: Sequence[Response], labels_each: int, name: str) -> list[SafetyLabels]:
+        """Exactly `labels_each` safe-or-unsafe labels of every item under the cost of this name.
 
         Raises RunError that names the items that lack labels.
         """
-        name = constraint or next(iter(self._labellers))
         self._journal.once(self._safety_phase(name), lambda: self._collect_safety(items, labels_each, name))
         return self._journal.safety(self._journal.round, name)
 
@@ -107,7 +106,7 @@ class FeedbackController:
         return [entry.labelled for entry in self._journal.pairs(self._journal.round)]
 
     def _safety_phase(self, name: str) -> str:
-        return "safety" if name == next(iter(self._labellers)) else f"safety-{name}"
+        return "safety" if name == HARM else f"safety-{name}"
 
     def _safety_seed(self, name: str, attempt: int = 0) -> int:
         return seed_of(self._seed, self._journal.round, "safety", name, attempt)
@@ -125,7 +124,7 @@ class FeedbackController:
         if missing := sum(lacking.values()):
             self._journal.add_metrics({f"labels/missing_{name}": missing})
         total = sum(len(counted[item.id]) for item in usable)
-        self._journal.add_metrics({"labels/safety" if name == next(iter(self._labellers)) else f"labels/{name}": total})
+        self._journal.add_metrics({"labels/safety" if name == HARM else f"labels/{name}": total})
         return total
 
     def _ask_for_safety(
@@ -160,14 +159,10 @@ class FeedbackController:
         )
 
     def _collect_comparisons(self, pairs: Sequence[Pair]) -> int:
-        names = list(self._labellers)
-        answers = {name: self._ask_to_compare(pairs, name) for name in names}
+        answers = {name: self._ask_to_compare(pairs, name) for name in self._labellers}
         labelled = [
             LabelledPair(
-                pair,
-                answers[names[0]][pair.id].helpful,
-                answers[names[0]][pair.id].harmful,
-                tuple((name, answers[name][pair.id].harmful) for name in names[1:]),
+                pair, answers[HARM][pair.id].helpful, {name: own[pair.id].labels[name] for name, own in answers.items()}
             )
             for pair in pairs
         ]
@@ -183,15 +178,20 @@ class FeedbackController:
             for item in self._labellers[name].compare(waiting, self._compare_seed(name, attempt)):
                 if item.pair.id not in asked:
                     raise RunError(f"labeller {self._source} answered pair {item.pair.id}, which was not asked")
+                if name not in item.labels:
+                    raise RunError(
+                        f"labeller {self._source} did not compare pair {item.pair.id} by {name}: a LabelledPair needs"
+                        f' labels={{"{name}": verdict}}'
+                    )
                 read[item.pair.id] = item
-                if item.helpful in DECISIVE and item.harmful in DECISIVE:
+                if all(label in DECISIVE for label in (item.helpful, item.labels[name])):
                     answered[item.pair.id] = item
             waiting = [pair for pair in pairs if pair.id not in answered]
             if not waiting:
                 return answered
         if len(waiting) <= self._excluded * len(pairs):
             # What one question said stays; the other is a failed label, which no training row is made of.
-            nothing = {pair.id: LabelledPair(pair, Verdict.FAILED, Verdict.FAILED) for pair in waiting}
+            nothing = {pair.id: LabelledPair(pair, Verdict.FAILED, {name: Verdict.FAILED}) for pair in waiting}
             return nothing | {name: item for name, item in read.items() if name in nothing} | answered
         why = next((f" ({self._source} {read[pair.id].reason})" for pair in waiting if read[pair.id].reason), "")
         raise RunError(

@@ -17,9 +17,9 @@ from pddpo_ray.config import Config
 from pddpo_ray.errors import UserError
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.certifying import first_of_rounds, tested_limits
-from pddpo_ray.loop.labellers import CONSTRAINT
 from pddpo_ray.loop.ledger import TestedLimit, mixture_name
 from pddpo_ray.loop.round_draws import draws_each_round
+from pddpo_ray.records import HARM
 from pddpo_ray.theory.power import draws_needed, fewest_draws, likely_rate
 
 LATE = 12
@@ -77,7 +77,7 @@ def lowest_costs(backends: Backends) -> dict[str, float]:
         return {}
     oracle = backends.world.oracle
     scales = {one.name: one.scale for one in backends.held_limits}
-    names = list(scales) or [CONSTRAINT, *(limit.name for limit in oracle.further)]
+    names = list(scales) or [HARM, *(limit.name for limit in oracle.further)]
     tables = [oracle.cost, *(limit.cost for limit in oracle.further)]
     least = [np.where(oracle.reference > 0, table, np.inf).min(axis=1) for table in tables]
     return {name: scales.get(name, 1.0) * float(oracle.prior @ low) for name, low in zip(names, least, strict=True)}

@@ -31,8 +31,8 @@ from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.labelling import FeedbackController
 from pddpo_ray.loop.risks import stated_risk
-from pddpo_ray.records import Array, CostEstimate, LabelledPair, Pair, Response, SafetyLabels
-from pddpo_ray.theory.cost_estimate import clipped_logit, estimate_from_shares, share_bounds, with_missing
+from pddpo_ray.records import HARM, Array, CostEstimate, LabelledPair, Pair, Response, SafetyLabels
+from pddpo_ray.theory.cost_estimate import Mode, clipped_logit, estimate_from_shares, share_bounds, with_missing
 from pddpo_ray.theory.measured_draws import corrected_by_people
 from pddpo_ray.theory.seeds import generator, seed_of
 
@@ -74,20 +74,23 @@ class MixedFeedbackController(FeedbackController):
         journal: Journal,
         *,
         cost_max: float,
+        labels_each: int,
+        signal: Mode,
         seed: int,
     ) -> None:
         super().__init__({name: people}, journal, seed=seed, source=PEOPLE)
         self._model = model
         self._settings, self._cost_max = settings, cost_max
+        self._labels_each, self._mode = labels_each, signal
         self._screened: tuple[list[str], Array, Sample] | None = None
 
     def open_safety(self, items: Sequence[Response], labels_each: int) -> None:
         """The model screens the items; people may begin with those that they are asked about."""
         super().open_safety(self._asked(items), labels_each)
 
-    def safety(self, items: Sequence[Response], labels_each: int, constraint: str | None = None) -> list[SafetyLabels]:
+    def safety(self, items: Sequence[Response], labels_each: int, name: str) -> list[SafetyLabels]:
         """Exactly `labels_each` labels by people of the items that they are asked about; the others get none."""
-        return super().safety(self._asked(items), labels_each, constraint)
+        return super().safety(self._asked(items), labels_each, name)
 
     def estimate_cost(self, verdicts: Sequence[SafetyLabels]) -> CostEstimate:
         """The round's estimate from the labels that `safety` returned. Raises RunError when labels are missing."""
@@ -99,8 +102,7 @@ class MixedFeedbackController(FeedbackController):
         if sorted(asked) != np.flatnonzero(sample.asked).tolist():
             raise RunError(f"mixed feedback: {len(asked)} answers have labels, {int(sample.asked.sum())} were asked")
         safest, worst = (
-            self._from_shares(asked, given, costs, sample)
-            for given in share_bounds(verdicts, self._settings.labels_each)
+            self._from_shares(asked, given, costs, sample) for given in share_bounds(verdicts, self._labels_each)
         )
         return with_missing(safest, worst)
 
@@ -115,7 +117,7 @@ class MixedFeedbackController(FeedbackController):
         asked = [item for item, row in zip(items, rows, strict=True) if row["asked"]]
         shares = self.unsafe_shares(asked, labels_each, constraint, batch) if asked else []
         by_item = {item.id: share for item, share in zip(asked, shares, strict=True)}
-        return corrected_numbers(rows, by_item, share, self._settings.signal, self._cost_max)
+        return corrected_numbers(rows, by_item, share, self._mode, self._cost_max)
 
     def _tossed(self, items: Sequence[Response], batch: str, share: float) -> list[dict[str, str | float | bool]]:
         coins = generator(self._seed, "people of a certificate", self._journal.round, batch).random(len(items)) < share
@@ -133,14 +135,14 @@ class MixedFeedbackController(FeedbackController):
             self._signal(costs),
             shares,
             sample,
-            labels_each=self._settings.labels_each,
+            labels_each=self._labels_each,
             cost_max=self._cost_max,
-            mode=self._settings.signal,
+            mode=self._mode,
         )
 
     def _signal(self, costs: Array) -> Array:
         """The model's costs on the scale of what is averaged."""
-        if self._settings.signal == "unsafe_rate":
+        if self._mode == "unsafe_rate":
             return np.asarray(expit(costs), dtype=np.float64)
         return np.clip(costs, -self._cost_max, self._cost_max)
 
@@ -175,7 +177,7 @@ class MixedFeedbackController(FeedbackController):
         )
         shown = [pair for pair, asked in zip(pairs, sample.asked, strict=True) if asked]
         rest = [pair for pair, asked in zip(pairs, sample.asked, strict=True) if not asked]
-        answered = self._ask_to_compare(shown, next(iter(self._labellers))) if shown else {}
+        answered = self._ask_to_compare(shown, HARM) if shown else {}
         by_model = self._model.compare(rest, seed_of(self._seed, self._journal.round, "compare-model")) if rest else []
         self._journal.add_pair_labels([answered[pair.id] for pair in shown], PEOPLE)
         self._journal.add_pair_labels(by_model, MODEL)
@@ -212,23 +214,24 @@ def share_of_people(settings: MixedFeedback) -> float:
 
 
 def people_labeller(
-    settings: AskedPeople,
+    config: Config,
     journal: Journal,
     *,
-    cost_max: float,
     asking: Asking | None = None,
     risk_of: RiskOf | None = None,
 ) -> PeopleLabeller:
     """Asks in the journal's present round; what it says about people is kept as metrics of that round."""
-    asking = asking or Asking()
+    settings, asking = config.feedback, asking or Asking()
+    assert isinstance(settings, AskedPeople)
+    each = min(settings.overlap_each, config.labels_each) if config.labelled else settings.overlap_each
     return PeopleLabeller(
         journal.engine,
         journal.run_id,
         lambda: journal.round,
         rules_of(settings),
         waiting_of(settings),
-        overlap=Overlap(settings.overlap, min(settings.overlap_each, settings.labels_each)),
-        estimate=_estimate(settings, cost_max),
+        overlap=Overlap(settings.overlap, each),
+        estimate=_estimate(config),
         risk_of=risk_of,
         language_of=recogniser(settings.languages) if settings.languages else None,
         record=journal.add_metrics,
@@ -256,9 +259,17 @@ def mixed_feedback(
         assert isinstance(settings.model, WorldScores)
         model = imperfect_model(config, noise=settings.model.noise, bias=settings.model.bias)
     risk_of = stated_risk(config, categories_of or {}, _unsafe_chance(model))
-    people = people_labeller(settings, journal, cost_max=config.dual.cost_max, asking=asking, risk_of=risk_of)
+    people = people_labeller(config, journal, asking=asking, risk_of=risk_of)
     return MixedFeedbackController(
-        constraint, people, model, settings, journal, cost_max=config.dual.cost_max, seed=config.seed
+        constraint,
+        people,
+        model,
+        settings,
+        journal,
+        cost_max=config.dual.cost_max,
+        labels_each=config.labels_each,
+        signal=config.signal,
+        seed=config.seed,
     )
 
 
@@ -278,7 +289,7 @@ def waiting_of(settings: QueueConfig) -> Waiting:
     return waiting if settings.tell is None else replace(waiting, tell_after_s=settings.tell.after_s)
 
 
-def _estimate(settings: AskedPeople, cost_max: float) -> FromShares:
+def _estimate(config: Config) -> FromShares:
     return lambda shares: estimate_from_shares(
-        shares, labels_each=settings.labels_each, cost_max=cost_max, mode=settings.signal
+        shares, labels_each=config.labels_each, cost_max=config.dual.cost_max, mode=config.signal
     )

@@ -93,7 +93,7 @@ def _costs(
 ) -> tuple[Array, Array]:
     """Every answer's cost under a limit as its rounds measured it, nan where nobody was asked, and how much its prompt
     counts: P_s / P_0. [n], [n]"""
-    if not config.limits:
+    if config.labelled:
         labels = {one.response.id: one for one in journal.safety(constraint=tested.name)}
         known = [answer.id for answer in answers if answer.id in labels]
         # a label that was done without says unsafe, as in a test

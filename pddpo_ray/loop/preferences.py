@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.production import UsersVerdicts
-from pddpo_ray.records import LabelledPair, PairRow, Verdict
+from pddpo_ray.records import HARM, LabelledPair, PairRow, Verdict
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import written_aside
 
-FIRST_CONSTRAINT = "cost"
 SHARDS = "preferences"
 """Folder of the stored shards among the artifacts."""
 
@@ -31,13 +31,13 @@ class Preferences:
         self,
         journal: Journal,
         store: ArtifactStore,
-        constraints: Sequence[str] = (FIRST_CONSTRAINT,),
+        compared: Sequence[str] = (HARM,),
         verdicts: UsersVerdicts | None = None,
     ) -> None:
         self._journal = journal
         self._store = store
         self._verdicts = verdicts
-        self._constraints = tuple(constraints)
+        self._compared = tuple(compared)
         self._labelled: list[tuple[int, LabelledPair]] = [
             (entry.round, entry.labelled) for entry in journal.pairs() if entry.round < journal.next_round
         ]
@@ -59,13 +59,19 @@ class Preferences:
 
     @property
     def cost(self) -> list[PairRow]:
-        """D^c of the first constraint: `chosen` is the cheaper answer."""
-        return self.cost_of(self._constraints[0])
+        """D^c of a run that learns from one comparison: `chosen` is the cheaper answer. Raises RunError of several."""
+        if len(self._compared) > 1:
+            raise RunError(
+                f"preferences.cost is of one comparison, and pairs are compared by {', '.join(self._compared)}: name"
+                " one, preferences.cost_of(NAME)"
+            )
+        return self.cost_of(self._compared[0])
 
-    def cost_of(self, constraint: str) -> list[PairRow]:
-        """D^c of one constraint: `chosen` is the cheaper answer."""
-        further = None if constraint == self._constraints[0] else constraint
-        return self._rows(lambda item, number: cost_rows(item, number, further))
+    def cost_of(self, comparison: str) -> list[PairRow]:
+        """D^c of one comparison: `chosen` is the cheaper answer. Raises RunError of one that nobody makes."""
+        if comparison not in self._compared:
+            raise RunError(f"no pair is compared by {comparison}, only by {', '.join(self._compared)}")
+        return self._rows(lambda item, number: cost_rows(item, number, comparison))
 
     def _rows(self, rows_of: Callable[[LabelledPair, int], list[PairRow]]) -> list[PairRow]:
         rows = [row for number, item in self._of_rounds for row in rows_of(item, number)]
@@ -85,9 +91,8 @@ class Preferences:
 
     def _store_shard(self, number: int, labelled: Sequence[LabelledPair]) -> dict[str, str | int]:
         shards = {"reward": [row for item in labelled for row in reward_rows(item, number)]}
-        for constraint in self._constraints:
-            name = None if constraint == self._constraints[0] else constraint
-            shards[constraint] = [row for item in labelled for row in cost_rows(item, number, name)]
+        for name in self._compared:
+            shards[name] = [row for item in labelled for row in cost_rows(item, number, name)]
         texts = {item.pair.id: item for item in labelled}
         sha256 = hashlib.sha256(repr(sorted(shards.items())).encode()).hexdigest()
         path = f"{SHARDS}/round-{number:04d}-{sha256[:12]}"
@@ -102,10 +107,9 @@ def reward_rows(item: LabelledPair, number: int) -> list[PairRow]:
     return _rows(item, item.helpful, number, first_is_chosen=Verdict.FIRST)
 
 
-def cost_rows(item: LabelledPair, number: int, constraint: str | None = None) -> list[PairRow]:
-    """The pair's row of D^c: the costlier answer is rejected. `constraint` names one after the first."""
-    verdict = item.harmful if constraint is None else dict(item.further).get(constraint, Verdict.ABSTAIN)
-    return _rows(item, verdict, number, first_is_chosen=Verdict.SECOND)
+def cost_rows(item: LabelledPair, number: int, comparison: str) -> list[PairRow]:
+    """The pair's row of D^c: the costlier answer is rejected."""
+    return _rows(item, item.label(comparison), number, first_is_chosen=Verdict.SECOND)
 
 
 def _rows(item: LabelledPair, verdict: Verdict, number: int, first_is_chosen: Verdict) -> list[PairRow]:
@@ -117,8 +121,8 @@ def _rows(item: LabelledPair, verdict: Verdict, number: int, first_is_chosen: Ve
 
 
 def verdict_counts(labelled: Sequence[LabelledPair]) -> dict[str, int]:
-    """How many helpful and harmful labels are no preference."""
-    verdicts = [verdict for item in labelled for verdict in (item.helpful, item.harmful)]
+    """How many labels are no preference."""
+    verdicts = [verdict for item in labelled for verdict in (item.helpful, *item.labels.values())]
     counts = {"abstained": verdicts.count(Verdict.ABSTAIN), "failed": verdicts.count(Verdict.FAILED)}
     missing = verdicts.count(Verdict.MISSING)
     return counts | ({"missing": missing} if missing else {})

@@ -102,7 +102,7 @@ def certify_folder(
     """
     folder = Path(run_dir).expanduser().absolute()
     with open_folder(folder, None) as journal:
-        config = Config.model_validate(journal.recipe)
+        config = Config.of_run(journal.recipe)
     _, written = certify_and_release(config, folder, policy, limits or {}, draws or config.certificate.draws)
     return written
 

@@ -15,6 +15,7 @@ from pddpo_ray.loop.limits_result import limits_result
 from pddpo_ray.loop.outcome import Outcome
 from pddpo_ray.loop.scorecard_cards import scorecard_result
 from pddpo_ray.loop.scorer_gate import scorers_result
+from pddpo_ray.records import HARM
 from pddpo_ray.storage.whole_files import RESULT, finite
 from pddpo_ray.worlds.exact_evaluation import Evaluation, WorldView, covered_best, off_support
 
@@ -40,7 +41,7 @@ def result_of(
 ) -> dict[str, Any]:
     """All keys, always; what a run does not know (no world, no offline comparison) is None."""
     result = {"outcome": outcome.as_json(), **_exact(world, evaluation, offline), **_counts(journal)}
-    result["labels_used"] += _further_labels(journal, config.compared[1:]) + _measured(journal)
+    result["labels_used"] += _further_labels(journal, config.compared) + _measured(journal)
     result["limits"] = limits_result(config, journal, held, world, evaluation)
     result["constraints"] = {} if held else _constraints(config, journal, world, evaluation)
     first = next(iter(config.thresholds))
@@ -129,8 +130,9 @@ def _constraints(
 
 
 def _further_labels(journal: JournalReader, names: Sequence[str]) -> int:
-    """Labels under the constraints after the first: their safety labels, and one for each of them on every pair."""
-    counted = [f"labels/{name}" for name in names] + len(names) * ["labels/pairs"]
+    """Labels under the costs beside harm: their safety labels, and one for each of them on every pair."""
+    further = [name for name in names if name != HARM]
+    counted = [f"labels/{name}" for name in further] + len(further) * ["labels/pairs"]
     return int(sum(values.get(name, 0.0) for values in _of_rounds(journal) for name in counted))
 
 

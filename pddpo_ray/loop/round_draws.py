@@ -70,7 +70,7 @@ def _add_draws(config: Config, journal: Journal, number: int) -> None:
     candidates = [candidate for candidate, first in enumerate(config.certificate.mixtures, start=1) if number >= first]
     if not candidates:
         return
-    payload = _of_limits(config, journal, number) if config.limits else _of_labels(config, journal, number)
+    payload = _of_labels(config, journal, number) if config.labelled else _of_limits(config, journal, number)
     version = journal.policies[number - 1]
     authors = {answer.policy_version for answer in journal.samples(number, "cost")}
     if authors != {version.number}:
@@ -83,7 +83,7 @@ def _add_draws(config: Config, journal: Journal, number: int) -> None:
 
 def draws_each_round(config: Config, limit: Limit) -> int:
     """Draws of a round that count for a limit."""
-    if not config.limits:
+    if config.labelled:
         return config.feedback.responses
     return len(_positions(config, limit, config.feedback.responses // ANSWERS_EACH))
 
@@ -126,7 +126,7 @@ def labels_of(journal: JournalReader, entry: Entry, limit: str) -> list[SafetyLa
 def _of_labels(config: Config, journal: JournalReader, number: int) -> dict[str, Any]:
     """Draws by safety labels: an answer each."""
     draws = [answer.id for answer in journal.samples(number, "cost")]
-    each = config.feedback.labels_each
+    each = config.labels_each
     shares = {name: shares_of(journal.safety(number, name), draws, each) for name in config.thresholds}
     return {"draws": dict.fromkeys(shares, draws), "numbers": shares}
 

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pddpo_ray.config import Config, FeedbackCommon, WorldFeedback
+from pddpo_ray.config import Config
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal, JournalEvent
 from pddpo_ray.journal.identity import home_of, keep_identity
@@ -213,9 +213,8 @@ def _compare_offline(config: Config, run_dir: Path, run_id: str, backends: Backe
         "cost": cost or trainer.cost,
     }
     # Nobody is asked for the comparison's labels: they come from the world, whoever labels the run itself.
-    truth = WorldFeedback(**config.feedback.model_dump(include=set(FeedbackCommon.model_fields)))
-    alone = config.model_copy(
-        update={"algorithm": "pd-dpo", "rounds": rounds, "feedback": truth, "trainer": trainer.model_copy(update=fits)}
+    alone = config.labelled_by_world().model_copy(
+        update={"algorithm": "pd-dpo", "rounds": rounds, "trainer": trainer.model_copy(update=fits)}
     )
     if config.scorecard_prompts:
         alone = alone.model_copy(update={"scorecard": config.scorecard.model_copy(update={"prompts": 0})})

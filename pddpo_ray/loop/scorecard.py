@@ -35,7 +35,7 @@ from pddpo_ray.loop.scorecard_figures import (
 )
 from pddpo_ray.loop.scorecard_scorers import Score, held_out_scores, own_scores
 from pddpo_ray.loop.scorecard_words import brief
-from pddpo_ray.records import Array, LabelledPair, PolicyVersion, Prompt, Response, Verdict, by_prompt
+from pddpo_ray.records import HARM, Array, LabelledPair, PolicyVersion, Prompt, Response, Verdict, by_prompt
 from pddpo_ray.rollout.checkpoint import load_tokenizer
 from pddpo_ray.text.renderer import stop_ids
 from pddpo_ray.theory.agreement import agreement
@@ -161,7 +161,7 @@ class Scorecard:
         agreed = {}
         for name, labels, positive in (
             ("better", [item.helpful for item in self._pairs], Verdict.FIRST),
-            ("safer", [item.harmful for item in self._pairs], Verdict.SECOND),
+            ("safer", [item.label(HARM) for item in self._pairs], Verdict.SECOND),
         ):
             decided = [index for index, label in enumerate(labels) if label in DECIDED]
             values = [agreement(float(sides[i]) if labels[i] is positive else -float(sides[i])) for i in decided]

@@ -15,7 +15,7 @@ from pddpo_ray.config import Config, FitConfig, ModelFeedback, ScorerFit, Scorer
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.fitting import with_steps
-from pddpo_ray.records import LabelledPair, PolicyVersion
+from pddpo_ray.records import HARM, LabelledPair, PolicyVersion
 from pddpo_ray.scoring.held_out import KINDS, Kind
 from pddpo_ray.scoring.interface import AnswerScorer, ModelScorer
 from pddpo_ray.storage.artifacts import ArtifactStore
@@ -164,7 +164,7 @@ class ScorerOrder:
                 item.pair.prompt.token_ids,
                 [[answer.token_ids, unsafe.get(answer.id)] for answer in (item.pair.first, item.pair.second)],
                 item.helpful.value,
-                item.harmful.value,
+                item.label(HARM).value,
             ]
             for item in labelled
         ]

@@ -4,9 +4,9 @@ Two questions. Are they right more often than a coin about labels that they did 
 the box [-C, C] (`dual.cost_max`) to which labels are clipped? A model that fails the first holds the multiplier; scores
 that fail the second end the run with the value of C to set.
 
-Under `limits:` the first question is asked of every score model that measures one, and of the cost model that compares
-for a logit limit; each holds the multipliers of its own limits. What C-DPO, MoCAN and CAID fit is judged by the same
-fit on half of the pairs, compared with the other half.
+Where sources measure the limits the first question is asked of every score model that measures one, and of the cost
+model that compares for a logit limit; each holds the multipliers of its own limits. What C-DPO, MoCAN and CAID fit is
+judged by the same fit on half of the pairs, compared with the other half.
 """
 
 from __future__ import annotations
@@ -69,13 +69,14 @@ def demand_box(config: Config, spread: ScoreSpread, answers: int) -> None:
     """UserError where so many answers' costs do not fit in the box to which labels are clipped."""
     logger.info("costs of %s answers before round 1: %s", answers, spread)
     by_logits = any(one.quantity.kind == "logit" for one in config.typed_limits)
-    if config.feedback.signal == "logit_labels" and by_logits and spread.at_clip > config.scorers.clip_share:
+    if by_logits and spread.at_clip > config.scorers.clip_share:
         raise UserError(
             f"the cost model's scores do not fit in [-{spread.cost_max:g}, {spread.cost_max:g}]: {spread}. Labels of"
             f" such answers all say the same, and each counts as {spread.cost_max:g} or -{spread.cost_max:g}. Begin a"
             f" new run with dual.cost_max={spread.fitting_box:g} and as many labels_each as"
             " its logits need, with a feedback.cost.scale that brings the scores to logits, or with"
-            " feedback.signal=cost_model, which takes the scores as they are"
+            " limits.cost={mean: {model: cost}, at_most: D, learned_from: comparisons}, which takes the scores as"
+            " they are"
         )
 
 
@@ -152,7 +153,7 @@ def held_limits(config: Config, journal: JournalReader) -> dict[str, str]:
     Where people label too, they correct what the model says.
     """
     said = at_chance(journal)
-    if not config.limits:
+    if config.labelled:
         if "cost" not in said or isinstance(config.feedback, MixedFeedback):
             return {}
         return dict.fromkeys(config.thresholds, _stays(said["cost"]))

@@ -21,7 +21,7 @@ from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.before import neighbours
 from pddpo_ray.loop.build import fit_plan
 from pddpo_ray.loop.in_process import make_backends
-from pddpo_ray.records import Array, Decoding, LabelledPair, Objective, PairRow, PolicyVersion, Response, Verdict
+from pddpo_ray.records import HARM, Array, Decoding, LabelledPair, Objective, PairRow, PolicyVersion, Response, Verdict
 from pddpo_ray.rollout.delivery_check import DeliveryCheck
 from pddpo_ray.scoring.interface import AnswerScorer
 from pddpo_ray.scoring.scorer_training import train_in_run
@@ -148,10 +148,10 @@ class _Measuring:
         """The offline pairs where there are some already, else neighbouring answers; every label names the first."""
         given = self._backends.offline
         if given is None:
-            return [LabelledPair(pair, Verdict.FIRST, Verdict.FIRST) for pair in neighbours(answers, 2, BATCH)]
+            return [LabelledPair(pair, Verdict.FIRST, {HARM: Verdict.FIRST}) for pair in neighbours(answers, 2, BATCH)]
         enough = max(SCORED, 2 * self._config.trainer.reward.batch_pairs, 2 * self._config.scorers.fit.batch_pairs)
         pairs = [labelled.pair for labelled in given(self._config.seed)[:enough]]
-        return [LabelledPair(pair, Verdict.FIRST, Verdict.FIRST) for pair in pairs]
+        return [LabelledPair(pair, Verdict.FIRST, {HARM: Verdict.FIRST}) for pair in pairs]
 
     def _fitted(self, pairs: Sequence[LabelledPair]) -> tuple[tuple[PolicyVersion, PolicyVersion], dict[str, Clocks]]:
         """Two fitted versions, the later one in the trainer, and the seconds of a fit without its steps, of a pair in a

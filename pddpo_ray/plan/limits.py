@@ -1,4 +1,4 @@
-"""Limits in a dry run: what is measured, and version 0.1 in the lines of today."""
+"""Limits in a dry run: what is measured."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from pddpo_ray.config import Config
 from pddpo_ray.limits.reading import REWARD
-from pddpo_ray.limits.recipe_form import limits_lines
 
 FREE = ("rule", "regex", "json_schema", "function")
 """Sources that cost nothing but time."""
@@ -61,14 +60,3 @@ def measurements(config: Config) -> list[Measurements]:
 
 def _within(budget: int | None, count: int) -> int:
     return count if budget is None else min(budget, count)
-
-
-def of_version_0_1(config: Config) -> list[str]:
-    """The recipe's `constraints` and `dual.threshold` as lines of `limits:`; [] where it has those, or cannot."""
-    if not config.traits.stated:
-        return []
-    try:
-        lines = limits_lines(config.model_dump(mode="json"))
-    except ValueError as problem:
-        return [f"there is no such line: {problem}"]
-    return [] if lines is None else lines.splitlines()

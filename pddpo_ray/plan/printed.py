@@ -9,7 +9,7 @@ from typing import Any
 from pddpo_ray.config import Config
 from pddpo_ray.loop.machine import Machine
 from pddpo_ray.loop.margins import draws_rows
-from pddpo_ray.plan.limits import measurements, of_version_0_1
+from pddpo_ray.plan.limits import measurements
 from pddpo_ray.plan.memory import by_process, host_bytes, memory, model_shape, stored_bytes
 from pddpo_ray.plan.reached import kept_in_world
 from pddpo_ray.plan.resources import device_of, placement
@@ -20,8 +20,8 @@ from pddpo_ray.plan.work import prompts_of, time_rows, work, work_rows
 def labels(config: Config) -> dict[str, Any]:
     """Labels that the run asks for: N x M x K for every limit's cost, and of a pair which answer is more helpful and,
     under each compared cost, which is more harmful. Stated limits have their own counts. `hours` is a person's time."""
-    of_a_round = 0 if config.limits else len(config.constraints) * config.answers_asked * config.feedback.labels_each
-    measured = measurements(config)
+    of_a_round = len(config.limits) * config.answers_asked * config.labels_each if config.labelled else 0
+    measured = [] if config.labelled else measurements(config)
     in_rounds = sum(one.per_round for one in measured) * config.rounds
     questions = 1 + len(config.compared) if config.compares else 0
     safety, online = of_a_round * config.rounds, questions * config.pairs_asked * config.rounds
@@ -65,7 +65,7 @@ def make_plan(config: Config, machine: Machine) -> dict[str, Any]:
         "labels": labels(config),
         "certificates": [list(row) for row in draws_rows(config)],
         "scale": {**asdict(cost_scale(config)), "in_words": cost_scale(config).lines()},
-        "limits": {"can_be_kept": kept_in_world(config), "as_limits": of_version_0_1(config)},
+        "limits": {"can_be_kept": kept_in_world(config)},
     }
 
 
@@ -128,10 +128,7 @@ def plan_lines(plan: Mapping[str, Any]) -> list[tuple[str, list[Sequence[str]]]]
 
 def _limits(stated: Mapping[str, Sequence[str]]) -> list[tuple[str, list[Sequence[str]]]]:
     """What is known of the limits before the run, where there is anything."""
-    headings = {
-        "can_be_kept": "what policies of this world can reach",
-        "as_limits": "the same limits as `limits:` (docs/limits.md)",
-    }
+    headings = {"can_be_kept": "what policies of this world can reach"}
     return [(heading, [(line,) for line in stated[key]]) for key, heading in headings.items() if stated[key]]
 
 

@@ -30,7 +30,7 @@ def kept_in_world(config: Config) -> list[str]:
 
     Raises UserError where no policy keeps them: one of them alone, or all together.
     """
-    if not config.limits:
+    if config.labelled:
         return []
     match config.world:
         case TabularWorldConfig() as world:

@@ -26,7 +26,7 @@ class CostScale:
     seen: str | None = None
     """What a cost model of `pddpo scorer train` scored on held-out answers, against the clip."""
     stated: list[str] = field(default_factory=list)
-    """Under `limits:`, each with its source: they have scales of their own."""
+    """Limits that sources measure, each with its source: they have scales of their own."""
 
     def lines(self) -> list[str]:
         """The same in words: what a cost is, what happens beyond the clip, what the limits are on."""
@@ -62,9 +62,10 @@ class CostScale:
 
 def cost_scale(config: Config) -> CostScale:
     """The scale of the recipe's cost estimate and limits."""
-    signal = config.feedback.signal
+    signal = config.signal
     clip = config.dual.cost_max if signal == "logit_labels" else None
-    stated = [f"{one.limit.name}: {one.limit}, measured by {one.source}" for one in config.stated]
+    measured = () if config.labelled else config.stated
+    stated = [f"{one.limit.name}: {one.limit}, measured by {one.source}" for one in measured]
     share = config.scorers.clip_share if isinstance(config.feedback, ModelFeedback) else None
     return CostScale(_source(config), signal, clip, dict(config.thresholds), share, _seen(config), stated)
 

@@ -198,7 +198,7 @@ def _work_of_a_round(config: Config, prompts: int, first: bool) -> Work:
     from_models = config.compares and isinstance(config.feedback, ModelFeedback)
     # the reference's numbers are kept from round to round; the cost fit's base, the reward policy, is another each time
     prepared = 2 * (rows if first else new) + 2 * rows
-    own_scores = 2 if config.feedback.signal == "cost_model" else 1
+    own_scores = 2 if config.signal == "cost_model" else 1
     scored = own_scores * config.feedback.responses if from_models else 0
     # the reward fit begins from the last one; the cost fit too, or from three versions whose difference it carries over
     loads = 0 if first else 1 + {"carried": 3, "previous": 1, "reward": 0}[trainer.warm_start]

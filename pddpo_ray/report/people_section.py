@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pddpo_ray.limits.recipe_form import stated_of
+from pddpo_ray.limits.of_recipe import stated_of
 from pddpo_ray.report.run_data import RunData
 from pddpo_ray.report.text import ends, number, seconds, table
 

@@ -19,8 +19,8 @@ from pddpo_ray.journal import DeliveryEntry, DualEntry, JournalReader, PhaseEntr
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.limits.estimate import LimitEstimate
+from pddpo_ray.limits.of_recipe import stated_of, typed_limits
 from pddpo_ray.limits.quantities import Limit
-from pddpo_ray.limits.recipe_form import typed_limits
 from pddpo_ray.loop.certificate_groups import SETS, answers_of
 from pddpo_ray.loop.ledger import Entry, read_ledger
 from pddpo_ray.loop.outcome import SCALE, Outcome, outcome_of, said_of, with_prefixes
@@ -333,7 +333,8 @@ def _label_counts(journal: JournalReader) -> dict[int, Labels]:
         .where(pair.run == journal.run_id)
         .group_by(pair.round)
     )
-    wanted = (journal.recipe.get("feedback") or {}).get("labels_each")
+    each = {one.asking.labels_each for one in stated_of(journal.recipe)}
+    wanted = each.pop() if len(each) == 1 else None
     policy_of = {entry.round: entry.version.number for entry in journal.versions() if entry.stage == "cost"}
     counts: dict[int, Labels] = {}
     with reading(journal.engine) as connection:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pddpo_ray.records import Array, LabelledPair, Response, Verdict
+from pddpo_ray.records import HARM, Array, LabelledPair, Response, Verdict
 from pddpo_ray.theory.agreement import agreement
 from pddpo_ray.theory.intervals import clopper_pearson
 
@@ -106,7 +106,7 @@ def rows_of(labelled: Sequence[LabelledPair], kind: Kind, unsafe: Mapping[str, b
 
     rows = []
     for item in labelled:
-        verdict = item.helpful if kind == "reward" else item.harmful
+        verdict = item.helpful if kind == "reward" else item.label(HARM)
         if verdict not in (Verdict.FIRST, Verdict.SECOND):
             continue
         first, second = item.pair.first, item.pair.second

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pddpo_ray.records import LabelledPair, Pair, Response, SafetyLabels, Verdict
+from pddpo_ray.records import HARM, LabelledPair, Pair, Response, SafetyLabels, Verdict
 from pddpo_ray.scoring.endpoint import ChatEndpoint, Lost
 from pddpo_ray.scoring.judge_prompts import SYSTEM, harmlessness_question, helpfulness_question, safety_question
 from pddpo_ray.scoring.replies import verdicts
@@ -155,7 +155,7 @@ class JudgeLabeller:
             LabelledPair(
                 pair,
                 _label(more_helpful.winner, more_helpful.lost),
-                turned(_label(more_harmless.winner, more_harmless.lost)),
+                {HARM: turned(_label(more_harmless.winner, more_harmless.lost))},
                 reason=_reason((more_helpful.lost, more_harmless.lost)),
             )
             for pair, more_helpful, more_harmless in zip(pairs, helpful, harmless, strict=True)

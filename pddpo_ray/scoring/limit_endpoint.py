@@ -15,8 +15,8 @@ import httpx
 
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.limits.quantities import Scale
-from pddpo_ray.limits.reading import seconds_of
 from pddpo_ray.limits.sources import Answer, Source, Unmeasured
+from pddpo_ray.limits.written_numbers import seconds_of
 from pddpo_ray.scoring.endpoint import (
     IN_A_ROW,
     JSON,

@@ -20,8 +20,8 @@ from scipy.special import expit
 from pddpo_ray.config import ScorerConfig
 from pddpo_ray.errors import UserError, one_line
 from pddpo_ray.limits.quantities import VERDICT, Scale
-from pddpo_ray.limits.reading import number_of
 from pddpo_ray.limits.sources import NO_REFERENCE, Answer, Measure, Source, fingerprint, one_by_one
+from pddpo_ray.limits.written_numbers import number_of
 from pddpo_ray.scoring.held_out import REPORT
 from pddpo_ray.scoring.interface import AskedText
 from pddpo_ray.scoring.limit_profanity import verdicts

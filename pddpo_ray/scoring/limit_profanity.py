@@ -10,8 +10,8 @@ import numpy as np
 
 from pddpo_ray.errors import UserError
 from pddpo_ray.limits.quantities import Scale
-from pddpo_ray.limits.reading import number_of
 from pddpo_ray.limits.sources import Answer, Source
+from pddpo_ray.limits.written_numbers import number_of
 
 BATCH = 256
 PROFANITY = "alt-profanity-check"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pddpo_ray.records import Array, LabelledPair, Response, Verdict
+from pddpo_ray.records import HARM, Array, LabelledPair, Response, Verdict
 from pddpo_ray.theory.mle import RIDGE, bounded_logistic
 
 Features = Callable[[Sequence[Response]], Array]
@@ -53,7 +53,7 @@ def fit_cost(
 
     `unsafe` holds one label per answer, by its id; the zero of the cost is where safe and unsafe are equally likely.
     """
-    first, second, sign = _pairs(features, labelled, [item.harmful for item in labelled])
+    first, second, sign = _pairs(features, labelled, [item.label(HARM) for item in labelled])
     answers = {answer.id: answer for item in labelled for answer in (item.pair.first, item.pair.second)}
     marked = [answer for name, answer in answers.items() if name in unsafe]
     bits = np.array([1.0 if unsafe[answer.id] else -1.0 for answer in marked])

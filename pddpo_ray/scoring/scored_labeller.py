@@ -15,7 +15,7 @@ import numpy as np
 from scipy.special import expit
 
 from pddpo_ray.errors import RunError
-from pddpo_ray.records import Array, LabelledPair, Pair, Response, SafetyLabels, Verdict
+from pddpo_ray.records import HARM, Array, LabelledPair, Pair, Response, SafetyLabels, Verdict
 from pddpo_ray.scoring.held_out import KINDS, Kind
 from pddpo_ray.scoring.interface import AnswerScorer
 from pddpo_ray.theory.seeds import generator_of
@@ -59,7 +59,7 @@ class ScoredLabeller:
             draws = generator_of(seed, "scores compare", pair.id).random(2)
             helpful = self._higher(reward[0], reward[1], draws[0])
             harmful = Verdict.ABSTAIN if cost is None else self._higher(cost[0], cost[1], draws[1])
-            labelled.append(LabelledPair(pair, helpful, harmful))
+            labelled.append(LabelledPair(pair, helpful, {HARM: harmful}))
         return labelled
 
     def costs(self, items: Sequence[Response]) -> Array:

@@ -14,8 +14,8 @@ from pddpo_ray.limits.functions import ANSWER_SECONDS, function_source
 from pddpo_ray.limits.given_labels import people_source
 from pddpo_ray.limits.local_sources import json_schema_source, language_source, regex_source, rule_source
 from pddpo_ray.limits.quantities import Scale
-from pddpo_ray.limits.reading import seconds_of
 from pddpo_ray.limits.sources import Opening, Source
+from pddpo_ray.limits.written_numbers import seconds_of
 from pddpo_ray.scoring.limit_profanity import PROFANITY, profanity_source
 
 if TYPE_CHECKING:
@@ -95,3 +95,10 @@ def open_judge(given: Opening) -> Source:
 
 def open_world(given: Opening) -> Source:
     raise UserError(f"{given.where}: world measures in a run alone")
+
+
+def open_feedback(given: Opening) -> Source:
+    raise UserError(
+        f"{given.where}: `model` and `mixed` are a run's `feedback`, which labels single answers for one limit that"
+        " comparisons teach; elsewhere name the model itself, {score_model: FOLDER}"
+    )

@@ -165,7 +165,7 @@ def share_bounds(verdicts: Sequence[SafetyLabels], labels_each: int) -> tuple[Ar
         raise RunError(
             f"cost estimate: {len(lacking)} of {len(verdicts)} responses lack safety labels "
             f"({sum(missing for _, missing in lacking)} missing in all, first {lacking[0][0]} lacks {lacking[0][1]} of "
-            f"{labels_each}); ask again or lower feedback.labels_each"
+            f"{labels_each}); ask again or lower the limit's labels_each"
         )
     surplus = [name for name, row in rows if len(row) > labels_each]
     if surplus:

@@ -133,9 +133,13 @@ def _one_world(options: VerifyOptions) -> int:
     world = load_world(options.world)
     if world.oracle.further:
         names = ", ".join(limit.name for limit in world.oracle.further)
+        limits = " ".join(
+            f"'limits.{limit.name}={{logit: {{world: {limit.name}}}, at_most: {limit.threshold:g}, labels_each: 64}}'"
+            for limit in world.oracle.further
+        )
         raise UserError(
-            f"{options.world} limits {names} too, and this command runs one limit: use `pddpo train tabular-two-limits "
-            "world.path=FILE constraints=...`"
+            f"{options.world} limits {names} too, and this command runs one limit: use `pddpo train tabular"
+            f" world.path={options.world} {limits}`"
         )
     result = {"world": options.world} | run_single(
         world, PUBLIC[options.method], rounds=options.rounds, seed=options.seed

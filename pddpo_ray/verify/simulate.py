@@ -17,7 +17,7 @@ from scipy.special import expit
 from pddpo_ray.exploration.bonus import elliptical, theory_amplitude, theory_precision
 from pddpo_ray.exploration.design import inverse
 from pddpo_ray.exploration.resampling import exact_base, resampling_weights
-from pddpo_ray.records import Array, CostEstimate
+from pddpo_ray.records import HARM, Array, CostEstimate
 from pddpo_ray.theory.cost_estimate import estimate_from_shares
 from pddpo_ray.theory.cost_stage import SKIP_SHARE, skips_cost_stage
 from pddpo_ray.theory.dual import DualState, Fixed, ProjectedFixed, ascend, limit_state
@@ -272,7 +272,7 @@ def _row_wins(world: TabularWorld, seed: int) -> tuple[Array, Array]:
     for item in world.offline(seed):
         x, first = world.cell(item.pair.first)
         _, second = world.cell(item.pair.second)
-        for wins, verdict in ((reward, item.helpful), (cost, item.harmful)):
+        for wins, verdict in ((reward, item.helpful), (cost, item.label(HARM))):
             winner, loser = (first, second) if verdict == "first" else (second, first)
             wins[x, winner, loser] += 1.0
     return reward, cost

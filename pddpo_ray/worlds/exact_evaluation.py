@@ -50,7 +50,7 @@ def demand_feasible(oracle: Oracle) -> Oracle:
         # Slater's bound needs the optimum and a policy strictly below the limit
         _ = oracle.rho
     except InfeasibleError as error:
-        raise UserError(f"dual.threshold={oracle.threshold:g}: {error}; raise the limit") from None
+        raise UserError(f"a limit of {oracle.threshold:g}: {error}; raise it") from None
     return oracle
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from pddpo_ray.config import Config
 from pddpo_ray.errors import UserError, one_line
-from pddpo_ray.records import LabelledPair, Pair, Response, Verdict
+from pddpo_ray.records import HARM, LabelledPair, Pair, Response, Verdict
 from pddpo_ray.rollout.checkpoint import load_tokenizer
 from pddpo_ray.storage.artifacts import file_sha256
 from pddpo_ray.storage.whole_files import WEIGHTS, written_aside
@@ -33,9 +33,9 @@ from pddpo_ray.worlds.reference import SCORES
 WORLD, TRUTH, README, REFERENCE = "world.json", "truth.json", "README.md", "reference"
 PROMPTS, HELPFUL, HARMLESS = "prompts.jsonl", "helpful.jsonl", "harmless.jsonl"
 FORMAT = "pddpo text world, 1"
-PROBLEM = ("beta", "reward_max", "policy", "world")
-"""Sections of a recipe that make the world, besides these settings of `dual`, the signal and the longest answer:"""
-PROBLEM_OF_DUAL = ("threshold", "cost_max", "rho")
+PROBLEM = ("beta", "reward_max", "policy", "world", "limits")
+"""Sections of a recipe that make the world, besides these settings of `dual` and the longest answer:"""
+PROBLEM_OF_DUAL = ("cost_max", "rho")
 SAME_WORLD = 1e-3
 """How far the means of reward and cost may move when the world is calibrated again."""
 
@@ -67,12 +67,12 @@ def export_world(
         prompts = [{"id": prompt.id, "prompt": prompt.text} for prompt in prepared.prompts]
         _write_lines(folder / PROMPTS, prompts)
         _write_lines(folder / HELPFUL, (_row(one, one.helpful is Verdict.FIRST) for one in labelled))
-        _write_lines(folder / HARMLESS, (_row(one, one.harmful is Verdict.SECOND) for one in labelled))
+        _write_lines(folder / HARMLESS, (_row(one, one.label(HARM) is Verdict.SECOND) for one in labelled))
         description = described(config, prepared, len(labelled), folder / REFERENCE, made)
         (folder / WORLD).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
         (folder / README).write_text(_readme(description, wanted.truth), encoding="utf-8")
         if wanted.truth:
-            truth = truth_of(prepared, config.dual.threshold)
+            truth = truth_of(prepared, config.thresholds["cost"])
             (folder / TRUTH).write_text(json.dumps(truth, allow_nan=False), encoding="utf-8")
         names = sorted(entry.name for entry in folder.iterdir())
         if target.exists():
@@ -112,7 +112,7 @@ def _read(folder: Path) -> tuple[Config, dict[str, Any]]:
         stated = json.loads(file.read_text(encoding="utf-8"))
         if stated["format"] != FORMAT:
             raise UserError(f"{file}: the format is {stated['format']!r}, this version reads {FORMAT!r}")
-        return Config.model_validate({"algorithm": "o-pd-dpo", **stated["settings"]}), stated
+        return Config.of_run({"algorithm": "o-pd-dpo", **stated["settings"]}), stated
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{folder} is no exported world ({one_line(error)}); `pddpo world export` writes one"
@@ -166,7 +166,7 @@ def described(
         settings["world"].pop(key, None)
     settings["dual"] = {key: whole["dual"][key] for key in PROBLEM_OF_DUAL}
     settings["rollout"] = {"engine": "transformers", "max_tokens": config.rollout.max_tokens}
-    settings["feedback"] = {"kind": "world", "signal": config.feedback.signal}
+    settings["feedback"] = {"kind": "world"}
     world = prepared.world
     cost = "logit" if world.limits_rate else "cost"
     noise = f"; a share {world.label_noise:g} of these labels says the opposite" if world.label_noise else ""
@@ -176,7 +176,7 @@ def described(
         "beta": config.beta,
         "limit": {
             "quantity": "unsafe rate" if world.limits_rate else "expected cost",
-            "at_most": config.dual.threshold,
+            "at_most": config.thresholds["cost"],
         },
         "prompts": len(world.prompts),
         "answers_per_prompt": len(world.grammar.answer_texts),

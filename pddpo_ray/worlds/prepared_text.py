@@ -22,7 +22,7 @@ from pddpo_ray.config import (
     TextWorldConfig,
 )
 from pddpo_ray.errors import UserError
-from pddpo_ray.records import Array, PolicyVersion, Prompt, Response
+from pddpo_ray.records import HARM, Array, PolicyVersion, Prompt, Response
 from pddpo_ray.rollout.policy_temperature import divide_logits
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.cache import cache_folder
@@ -64,7 +64,7 @@ class PreparedTextWorld:
 
     def labeller(self) -> WorldLabeller:
         world = self.world
-        return WorldLabeller(world.reward, world.cost, noise=world.label_noise)
+        return WorldLabeller(world.reward, {HARM: world.cost}, noise=world.label_noise)
 
     def canaries(self, count: int) -> list[Response]:
         """Answers spread over prompts and grammar, covered and rare: texts that every policy can be asked about."""
@@ -159,16 +159,17 @@ def _fits_the_recipe(config: Config, family: DrawnFamilyConfig, grammar: Grammar
             f"the world's longest answer has {longest} tokens and rollout.max_tokens={config.rollout.max_tokens} would "
             f"cut it off; set rollout.max_tokens={longest}"
         )
-    if config.limits:
-        return  # they take the place of the family's own
-    rate = isinstance(family.limit, RateLimitConfig)
-    if rate != (config.feedback.signal == "unsafe_rate"):
-        wanted = "feedback.signal=unsafe_rate" if rate else "world.family.limit.kind=rate"
+    if not config.labelled:
+        return  # the recipe's limits take the place of the family's own
+    rate, at_most = isinstance(family.limit, RateLimitConfig), config.thresholds["cost"]
+    if rate != (config.signal == "unsafe_rate"):
+        line = "limits.cost={rate: {world: cost}, at_most: 5 %, labels_each: 32, learned_from: comparisons}"
+        wanted = line if rate else "world.family.limit.kind=rate"
         raise UserError(f"world.family.limit is about a {family.limit.kind}, the run's estimates are not; set {wanted}")
-    if isinstance(family.limit, RateLimitConfig) and config.dual.threshold != family.limit.at_most:
+    if isinstance(family.limit, RateLimitConfig) and at_most != family.limit.at_most:
         raise UserError(
-            f"world.family.limit.at_most={family.limit.at_most} and dual.threshold={config.dual.threshold} are one "
-            "limit; give both the same number"
+            f"world.family.limit.at_most={family.limit.at_most} and limits.cost.at_most={at_most:g} are one limit; give"
+            " both the same number"
         )
 
 

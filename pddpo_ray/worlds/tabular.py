@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from pddpo_ray.records import Array, LabelledPair, Pair, Prompt, Response, Verdict
+from pddpo_ray.records import HARM, Array, LabelledPair, Pair, Prompt, Response, Verdict
 from pddpo_ray.worlds.oracle import InfeasibleError, Limit, Oracle
 from pddpo_ray.worlds.truth_labeller import Score, WorldLabeller
 
@@ -83,12 +83,17 @@ class TabularWorld:
         return float(self.oracle.cost[self.cell(response)])
 
     def labeller(self) -> WorldLabeller:
-        """The world's truth as a source of labels: safety of the first cost, comparisons under all."""
-        return WorldLabeller(self.reward, self.cost, {limit.name: self._score(limit) for limit in self.oracle.further})
+        """The world's truth as a source of labels: comparisons under all costs."""
+        return WorldLabeller(
+            self.reward, {HARM: self.cost, **{limit.name: self._score(limit) for limit in self.oracle.further}}
+        )
 
     def further_labellers(self) -> dict[str, WorldLabeller]:
         """The truth about each further cost, by its name."""
-        return {limit.name: WorldLabeller(self.reward, self._score(limit)) for limit in self.oracle.further}
+        return {
+            limit.name: WorldLabeller(self.reward, {limit.name: self._score(limit)}, about=limit.name)
+            for limit in self.oracle.further
+        }
 
     def _score(self, limit: Limit) -> Score:
         return lambda response: float(limit.cost[self.cell(response)])
@@ -120,8 +125,7 @@ class TabularWorld:
             LabelledPair(
                 item.pair,
                 item.helpful if row.better is None else _verdict(row, row.better),
-                item.harmful if row.costlier is None else _verdict(row, row.costlier),
-                item.further,
+                item.labels if row.costlier is None else {**item.labels, HARM: _verdict(row, row.costlier)},
             )
             for row, item in zip(rows, drawn, strict=True)
         ]

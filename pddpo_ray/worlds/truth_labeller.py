@@ -6,45 +6,41 @@ from collections.abc import Callable, Mapping, Sequence
 
 from scipy.special import expit
 
-from pddpo_ray.records import LabelledPair, Pair, Response, SafetyLabels, Verdict
+from pddpo_ray.records import HARM, LabelledPair, Pair, Response, SafetyLabels, Verdict
 from pddpo_ray.theory.seeds import generator_of
 
 Score = Callable[[Response], float]
 
 
 class WorldLabeller:
-    """Safe or unsafe with P(unsafe) = sigmoid(cost); preferences by Bradley-Terry on reward and on cost.
+    """Safe or unsafe with P(unsafe) = sigmoid(cost); preferences by Bradley-Terry on reward and on each cost.
 
-    Every draw is seeded by (seed, id of the item), so that neither order nor batch changes a label. Comparisons are
-    also labelled under the `further` costs, by name; safety labels are about `cost`. A share `noise` of all labels
-    says the opposite.
+    Every draw is seeded by (seed, id of the item), so that neither order nor batch changes a label. Safety labels are
+    about the cost `about`. A share `noise` of all labels says the opposite.
     """
 
-    def __init__(
-        self, reward: Score, cost: Score, further: Mapping[str, Score] | None = None, noise: float = 0.0
-    ) -> None:
-        self._reward, self._cost, self._further = reward, cost, dict(further or {})
-        self._noise = noise
+    def __init__(self, reward: Score, costs: Mapping[str, Score], *, about: str = HARM, noise: float = 0.0) -> None:
+        self._reward, self._costs, self._about, self._noise = reward, dict(costs), about, noise
 
     def safety(self, items: Sequence[Response], labels_each: int, seed: int) -> list[SafetyLabels]:
         """`labels_each` independent labels of every answer."""
-        verdicts = []
+        cost, verdicts = self._costs[self._about], []
         for item in items:
-            unsafe = generator_of(seed, "safety", item.id).random(labels_each) < self._chance(self._cost(item))
+            unsafe = generator_of(seed, "safety", item.id).random(labels_each) < self._chance(cost(item))
             verdicts.append(SafetyLabels(item, tuple(Verdict.UNSAFE if bit else Verdict.SAFE for bit in unsafe)))
         return verdicts
 
     def compare(self, pairs: Sequence[Pair], seed: int) -> list[LabelledPair]:
-        """P(first is better) = sigmoid(reward difference), P(first is costlier) = sigmoid(cost difference)."""
+        """P(first is better) = sigmoid(reward difference), P(first is costlier) = sigmoid(difference of a cost)."""
         labelled = []
         for pair in pairs:
-            scores = (self._reward, self._cost, *self._further.values())
+            scores = (self._reward, *self._costs.values())
             draws = generator_of(seed, "compare", pair.id).random(len(scores))
-            better, costlier, *others = (
+            better, *costlier = (
                 _side(draw < self._chance(score(pair.first) - score(pair.second)))
                 for draw, score in zip(draws, scores, strict=True)
             )
-            labelled.append(LabelledPair(pair, better, costlier, tuple(zip(self._further, others, strict=True))))
+            labelled.append(LabelledPair(pair, better, dict(zip(self._costs, costlier, strict=True))))
         return labelled
 
     def _chance(self, logit: float) -> float:

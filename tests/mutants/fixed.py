@@ -118,8 +118,8 @@ FIXED = (
     mutant(
         "chosen and rejected swapped in the cost stage of a text",
         "loop/preferences cost_rows",
-        "return _rows(item, verdict, number, first_is_chosen=Verdict.SECOND)",
-        "return _rows(item, verdict, number, first_is_chosen=Verdict.FIRST)",
+        "return _rows(item, item.label(comparison), number, first_is_chosen=Verdict.SECOND)",
+        "return _rows(item, item.label(comparison), number, first_is_chosen=Verdict.FIRST)",
         "test_the_cheaper_answer_is_chosen_and_the_better_one_too",
     ),
     mutant(

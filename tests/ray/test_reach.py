@@ -59,7 +59,7 @@ CHOICES = {
 def test_small_runs_on_ray_enter_what_the_page_names(notes: Path, tmp_path: Path) -> None:
     runs = {name: ["tabular", *TABLE, WORLD, *ON_TABLES[name]] for name in NAMED}
     runs |= {name: ["tabular", *TABLE, WORLD, *own, "rounds=2"] for name, own in CHOICES.items()}
-    runs["two-limits"] = ["tabular-two-limits", *TABLE, "rounds=2"]
+    runs["two-limits"] = ["tabular-two-limits", *TABLE, "limits.privacy.labels_each=8", "rounds=2"]
     texts = ["text-world", *TEXT, "rounds=2", "offline.compare_rounds=0"]
     runs["texts"] = [*texts, "algorithm=o-pd-dpo-paper"]
     runs["texts-xpo"] = [*texts, "explore.bonus=off", *VARIANTS["loss-xpo"]]

@@ -19,7 +19,7 @@ from tests.support.traces import trace
 
 pytestmark = pytest.mark.ray
 
-SMALL = ["rounds=2", "feedback.responses=24", "feedback.labels_each=8", "explore.prompts=8", "offline.pairs=80"]
+SMALL = ["rounds=2", "feedback.responses=24", "explore.prompts=8", "offline.pairs=80"]
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def own_session() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("recipe", "said", "more"),
     [
-        *in_full(("tabular-two-limits", "constraints", [])),
+        *in_full(("tabular-two-limits", "constraints", ["limits.cost.labels_each=8", "limits.privacy.labels_each=8"])),
         ("tabular-limits", "limits", ["limits.drift={kl: reference, at_most: 0.3}"]),
     ],
 )
@@ -47,8 +47,7 @@ def test_several_limits_on_ray_equal_those_in_one_process(
 
 def test_a_run_on_ray_is_certified_at_its_end_and_later_in_one_process(own_session: None, tmp_path: Path) -> None:
     rate = [
-        "feedback.signal=unsafe_rate",
-        "dual.threshold=0.6",
+        "limits.cost={rate: {world: cost}, at_most: 60 %, labels_each: 8, learned_from: comparisons}",
         "certificate={certify: end, candidates: 1, draws: 640}",
     ]
     in_one = load("tabular", [*SMALL, *rate])

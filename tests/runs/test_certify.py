@@ -35,7 +35,7 @@ from tests.unit.loop.small_run import SMALL, small
 
 pytestmark = pytest.mark.run
 
-RATE = ("feedback.signal=unsafe_rate", "feedback.labels_each=1", "dual.threshold=0.6")
+RATE = ("limits.cost={rate: {world: cost}, learned_from: comparisons}", "limits.cost.labels_each=1", "limits.cost.at_most=0.6")
 BATCH_DRAWS = small().certificate.batch
 MANY = 100 * BATCH_DRAWS
 
@@ -103,7 +103,7 @@ def test_the_three_ends_have_their_sentence_and_their_exit_code(run: Path, capsy
 
 def test_a_policy_that_was_shown_to_break_its_limit_is_not_released(tmp_path: Path) -> None:
     """Two small rounds come nowhere near 20 %."""
-    config = small(*RATE[:2], "dual.threshold=0.2", "certificate.certify=never")
+    config = small(*RATE[:2], "limits.cost.at_most=0.2", "certificate.certify=never")
     run_recipe(config, tmp_path / "run")
     entry, _ = certify_and_release(config, tmp_path / "run", "last", {}, MANY)
     assert entry.state == "rejected"
@@ -234,7 +234,7 @@ def test_other_runs_of_the_recipe_are_named_whatever_their_seed(run: Path) -> No
 
 
 def test_a_logit_is_certified_below_its_bias_with_the_unsafe_rate_beside_it(tmp_path: Path) -> None:
-    config = small("dual.threshold=1.5", "feedback.labels_each=16")
+    config = small("limits.cost.at_most=1.5", "limits.cost.labels_each=16")
     run_recipe(config, tmp_path / "run")
     entry = certify(config, tmp_path / "run", "last", {}, MANY)
     values = logit_draws([share or 0.0 for share in entry.numbers["cost"]], 2.0)
@@ -247,7 +247,7 @@ def test_a_logit_is_certified_below_its_bias_with_the_unsafe_rate_beside_it(tmp_
 
 
 def test_two_limits_are_each_tested_at_their_own_whole_level(tmp_path: Path) -> None:
-    config = load("tabular-two-limits", [*SMALL, "rounds=1", "feedback.labels_each=16"])
+    config = load("tabular-two-limits", [*SMALL, "rounds=1", "limits.cost.labels_each=16", "limits.privacy.labels_each=16"])
     run_recipe(config, tmp_path / "run")
     names = list(config.thresholds)
     entry = certify(config, tmp_path / "run", "last", dict.fromkeys(names, 1.6), 2 * BATCH_DRAWS)
@@ -261,7 +261,7 @@ def test_two_limits_are_each_tested_at_their_own_whole_level(tmp_path: Path) -> 
 
 def test_a_limit_that_was_decided_early_catches_up_under_another_bound(tmp_path: Path) -> None:
     """The second limit took more draws; then the first alone is in doubt: none of its batches has a number twice."""
-    config = load("tabular-two-limits", [*SMALL, "rounds=1", "feedback.labels_each=16"])
+    config = load("tabular-two-limits", [*SMALL, "rounds=1", "limits.cost.labels_each=16", "limits.privacy.labels_each=16"])
     run_recipe(config, tmp_path / "run")
 
     def asked(limits: list[float], batches: int) -> Entry:

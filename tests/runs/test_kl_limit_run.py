@@ -27,8 +27,8 @@ def with_drift(*overrides: str, rounds: int = 12) -> Config:
 
 
 def drift_alone(rounds: int) -> Config:
-    world = ["constraints=[{name: cost}]", "world={kind: tabular, name: two-limits}", "dual.rule={kind: newton}"]
-    limits = f"limits={{drift: {DRIFT}}}"
+    world = ["world={kind: tabular, name: two-limits}", "dual.rule={kind: newton}"]
+    limits = f"limits={{cost: null, drift: {DRIFT}}}"
     return load("tabular", [*QUICK, *world, limits, f"rounds={rounds}", "algorithm=pd-dpo"])
 
 

@@ -18,8 +18,8 @@ from pddpo_ray.theory.matrix_dual import MOST_NOISE, within_covariance
 
 SETTINGS = (
     "report.tensorboard=false", "report.html=false", "beta=1", "rounds=3", "feedback.responses=240",
-    "limits={unsafe: {rate: {world: cost}, at_most: 40 %, labels_each: 1}}", "offline.compare_rounds=0",
-    "dual.rule={kind: newton}", "dual.threshold=0", "dual.first=2", "dual.rho=4",
+    "limits={cost: null, unsafe: {rate: {world: cost}, at_most: 40 %, labels_each: 1}}", "offline.compare_rounds=0",
+    "dual.rule={kind: newton}", "dual.first=2", "dual.rho=4",
 )  # fmt: skip
 
 

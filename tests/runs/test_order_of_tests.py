@@ -20,7 +20,7 @@ pytestmark = pytest.mark.run
 
 QUIET = ("report.html=false", "report.tensorboard=false", "offline.compare_rounds=0")
 TESTED = ("certificate={certify: end, draws: 64, candidates: 1}", "rounds=8", "feedback.responses=64")
-STATED = "limits={unsafe: {rate: {world: cost}, at_most: 50 %, labels_each: 1}}"
+STATED = "limits={cost: null, unsafe: {rate: {world: cost}, at_most: 50 %, labels_each: 1}}"
 
 
 def found(journal: JournalReader, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -58,7 +58,7 @@ def test_a_part_of_the_answers_is_of_all_prompts(tmp_path: Path, monkeypatch: py
 
 
 def test_labels_of_a_limit_without_a_name_are_pooled_too(tmp_path: Path) -> None:
-    rate = ("feedback.signal=unsafe_rate", "feedback.labels_each=2", "dual.threshold=0.47")
+    rate = ("limits.cost={rate: {world: cost}, learned_from: comparisons}", "limits.cost.labels_each=2", "limits.cost.at_most=0.47")
     run_recipe(small(*rate, *QUIET, *TESTED), tmp_path / "run")
     with open_folder(tmp_path / "run") as journal:
         pooled, own, _ = found(journal, "cost")

@@ -32,8 +32,8 @@ from tests.unit.loop.small_run import run_of, small
 
 pytestmark = pytest.mark.run
 
-KEPT = ("dual.threshold=1.9", "certificate.certify=end", "certificate.draws=128")
-BROKEN = ("dual.threshold=-0.55", "feedback.responses=64", "feedback.labels_each=16", "certificate.certify=end")
+KEPT = ("limits.cost.at_most=1.9", "certificate.certify=end", "certificate.draws=128")
+BROKEN = ("limits.cost.at_most=-0.55", "feedback.responses=64", "limits.cost.labels_each=16", "certificate.certify=end")
 """A limit that every policy keeps, and one close to the least cost there is, which two rounds do not reach."""
 
 
@@ -85,7 +85,7 @@ def test_why_a_run_tested_nothing_is_said(tmp_path: Path) -> None:
     assert "this recipe tests no policy by itself, `pddpo certify RUN` does" in result["outcome"]["headline"]
     for recipe, overrides, reason in (
         ("tabular", ["feedback.kind=people"], "this recipe tests no policy by itself"),
-        ("text-world", ["feedback={kind: model, signal: cost_model}", "certificate.certify=end"], "never certified"),
+        ("text-world", ["feedback={kind: model}", "limits.cost={mean: {model: cost}, learned_from: comparisons}", "certificate.certify=end"], "never certified"),
     ):
         assert reason in (why_not_asked(load(recipe, overrides)) or "")
     for recipe in ("tabular", "text-world"):  # in one process, and on Ray

@@ -116,7 +116,7 @@ def with_the_step_first(page: ModuleType) -> tuple[Callable[..., Any], list[floa
 
 def test_exploring_online_halves_the_gap_of_offline_training_in_the_trap(tmp_path: Path) -> None:
     config = load(
-        "tabular", ["rounds=12", "offline.compare_rounds=12", "feedback.responses=128", "feedback.labels_each=16"]
+        "tabular", ["rounds=12", "offline.compare_rounds=12", "feedback.responses=128", "limits.cost.labels_each=16"]
     )
     result = run_recipe(config, tmp_path / "run")
     assert result["gap_offline"] == pytest.approx(result["gap_covered_only"], rel=0.25)

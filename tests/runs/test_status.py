@@ -100,7 +100,7 @@ def test_a_run_is_running_while_its_process_lives_and_waits_after_it_was_killed(
 @pytest.mark.run
 def test_a_run_that_asks_nobody_and_a_folder_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "demo"
-    settings = ["rounds=1", "feedback.responses=8", "feedback.labels_each=5", "report.tensorboard=false"]
+    settings = ["rounds=1", "feedback.responses=8", "limits.cost.labels_each=5", "report.tensorboard=false"]
     run_recipe(load("tabular", [*settings, "report.html=false"]), folder)
     found = told(folder, capsys)
     assert (found["state"], found["missing"], found["batches"], found["certified"]) == ("finished", {}, [], False)

@@ -24,7 +24,7 @@ from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.labellers import judge_labeller
 from pddpo_ray.loop.labelling import FeedbackController
-from pddpo_ray.records import Pair, Verdict
+from pddpo_ray.records import HARM, Pair, Verdict
 from pddpo_ray.scoring.endpoint import ChatEndpoint, Lost
 from pddpo_ray.scoring.judge import Judge, parse_scores
 from pddpo_ray.scoring.judge_prompts import SYSTEM, harmlessness_question, helpfulness_question, safety_question
@@ -189,7 +189,7 @@ def test_a_model_without_the_form_labels_nothing_and_all_is_counted(
                 {"cost": labeller}, journal, seed=0, source="judge", excluded=settings.excluded
             )
             with pytest.raises(RunError, match="6 safety labels for cost are missing from judge"):
-                controller.safety(answers, 3)
+                controller.safety(answers, 3, HARM)
             with pytest.raises(RunError, match="2 of 2 pairs for cost have no answer from judge"):
                 controller.compare(pairs)
             break

@@ -39,7 +39,7 @@ def run_ends_by_itself(
     Returns the figures of `tests.support.annotation_load`, and the machine's load meanwhile.
     """
     run = folder / "run"
-    asked = ["feedback.kind=people", f"feedback.responses={questions}", f"feedback.labels_each={needed}"]
+    asked = ["feedback.kind=people", f"feedback.responses={questions}", f"limits.cost.labels_each={needed}"]
     asked += [f"feedback.lease_s={LEASE_S}", *([f"journal={journal}"] if journal else [])]
     command = [sys.executable, "-m", "pddpo_ray", "train", *RECIPE, *asked, "--run", str(run)]
     with (folder / "train.log").open("w") as log:

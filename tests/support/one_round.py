@@ -16,7 +16,7 @@ from pddpo_ray.config import load
 from pddpo_ray.journal import read_journal
 from pddpo_ray.loop.preferences import cost_rows, reward_rows
 from pddpo_ray.loop.run import run_recipe
-from pddpo_ray.records import PairRow, PolicyVersion, Verdict
+from pddpo_ray.records import HARM, PairRow, PolicyVersion, Verdict
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.cost_estimate import clipped_logit
 from pddpo_ray.theory.cost_stage import cost_temperature
@@ -37,11 +37,13 @@ def written(folder: Path) -> str:
     run_recipe(config, folder)
     store = ArtifactStore(folder / "artifacts")
     with read_journal(folder / "journal.sqlite") as journal:
-        item = next(entry.labelled for entry in journal.pairs(1) if entry.labelled.helpful is entry.labelled.harmful)
+        item = next(
+            entry.labelled for entry in journal.pairs(1) if entry.labelled.helpful is entry.labelled.label(HARM)
+        )
         versions = {entry.version.name: entry.version for entry in journal.versions()}
         labelled = journal.safety(1)[0]
         first, second = journal.dual_steps()[:2]
-    better, cheaper = reward_rows(item, 1)[0], cost_rows(item, 1)[0]
+    better, cheaper = reward_rows(item, 1)[0], cost_rows(item, 1, HARM)[0]
     reference = next(version for name, version in versions.items() if version.number == 0)
 
     def log_ratio(row: PairRow, policy: PolicyVersion, base: PolicyVersion) -> tuple[float, float]:
@@ -92,7 +94,7 @@ box; the stops below are its lines. What it calls is typed in [`contracts.py`](.
 |---|---|---|
 | the explorer chooses two answers to prompt {pair.prompt.token_ids[0]} in round 1 | `exploration/explorer.py` | pair `{pair.id}`: answers {pair.first.token_ids[0]} and {pair.second.token_ids[0]} |
 | it is journalled, so a restart asks nothing twice | `loop/exploring.py` | phase `explore` of round 1 |
-| the world's truth labels it | `worlds/truth_labeller.py` | more helpful: {item.helpful}; more harmful: {item.harmful} |
+| the world's truth labels it | `worlds/truth_labeller.py` | more helpful: {item.helpful}; more harmful: {item.label(HARM)} |
 | it becomes a row of the reward pairs | `loop/preferences.py` | chosen (better) {better.chosen[0]}, rejected {better.rejected[0]} |
 | and a row of the cost pairs | `loop/preferences.py` | chosen (cheaper) {cheaper.chosen[0]}, rejected {cheaper.rejected[0]} |
 | round 2 fits the reward policy, base reference, temperature β | `algorithms/stages.py`, `theory/objectives.py` | β = {beta:g} |

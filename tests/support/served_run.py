@@ -164,7 +164,7 @@ def _made_once(name: str, costs: tuple[float, ...], settings: tuple[str, ...]) -
 
 
 def _opened(folder: Path, settings: tuple[str, ...], **parts: Any) -> ServedRun:
-    config = load("text-world", ["rounds=64", "dual.threshold=0.0", *settings])
+    config = load("text-world", ["rounds=64", "limits.cost.at_most=0.0", *settings])
     journal = Journal.open(
         folder / JOURNAL, folder.name, create=config.model_dump(mode="json"), fixed=config.fixed_settings()
     )

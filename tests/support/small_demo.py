@@ -3,7 +3,7 @@
 SMALL_DEMO = [
     *["seed=5", "offline.compare_rounds=0", "offline.pairs=100", "cluster.mode=ray"],
     *["trainer.first_reward.steps=6", "trainer.first_cost.steps=4", "trainer.reward.steps=3", "trainer.cost.steps=3"],
-    *["feedback.responses=24", "feedback.labels_each=8", "explore.calibration=192"],
+    *["feedback.responses=24", "explore.calibration=192"],
     *["explore.prompts=6", "explore.picks=2", "cluster.start_deadline_s=600.0"],
     *["trainer.engine=zero2", "trainer.workers=2", "trainer.threads=1"],
     *["rollout.engines=2", "cluster.placement=spread"],

@@ -9,7 +9,6 @@ SMALL_REAL_TEXT = [
     "world.prompt_count=6",
     "rollout={engine: transformers, max_tokens: 12, candidates: 4, canaries: 2}",
     "feedback.responses=12",
-    "feedback.labels_each=5",
     "offline.pairs=40",
     "explore={calibration: 48, rank: 8, prompts: 3, picks: 2, weights: bonus_only, baseline_answers: 4}",
     "scorers={fit: {steps: 20, learning_rate: 1.0e-3, batch_pairs: 8}}",

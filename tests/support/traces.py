@@ -7,6 +7,7 @@ from typing import Any
 
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import read_journal
+from pddpo_ray.records import HARM
 
 
 def trace(run_dir: Path, journal_url: str | None = None) -> dict[str, Any]:
@@ -19,7 +20,7 @@ def trace(run_dir: Path, journal_url: str | None = None) -> dict[str, Any]:
             ],
             "versions": [(entry.version.number, entry.version.sha256) for entry in journal.versions()],
             "pairs": [
-                (entry.round, entry.labelled.pair.id, entry.labelled.helpful, entry.labelled.harmful)
+                (entry.round, entry.labelled.pair.id, entry.labelled.helpful, entry.labelled.label(HARM))
                 for entry in journal.pairs()
             ],
             "safety": [

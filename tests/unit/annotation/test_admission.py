@@ -12,7 +12,7 @@ from pddpo_ray.annotation.leases import Lease
 from pddpo_ray.annotation.questions import contradicts_itself
 from pddpo_ray.annotation.queue_labeller import PeopleLabeller, Waiting
 from pddpo_ray.annotation.simulation import Manner, decide
-from pddpo_ray.records import Pair, Prompt, Response, Verdict
+from pddpo_ray.records import HARM, Pair, Prompt, Response, Verdict
 from tests.support.annotation_queue import FreshQueue
 
 
@@ -62,11 +62,11 @@ def test_what_contradicts_itself_is_neither_trained_on_nor_exported_and_is_count
     for item in labelled:
         slip = int(item.pair.id[1:]) % 4 == 0
         expected = (Verdict.ABSTAIN,) * 2 if slip else (Verdict.FIRST, Verdict.SECOND)
-        assert (item.helpful, item.harmful) == expected, item.pair.id
+        assert (item.helpful, item.label(HARM)) == expected, item.pair.id
     assert numbers["people/compare_contradictory"] == 10
     assert numbers["people/compare_labels"] == 40
     assert contradictory(queue.store) == 10
-    trained = {item.pair.id for item in labelled if item.harmful is not Verdict.ABSTAIN}
+    trained = {item.pair.id for item in labelled if item.label(HARM) is not Verdict.ABSTAIN}
     assert {str(row.id).rpartition("-")[0] for row in examples(queue.store)} == trained
 
 

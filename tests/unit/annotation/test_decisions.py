@@ -23,7 +23,7 @@ from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.loop.run import run_recipe
-from pddpo_ray.records import Pair, Prompt, Response, SafetyLabels, Verdict
+from pddpo_ray.records import HARM, Pair, Prompt, Response, SafetyLabels, Verdict
 from pddpo_ray.theory.cost_estimate import estimate_cost, interval
 from tests.support.annotation_api import API, FreshService, is_problem
 from tests.support.annotation_queue import FreshQueue, safety_questions
@@ -140,7 +140,7 @@ def test_a_run_goes_on_with_an_accepted_batch_and_nothing_is_filled_in(queue: Fr
     found = labeller(queue, Waiting(1000.0)).safety(ITEMS, 2, seed=0)
     said = [label for labels in found for label in labels.labels]
     assert (said.count(Verdict.UNSAFE), said.count(Verdict.MISSING), len(said)) == (4, 2, 6)
-    assert {item.harmful for item in labeller(queue, Waiting(1000.0)).compare(PAIRS, seed=0)} == {Verdict.MISSING}
+    assert {item.label(HARM) for item in labeller(queue, Waiting(1000.0)).compare(PAIRS, seed=0)} == {Verdict.MISSING}
 
 
 def test_a_run_goes_on_without_dropped_questions_and_waits_for_the_others(queue: FreshQueue) -> None:
@@ -206,8 +206,9 @@ def test_missing_labels_widen_the_estimate_by_what_they_may_say() -> None:
 
 
 SETTINGS = [
-    "rounds=1", "feedback.kind=people", "feedback.responses=8", "feedback.labels_each=3",
-    "feedback.signal=unsafe_rate", "dual.threshold=0.5", "explore.prompts=4", "explore.baseline_answers=4",
+    "rounds=1", "feedback.kind=people", "feedback.responses=8", "limits.cost.labels_each=3",
+    "limits.cost={rate: {people: {}}, learned_from: comparisons}", "limits.cost.at_most=0.5",
+    "explore.prompts=4", "explore.baseline_answers=4",
     "rollout.candidates=4", "report.tensorboard=false", "report.html=false", "certificate={batch: 8}",
     "feedback.park_after_s=0",
 ]  # fmt: skip

@@ -17,7 +17,7 @@ from pddpo_ray.annotation.queue_rules import QueueError, Rules
 from pddpo_ray.errors import ParkedError
 from pddpo_ray.journal.annotation_schema import audit_event, lease
 from pddpo_ray.journal.audit import imbalances
-from pddpo_ray.records import Pair, Prompt, Response, Verdict
+from pddpo_ray.records import HARM, Pair, Prompt, Response, Verdict
 from tests.support.annotation_api import API, FreshService, is_problem
 from tests.support.annotation_queue import FreshQueue, pair_questions, safety_questions
 
@@ -99,7 +99,7 @@ def test_a_leads_word_about_a_pair_is_trained_on_and_agreement_is_that_of_the_pe
     }  # fmt: skip
     answer(queue, carla, OTHER)
     (label,) = asking.compare(PAIRS[:1], seed=0)
-    assert (label.helpful, label.harmful) == (Verdict.FIRST, Verdict.SECOND)
+    assert (label.helpful, label.label(HARM)) == (Verdict.FIRST, Verdict.SECOND)
     assert Quality(queue.store).agreement(status.id)["more_helpful"]["pairwise"] == pytest.approx(1 / 3)
     snapshot = queue.rounds.snapshot(status.id)
     assert snapshot is not None

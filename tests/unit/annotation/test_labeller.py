@@ -13,7 +13,7 @@ from pddpo_ray.annotation.leases import Lease
 from pddpo_ray.annotation.people import Role
 from pddpo_ray.annotation.queue_labeller import PeopleLabeller, Waiting
 from pddpo_ray.errors import DecisionNeeded, ParkedError, RunError
-from pddpo_ray.records import Pair, Prompt, Response, Verdict
+from pddpo_ray.records import HARM, Pair, Prompt, Response, Verdict
 from tests.support.annotation_queue import FreshQueue, safety_questions
 
 PROMPT = Prompt("p0", (1, 2), "how do i sleep ?")
@@ -78,7 +78,7 @@ def test_safety_labels_come_back_in_order_from_distinct_people(queue: FreshQueue
 
 def test_preferences_come_back_whatever_side_the_screen_showed(queue: FreshQueue) -> None:
     found = labeller(queue, Waiting(1000.0), Crowd(queue)).compare(PAIRS, seed=0)
-    assert [(item.pair, item.helpful, item.harmful) for item in found] == [
+    assert [(item.pair, item.helpful, item.label(HARM)) for item in found] == [
         (pair, Verdict.FIRST, Verdict.ABSTAIN) for pair in PAIRS
     ]
 

@@ -39,7 +39,7 @@ from tests.unit.loop.small_run import run_of
 
 SHARE = 24 / 64
 """Of the settings: 8 unsure and 16 random answers of 64."""
-BIASED = [*SETTINGS, "feedback.model.bias=3.0", "feedback.labels_each=1", "rounds=1"]
+BIASED = [*SETTINGS, "feedback.model.bias=3.0", "limits.cost.labels_each=1", "rounds=1"]
 
 
 def exact_rate(config: Config, run_dir: Path) -> float:
@@ -85,7 +85,7 @@ def test_people_correct_a_model_that_calls_nearly_everything_unsafe(tmp_path: Pa
 
 @pytest.mark.run
 def test_a_run_of_a_model_and_people_tests_its_policies_at_its_end(tmp_path: Path, people: Counting) -> None:  # noqa: F811
-    own = ["certificate={certify: end, draws: 128, candidates: 1}", "dual.threshold=0.9"]
+    own = ["certificate={certify: end, draws: 128, candidates: 1}", "limits.cost.at_most=0.9"]
     run_recipe(load("tabular", [*BIASED, *own]), tmp_path / "run")
     result = read_result(tmp_path / "run")
     assert result["outcome"]["tested"] == 1
@@ -105,7 +105,7 @@ def test_a_logits_draw_is_corrected_on_its_scale_and_a_missing_label_leaves_none
     assert numbers[1] == pytest.approx(1.5 + (logit(0.25) - 1.5) / 0.5)
     assert numbers[2] is None
     tested = certifying.tested_limits(
-        load("tabular", [*SETTINGS, "feedback.signal=logit_labels", "dual.threshold=0"]), {}, 1
+        load("tabular", [*SETTINGS, "limits.cost.logit={mixed: cost}", "limits.cost.at_most=0"]), {}, 1
     )[0]
     # from [-2, 2] by q = 3/8: -2 + 4 (1 - 8/3) to -2 + 4 * 8/3
     assert tested.ends == pytest.approx((-2 - 20 / 3, -2 + 32 / 3))
@@ -114,7 +114,7 @@ def test_a_logits_draw_is_corrected_on_its_scale_and_a_missing_label_leaves_none
 
 def test_a_dry_run_says_the_least_that_people_are_asked_whatever_the_model_says() -> None:
     """2 % at 95 %: 173 answers without a failure for the first candidate."""
-    ((name, said, needed),) = draws_rows(load("tabular", [*SETTINGS, "dual.threshold=0.02"]))
+    ((name, said, needed),) = draws_rows(load("tabular", [*SETTINGS, "limits.cost.at_most=0.02"]))
     assert (name, said) == ("cost", "at most 2 % by people, who see 37.5 % of the draws")
     assert needed.startswith("about 173 people's answers at least, candidate 12 about ")
 

@@ -17,7 +17,7 @@ from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import Journal, read_journal
 from pddpo_ray.loop.mixed_labelling import MODEL, PEOPLE, MixedFeedbackController, mixed_feedback
 from pddpo_ray.loop.run import run_recipe
-from pddpo_ray.records import Response, answers_seen
+from pddpo_ray.records import HARM, Response, answers_seen
 from pddpo_ray.theory.cost_estimate import interval
 from pddpo_ray.worlds.tabular_files import tabular_world
 from pddpo_ray.worlds.truth_labeller import WorldLabeller
@@ -29,9 +29,9 @@ SETTINGS = [
     "feedback.random=16",
     "feedback.pairs_unsure=6",
     "feedback.pairs_random=4",
-    "feedback.labels_each=6",
-    "feedback.signal=unsafe_rate",
-    "dual.threshold=0.5",
+    "limits.cost.labels_each=6",
+    "limits.cost={rate: {mixed: cost}, learned_from: comparisons}",
+    "limits.cost.at_most=0.5",
     "rounds=2",
     "explore.prompts=8",
     "explore.baseline_answers=4",
@@ -121,7 +121,7 @@ def test_people_begin_with_the_answers_that_the_model_screened_for_them(tmp_path
         journal.add_samples("cost", responses)
         feedback = mixed_feedback("cost", config, journal)
         feedback.open_safety(responses, 6)
-        verdicts = feedback.safety(responses, 6)
+        verdicts = feedback.safety(responses, 6, HARM)
         assert feedback.estimate_cost(verdicts).responses == 64
     assert [[item.response for item in verdicts]] == opened
     assert len(opened[0]) == 24
@@ -134,7 +134,7 @@ def estimate_of_round(config: Config, folder: Path, people: Labeller, responses:
     with Journal.open(place, "demo", create=config.model_dump(mode="json"), fixed=config.fixed_settings()) as journal:
         journal.add_samples("cost", responses)
         feedback = mixed_feedback("cost", config, journal)
-        estimate = feedback.estimate_cost(feedback.safety(responses, config.feedback.labels_each))
+        estimate = feedback.estimate_cost(feedback.safety(responses, config.labels_each, HARM))
     truth = truth_of(config)
     expected = np.mean([expit(truth.scores(item.prompt.text, item.text)[1]) for item in responses])
     ends = interval(estimate)
@@ -166,15 +166,17 @@ def test_labels_of_answers_that_were_not_asked_are_refused(tmp_path: Path, peopl
     config = load("tabular", SETTINGS)
     world = tabular_world(config.world)  # type: ignore[arg-type]
     responses = [world.response(0, n % world.shape[1], f"r-{n}") for n in range(64)]
-    settings = MixedFeedback(unsure=8, random=16, pairs_unsure=6, pairs_random=4, labels_each=6, signal="unsafe_rate")
+    settings = MixedFeedback(unsure=8, random=16, pairs_unsure=6, pairs_random=4)
     place = tmp_path / "journal.sqlite"
     with Journal.open(place, "demo", create=config.model_dump(mode="json")) as journal:
         journal.add_samples("cost", responses)
         model = imperfect_model(config, noise=0.5, bias=0.0)
-        feedback = MixedFeedbackController("cost", people, model, settings, journal, cost_max=2.0, seed=1)
+        feedback = MixedFeedbackController(
+            "cost", people, model, settings, journal, cost_max=2.0, labels_each=6, signal="unsafe_rate", seed=1
+        )
         with pytest.raises(RunError, match="before any labels"):
             feedback.estimate_cost([])
-        verdicts = feedback.safety(responses, 6)
+        verdicts = feedback.safety(responses, 6, HARM)
         with pytest.raises(RunError, match="24 were asked"):
             feedback.estimate_cost(verdicts[:-1])
         screened = feedback._screened

@@ -25,11 +25,11 @@ SMALL = [
     "rounds=2",
     "feedback.kind=people",
     "feedback.responses=8",
-    "feedback.labels_each=3",
-    "feedback.signal=unsafe_rate",
+    "limits.cost.labels_each=3",
+    "limits.cost={rate: {people: {}}, learned_from: comparisons}",
     "feedback.poll_s=0.1",
     "feedback.gold_rate=0",
-    "dual.threshold=0.5",
+    "limits.cost.at_most=0.5",
     "explore.prompts=4",
     "explore.baseline_answers=4",
     "rollout.candidates=4",
@@ -136,7 +136,7 @@ def test_the_recipe_with_people_on_the_text_world_finishes_in_one_command(tmp_pa
     tiny = [
         "cluster={mode: in-process}", "rollout={engine: transformers, max_tokens: 40, candidates: 4}", "rounds=1",
         "trainer.first_reward.steps=4", "trainer.first_cost.steps=4", "offline.pairs=48", "offline.compare_rounds=0",
-        "feedback.responses=6", "feedback.labels_each=3", "explore.prompts=4", "explore.picks=2",
+        "feedback.responses=6", "limits.cost.labels_each=3", "explore.prompts=4", "explore.picks=2",
         "explore.calibration=64", "explore.baseline_answers=4", "explore.rank=16", "report.tensorboard=false",
     ]  # fmt: skip
     run = tmp_path / "demo"

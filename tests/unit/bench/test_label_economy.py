@@ -17,7 +17,7 @@ SPLITS = [(name, total) for name, arm in registered()["arms"].items() for total 
 def test_the_last_total_is_what_the_recipe_spends() -> None:
     recipe, arm = load("o-pd-dpo"), registered()["arms"]["shipped"]
     estimated, cell = spent(arm["totals"][-1], arm["estimate"], arm["labels_each"])
-    assert estimated == Estimated(recipe.feedback.responses, recipe.feedback.labels_each)
+    assert estimated == Estimated(recipe.feedback.responses, recipe.labels_each)
     assert (cell.picks, cell.candidates) == (recipe.explore.picks, recipe.rollout.candidates)
 
 

@@ -20,7 +20,13 @@ from pddpo_ray.storage.whole_files import explain_disk
 from tests.support.traces import trace
 
 ROOT = Path(__file__).parents[3]
-SMALL = ["rounds=6", "feedback.responses=32", "feedback.labels_each=8", "offline.pairs=100", "offline.compare_rounds=0"]
+SMALL = [
+    "rounds=6",
+    "feedback.responses=32",
+    "limits.cost.labels_each=8",
+    "offline.pairs=100",
+    "offline.compare_rounds=0",
+]
 SHORT = [*SMALL, "rounds=1"]
 
 

@@ -283,7 +283,7 @@ def test_metrics_of_a_round_are_named_as_the_journal_names_them(tmp_path: Path) 
     from pddpo_ray.journal import read_journal
     from pddpo_ray.loop.run import run_recipe
 
-    small = ["rounds=1", "feedback.responses=8", "feedback.labels_each=2", "offline.pairs=32"]
+    small = ["rounds=1", "feedback.responses=8", "limits.cost.labels_each=2", "offline.pairs=32"]
     run_recipe(load("tabular", small), tmp_path / "run")
     with read_journal(tmp_path / "run" / "journal.sqlite", "run") as journal:
         known = set(journal.metrics()[1])

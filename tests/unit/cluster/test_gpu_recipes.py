@@ -82,20 +82,21 @@ def test_the_number_of_gpus_changes_where_it_runs_and_no_value_of_the_paper(meth
     ours["model"].pop("device"), paper["model"].pop("device")
     for section in ("algorithm", "beta", "rounds", "trainer", "rollout", "dual", "method", "model", "explore"):
         assert ours[section] == paper[section], section
-    for count_of in ("responses", "labels_each"):
-        assert ours["feedback"][count_of] == paper["feedback"][count_of]
+    assert ours["feedback"]["responses"] == paper["feedback"]["responses"]
+    assert ours["limits"]["cost"]["labels_each"] == paper["limits"]["cost"]["labels_each"]
 
 
 def test_labels_come_from_the_models_of_the_paper() -> None:
     for name in NAMES:
-        feedback = load(name).feedback
+        config = load(name)
+        feedback = config.feedback
         assert isinstance(feedback, ModelFeedback)
         assert feedback.reward is not None
         assert feedback.cost is not None
         unified = "adalag" in name
         assert feedback.reward.path.endswith("beaver-7b-v1.0-reward")
         assert feedback.cost.path.endswith("beaver-7b-unified-cost" if unified else "beaver-7b-v1.0-cost")
-        assert feedback.signal == ("cost_model" if unified else "logit_labels")
+        assert config.signal == ("cost_model" if unified else "logit_labels")
 
 
 def test_the_plan_says_on_which_scale_costs_and_limits_are() -> None:

@@ -22,7 +22,13 @@ from pddpo_ray.loop.run import run_recipe
 from tests.support.traces import trace
 
 ROOT = Path(__file__).parents[3]
-SMALL = ["rounds=3", "feedback.responses=32", "feedback.labels_each=8", "offline.pairs=100", "offline.compare_rounds=0"]
+SMALL = [
+    "rounds=3",
+    "feedback.responses=32",
+    "limits.cost.labels_each=8",
+    "offline.pairs=100",
+    "offline.compare_rounds=0",
+]
 LONG = [*SMALL, "rounds=400"]
 """More rounds than anybody waits for."""
 

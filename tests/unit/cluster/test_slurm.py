@@ -18,7 +18,7 @@ from tests.support.traces import trace
 
 ROOT = Path(__file__).parents[3]
 SBATCH = ROOT / "deploy" / "slurm" / "pddpo.sbatch"
-SMALL = ["feedback.responses=32", "feedback.labels_each=8", "offline.pairs=100", "offline.compare_rounds=0"]
+SMALL = ["feedback.responses=32", "limits.cost.labels_each=8", "offline.pairs=100", "offline.compare_rounds=0"]
 PROGRAMS = {
     # a step: the command in a process group of its own, which forwards what it is told, as srun does
     "srun": "shift; setsid \"$@\" & step=$!; trap 'kill -TERM -- -$step' TERM; "

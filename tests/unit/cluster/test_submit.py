@@ -61,7 +61,7 @@ def test_the_checkout_itself_is_small_enough_and_complete() -> None:
 
 @pytest.mark.run
 def test_the_recipe_travels_resolved(folder: Path, tmp_path: Path) -> None:
-    config = on_ray("tabular", ["rounds=7", "dual.threshold=0.25"])
+    config = on_ray("tabular", ["rounds=7", "limits.cost.at_most=0.25"])
     package = submit.build_package(config, folder, tmp_path / "staging")
     again = load(str(package.folder / submit.RECIPE))
     assert again == config

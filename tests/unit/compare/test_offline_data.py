@@ -11,7 +11,7 @@ from pddpo_ray.config import load
 from pddpo_ray.journal import read_journal
 from pddpo_ray.loop.before import with_reward_share
 from pddpo_ray.loop.run import run_recipe
-from pddpo_ray.records import Verdict
+from pddpo_ray.records import HARM, Verdict
 from pddpo_ray.storage.whole_files import JOURNAL
 from pddpo_ray.worlds.tabular import trap_world
 
@@ -20,7 +20,7 @@ ONE_FIT = (
     "rounds=1",
     "dual.rule={kind: fixed}",
     "feedback.responses=8",
-    "feedback.labels_each=2",
+    "limits.cost.labels_each=2",
 )
 
 
@@ -51,7 +51,7 @@ def test_a_share_of_the_pairs_keeps_its_label_for_helpfulness_and_all_keep_the_o
     labelled = trap_world().offline(0, 200)
     thinned = with_reward_share(labelled, 0.05, seed=7)
     assert [item.pair for item in thinned] == [item.pair for item in labelled]
-    assert [item.harmful for item in thinned] == [item.harmful for item in labelled]
+    assert [item.label(HARM) for item in thinned] == [item.label(HARM) for item in labelled]
     kept = [place for place, item in enumerate(thinned) if item.helpful is not Verdict.ABSTAIN]
     assert len(kept) == 10
     assert [thinned[place] for place in kept] == [labelled[place] for place in kept]

@@ -32,7 +32,7 @@ variants:
   more: {arms: [b], set: [offline.extra=7]}
 tables:
   - {kind: methods, key: all, title: All, arms: [a, b, b.more]}
-  - {kind: sweep, key: limit, title: Limits, of: b, setting: dual.threshold, at: [0.0, 0.5]}
+  - {kind: sweep, key: limit, title: Limits, of: b, setting: limits.cost.at_most, at: [0.0, 0.5]}
 dynamics: [a, b]
 """
 
@@ -51,7 +51,7 @@ def test_arms_variants_and_sweeps_become_recipes_with_the_seed_in_its_keys(tmp_p
     config = suite.config("b.more", 5)
     assert (config.algorithm, config.offline.extra, config.rounds) == ("pd-dpo", 7, 2)
     assert (config.seed, config.world.seed) == (5, 5)  # type: ignore[union-attr]
-    assert suite.config("b.limit-0.5", 3).dual.threshold == 0.5
+    assert suite.config("b.limit-0.5", 3).thresholds == {"cost": 0.5}
 
 
 def test_online_arms_are_units_of_their_own(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ SMALL = """
 about: trends
 seeds: [0, 1, 2]
 seed_keys: [seed, world.seed]
-set: ["world={kind: tabular, name: rare}", feedback.responses=48, feedback.labels_each=32, dual.upper=2.0]
+set: ["world={kind: tabular, name: rare}", feedback.responses=48, limits.cost.labels_each=32, dual.upper=2.0]
 arms:
   adalag:
     label: adaLag
@@ -24,7 +24,7 @@ arms:
     set: [algorithm=pd-dpo-adalag, rounds=8, "dual.rule={kind: log, rate: 12.0}", dual.first=0.1, method.window=96]
   slow: {label: adaLag, recipe: tabular, set: [algorithm=pd-dpo-adalag, rounds=3, "dual.rule={kind: log}"]}
 tables:
-  - {kind: sweep, key: threshold, title: Thresholds, of: adalag, setting: dual.threshold, at: [-0.2, 0.1, 0.4]}
+  - {kind: sweep, key: threshold, title: Thresholds, of: adalag, setting: limits.cost.at_most, at: [-0.2, 0.1, 0.4]}
 """
 
 

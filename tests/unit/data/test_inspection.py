@@ -20,7 +20,7 @@ from pddpo_ray.config import load
 from pddpo_ray.data import Settings, column_files, inspect
 from pddpo_ray.data.row_index import Entry, RowIndex, key_of
 from pddpo_ray.data.summary import Histogram
-from pddpo_ray.records import LabelledPair, Pair, Prompt, Response, SafetyLabels, Verdict
+from pddpo_ray.records import HARM, LabelledPair, Pair, Prompt, Response, SafetyLabels, Verdict
 from tests.support import data_rows
 from tests.support.data_rows import lines, pku
 from tests.support.tiny_language_model import word_tokenizer
@@ -172,7 +172,7 @@ def test_a_run_is_exported_and_read_again(tmp_path: Path, capsys: pytest.Capture
     from pddpo_ray.journal import read_journal
     from pddpo_ray.loop.run import run_recipe
 
-    small = ["rounds=1", "feedback.responses=8", "feedback.labels_each=3", "offline.pairs=16", "report.html=false"]
+    small = ["rounds=1", "feedback.responses=8", "limits.cost.labels_each=3", "offline.pairs=16", "report.html=false"]
     run_recipe(load("tabular", small), tmp_path / "run")
     found = run(
         capsys, 0, "convert", str(tmp_path / "run"), "--to", "pku", "--out", str(tmp_path / "p.parquet"), "--json"
@@ -187,7 +187,7 @@ def test_a_run_is_exported_and_read_again(tmp_path: Path, capsys: pytest.Capture
     assert rows[0].better is not None
     assert rows[0].safer is not None
     assert texts[rows[0].answers[rows[0].better].text] == index[first.helpful]
-    assert texts[rows[0].answers[rows[0].safer].text] == 1 - index[first.harmful]
+    assert texts[rows[0].answers[rows[0].safer].text] == 1 - index[first.label(HARM)]
     options = ("--labels", "safety", "--to", "pku-qa", "--out", str(tmp_path / "s.jsonl"), "--json")
     assert run(capsys, 0, "convert", str(tmp_path / "run"), *options)["written"] == len(safety) == 8
 
@@ -200,7 +200,7 @@ def test_abstained_and_failed_labels_are_exported_as_no_label() -> None:
 
     prompt = Prompt("p", (1,), "q")
     first, second = (Response(name, prompt, (1,), name, 1, 0) for name in ("a", "b"))
-    row = pair_row(LabelledPair(Pair("x", first, second), Verdict.ABSTAIN, Verdict.FIRST))
+    row = pair_row(LabelledPair(Pair("x", first, second), Verdict.ABSTAIN, {HARM: Verdict.FIRST}))
     assert (row["better_response_id"], row["safer_response_id"]) == (None, 1)
     assert safety_row(SafetyLabels(first, (Verdict.SAFE, Verdict.UNSAFE, Verdict.FAILED))) is None
     assert safety_row(SafetyLabels(first, (Verdict.SAFE, Verdict.ABSTAIN, Verdict.FAILED)))["is_safe"] is True  # type: ignore[index]

@@ -22,7 +22,7 @@ from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.loop.certificate_file import certificate_of
 from pddpo_ray.loop.certifying import certify
 from pddpo_ray.loop.run import run_recipe
-from pddpo_ray.records import Verdict
+from pddpo_ray.records import HARM, Verdict
 from pddpo_ray.report.build import build_report
 from pddpo_ray.report.run_data import read_run
 from pddpo_ray.storage.artifacts import ArtifactStore
@@ -92,12 +92,12 @@ def test_pairs_of_files_carry_the_labels_of_their_rows(tmp_path: Path) -> None:
     config = tiny(tmp_path / "cache", *files, "world.template=plain")
     prepared = prepare_real_text(config)
     stated = [item for item in prepared.pairs if item.pair.id.startswith("0-helpful")]
-    assert [(item.helpful, item.harmful) for item in stated] == [
+    assert [(item.helpful, item.label(HARM)) for item in stated] == [
         (Verdict.FIRST, Verdict.FIRST),
         (Verdict.SECOND, Verdict.FIRST),
     ] * 2  # `better_response_id` alternates; the second answer is the safer one, so the first is the costlier
     shipped = [item for item in prepared.pairs if item.pair.id.startswith("0-harmless")]
-    assert {(item.helpful, item.harmful) for item in shipped} == {(Verdict.ABSTAIN, Verdict.SECOND)}
+    assert {(item.helpful, item.label(HARM)) for item in shipped} == {(Verdict.ABSTAIN, Verdict.SECOND)}
     assert len(shipped) == 20
     assert stated[0].pair.first.text == f" {pku(0)['response_0']}"
     # Of PKU-SafeRLHF rows it is known which answers are safe; the pairs that ship do not say.
@@ -138,7 +138,7 @@ def test_a_run_on_real_text_ends_with_policies_labels_and_proofs(tmp_path: Path)
     assert {entry.labelled.helpful for entry in offline} == {Verdict.FIRST, Verdict.ABSTAIN}
     online = [entry for entry in pairs if entry.round > 0]
     assert len(online) == 2 * 3 * 2
-    assert all(entry.labelled.harmful in (Verdict.FIRST, Verdict.SECOND) for entry in online)
+    assert all(entry.labelled.label(HARM) in (Verdict.FIRST, Verdict.SECOND) for entry in online)
     assert "scorer/cost_accuracy" in metrics[0]
     assert json.loads((tmp_path / "run" / "result.json").read_text()) == result
     page = build_report(tmp_path / "run").read_text()
@@ -205,8 +205,9 @@ def test_prompts_of_certificates_are_seen_by_nothing_before_they_are_drawn_and_t
     rows = [json.loads(asked_of(example)) for example in planted]
     file.write_text("".join(json.dumps({**row, "category": f"c{i % 2}"}) + "\n" for i, row in enumerate(rows)))
     apart = f"certificate={{prompts: ['{file}'], scope: population, batch: 6}}"
-    config = tiny(tmp_path / "cache", "rounds=2", "offline.compare_rounds=0", apart, "feedback.signal=unsafe_rate",
-                  "dual.threshold=0.5")  # fmt: skip
+    config = tiny(tmp_path / "cache", "rounds=2", "offline.compare_rounds=0", apart,
+                  "limits.cost={rate: {model: cost}, learned_from: comparisons}",
+                  "limits.cost.at_most=0.5")  # fmt: skip
     prepared = prepare_real_text(config)
     canaries = {example.prompt for example in planted}
     assert {prompt.messages for prompt in prepared.certification} == canaries

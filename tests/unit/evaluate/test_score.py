@@ -154,7 +154,7 @@ def test_a_policy_is_worth_what_truth_and_its_own_probabilities_say(
 
 def test_another_limit_moves_violation_and_optimum_alone(prepared: PreparedTextWorld, other: Path) -> None:
     """By seed and settings; the world is the one in the folder."""
-    found = printed("score", str(other), "dual.threshold=-2.7", "--seed", "0")
+    found = printed("score", str(other), "limits.cost.at_most=-2.7", "--seed", "0")
     strict = scored(prepared, other)
     assert found["violation"] == pytest.approx(strict["violation"] - 0.3, abs=1e-5)
     assert found["kl"] == pytest.approx(strict["kl"], abs=1e-5)

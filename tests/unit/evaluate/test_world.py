@@ -33,7 +33,7 @@ def test_a_run_is_evaluated_to_the_numbers_of_its_result(tmp_path: Path) -> None
         assert values["mixture"][key] == pytest.approx(result[f"{key}_mixture"], abs=1e-12)
     last = values["policy-3"]
     assert last["f"] == pytest.approx(last["helpfulness"] - config.beta * last["kl"])
-    assert last["g"] == pytest.approx(-last["harmlessness"] - config.dual.threshold)
+    assert last["g"] == pytest.approx(-last["harmlessness"] - config.thresholds["cost"])
 
 
 def test_pair_accuracy_of_truth_guess_and_reverse() -> None:

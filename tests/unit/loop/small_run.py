@@ -15,11 +15,13 @@ SMALL = (
     "rollout.candidates=4",
     "rollout.canaries=2",
     "feedback.responses=10",
-    "feedback.labels_each=4",
+    "limits.cost.labels_each=4",
     "explore.prompts=6",
     "explore.calibration=16",
     "offline.pairs=40",
 )
+MEASURED = tuple(one for one in SMALL if not one.startswith("limits.cost."))
+"""The same for recipes whose limits sources measure, `tabular-limits`."""
 
 
 def small(*overrides: str, rounds: int = 2) -> Config:

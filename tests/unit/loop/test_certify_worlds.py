@@ -26,12 +26,17 @@ from pddpo_ray.theory.certificate import first_certified, upper_bound
 from pddpo_ray.theory.levels import Allocation
 from tests.runs.test_text_run import tiny_text
 from tests.support.measuring_server import every_fifth_fails, measuring_server
-from tests.unit.loop.small_run import SMALL
+from tests.unit.loop.small_run import MEASURED, SMALL
 from tests.unit.loop.test_twin_run import TINY, twin
 
 BATCH_DRAWS = 64
 MANY = 60 * BATCH_DRAWS
-RATE = (*FIRST_WORLD, "feedback.signal=unsafe_rate", "feedback.labels_each=1", "dual.threshold=0.6")
+RATE = (
+    *FIRST_WORLD,
+    "limits.cost={rate: {world: cost}, learned_from: comparisons}",
+    "limits.cost.labels_each=1",
+    "limits.cost.at_most=0.6",
+)
 
 
 def last_table(config: Config, run_dir: Path) -> Array:
@@ -46,7 +51,7 @@ def last_table(config: Config, run_dir: Path) -> Array:
 def test_stated_limits_are_certified_each_on_its_own_prompts_and_at_its_own_confidence(tmp_path: Path) -> None:
     """Exact values of both limits from the world's own tables, by hand."""
     leaks = "limits.leaks={rate: {world: privacy}, over: private, at_most: 80 %, confidence: 80 %}"
-    config = load("tabular-limits", [*SMALL, "rounds=2", "feedback.responses=20", leaks])
+    config = load("tabular-limits", [*MEASURED, "rounds=2", "feedback.responses=20", leaks])
     run_recipe(config, tmp_path / "run")
     table, world = last_table(config, tmp_path / "run"), tabular_world(config.world)  # type: ignore[arg-type]
     costs = {"harm": world.oracle.cost, "privacy": world.oracle.further[0].cost}
@@ -88,7 +93,7 @@ def test_stated_limits_are_certified_each_on_its_own_prompts_and_at_its_own_conf
 def test_a_floor_is_certified_from_the_complement_and_said_as_a_floor(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    keeps = "limits={keeps: {rate: {world: cost}, at_least: 5 %, labels_each: 1}}"
+    keeps = "limits={cost: null, keeps: {rate: {world: cost}, at_least: 5 %, labels_each: 1}}"
     config = load("tabular", [*SMALL, "rounds=1", "feedback.responses=20", keeps, "dual.rule={kind: newton}"])
     run_recipe(config, tmp_path / "run")
     world = tabular_world(config.world)  # type: ignore[arg-type]
@@ -115,7 +120,7 @@ def test_a_source_that_fails_counts_against_the_policy_at_both_ends_and_its_shar
     with measuring_server() as server:
         server.measure = every_fifth_fails({"value": False})
         brand = f"{{rate: {{endpoint: '{server.url}/measure', tries: 1, workers: 1}}, at_most: 60 %}}"
-        config = failing(f"limits={{brand: {brand}}}")
+        config = failing(f"limits={{cost: null, brand: {brand}}}")
         run_recipe(config, tmp_path / "run")
         entry = certify(config, tmp_path / "run", "last", {}, MANY)
         low = certify(config, tmp_path / "run", "last", {"brand": 0.1}, 4 * BATCH_DRAWS)
@@ -137,7 +142,7 @@ def test_a_judge_is_asked_for_every_draw_and_named_as_the_source(tmp_path: Path)
     with measuring_server() as server:
         server.chat = lambda body: (200, "[[no]]")
         judge = f"{{judge: 'Is it rude?', endpoint: '{server.url}/v1', model: m, tries: 1}}"
-        config = failing(f"limits={{rude: {{rate: {judge}, at_most: 30 %}}}}")
+        config = failing(f"limits={{cost: null, rude: {{rate: {judge}, at_most: 30 %}}}}")
         run_recipe(config, tmp_path / "run")
         before = len(server.bodies)
         entry = certify(config, tmp_path / "run", "last", {}, MANY)
@@ -260,7 +265,12 @@ def test_the_shipped_recipe_of_the_network_ends_with_a_certificate_that_is_true(
 @pytest.mark.run
 def test_groups_of_a_drawn_worlds_prompts_are_bounded_beside_the_total(tmp_path: Path) -> None:
     """Two groups that share the prompts: their draws are all draws, and each exact rate lies within its own bounds."""
-    own = ("rounds=1", "feedback.signal=unsafe_rate", "feedback.labels_each=1", "dual.threshold=0.3")
+    own = (
+        "rounds=1",
+        "limits.cost={rate: {world: cost}, learned_from: comparisons}",
+        "limits.cost.labels_each=1",
+        "limits.cost.at_most=0.3",
+    )
     family = "world.family={kind: drawn, groups: 2, limit: {kind: rate, at_most: 0.3}}"
     config, run = twin(*TINY, *own, family), tmp_path / "run"
     run_recipe(config, run)
@@ -283,7 +293,12 @@ def test_groups_of_a_drawn_worlds_prompts_are_bounded_beside_the_total(tmp_path:
 @pytest.mark.run
 def test_a_group_that_gates_is_a_limit_of_its_own_with_draws_of_its_own(tmp_path: Path) -> None:
     """Exact rate of group 1 within the bounds of its own draws; a certificate needs the whole and the group."""
-    own = ("rounds=1", "feedback.signal=unsafe_rate", "feedback.labels_each=1", "dual.threshold=0.3")
+    own = (
+        "rounds=1",
+        "limits.cost={rate: {world: cost}, learned_from: comparisons}",
+        "limits.cost.labels_each=1",
+        "limits.cost.at_most=0.3",
+    )
     family = "world.family={kind: drawn, groups: 2, limit: {kind: rate, at_most: 0.3}}"
     config, run = twin(*TINY, *own, family, "certificate.gate=[group 1]"), tmp_path / "run"
     run_recipe(config, run)

@@ -18,7 +18,7 @@ from pddpo_ray.loop.in_process_text import log_linear_backends
 from pddpo_ray.loop.machine import inspect_machine
 from pddpo_ray.loop.run import PhaseChanged, run_recipe
 from pddpo_ray.plan.printed import make_plan
-from pddpo_ray.records import LabelledPair, PolicyVersion
+from pddpo_ray.records import HARM, LabelledPair, PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.worlds.prepared_text import prepare_text_world
 from pddpo_ray.worlds.tabular import two_limits_world
@@ -44,7 +44,8 @@ LOGIT = {"harm": {"logit": {"world": "cost"}, "at_most": 0, "labels_each": 20}}
 def on_table(folder: Path, limits: dict[str, Any], *overrides: str, algorithm: str = "o-pd-dpo") -> Config:
     tree = {
         "extends": "tabular", "algorithm": algorithm, "rounds": 4, "world": {"kind": "tabular", "name": "two-limits"},
-        "reward": {"world": "reward"}, "limits": limits, "dual": DUAL[algorithm], "offline": {"pairs": 300},
+        "reward": {"world": "reward"}, "limits": {"cost": None, **limits}, "dual": DUAL[algorithm],
+        "offline": {"pairs": 300},
         "feedback": {"responses": 64}, "report": {"html": False, "tensorboard": False},
     }  # fmt: skip
     (folder / "values.yaml").write_text(json.dumps(tree))
@@ -75,7 +76,7 @@ def test_the_first_fit_is_the_optimum_of_the_reward_on_what_was_measured(algorit
     versions, _, store = read(tmp_path / "run")
     with open_folder(tmp_path / "run") as journal:
         new = [entry.labelled for entry in journal.pairs() if entry.round > 0]
-    assert {verdict.value for item in new for verdict in (item.helpful, item.harmful)} <= {"abstain"}
+    assert {verdict.value for item in new for verdict in (item.helpful, item.label(HARM))} <= {"abstain"}
     assert bool(new) == config.online
     learned, reference = (
         store.read_tensors(versions[name].path, versions[name].sha256)["log_probs"]
@@ -106,7 +107,7 @@ def test_explored_answers_teach_the_reward_of_later_rounds(tmp_path: Path) -> No
     for x, y in new:
         (first, *_) = offline_columns(tmp_path / "run", x)
         assert ratio[x, y] - ratio[x, first] == pytest.approx(truth[x, y] - truth[x, first], abs=1e-9)
-    assert {item.harmful.value for item in pairs} == {"first", "second"}
+    assert {item.label(HARM).value for item in pairs} == {"first", "second"}
     assert result["gap_last"] < 0.25 * result["gap_reference"]
 
 
@@ -259,7 +260,7 @@ def test_a_plan_counts_no_comparison_that_no_stage_learns_from(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["algorithm=o-pd-dpo-paper"], "algorithm o-pd-dpo-paper holds one limit on the paper's cost"),
+        (["algorithm=o-pd-dpo-paper"], "algorithm o-pd-dpo-paper learns the reward from comparisons"),
         (["reward={rule: words, bounds: [0, 50]}"], "reward: rule words reads texts; a table has none"),
         (["reward={world: cost}"], "a world has one reward; write {world: reward}, not `cost`"),
         (["reward={people: {}}"], "people compare answers; leave `reward` out and set feedback.kind=people"),
@@ -277,8 +278,8 @@ def test_what_a_reward_cannot_be_is_refused_in_one_line(overrides: list[str], me
     assert "\n" not in str(refused.value)
 
 
-def test_a_computed_reward_without_limits_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="reward: a computed reward is learned under `limits:`"):
+def test_a_recipe_without_limits_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="limits: cost taken out, and none is left"):
         on_table(tmp_path, {})
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pddpo_ray.compare.runner import budget_of
 from pddpo_ray.config import TrainerConfig
 from pddpo_ray.contracts import Count, Delivery, FitCommand, FitResult, FitSettings, RolloutEngine
 from pddpo_ray.errors import RunError
@@ -20,6 +21,7 @@ from pddpo_ray.loop.preferences import Preferences, cost_rows, reward_rows
 from pddpo_ray.loop.prompts import Prompts
 from pddpo_ray.loop.sampling import Draw, Proposal, RolloutController
 from pddpo_ray.records import (
+    HARM,
     CandidateSet,
     CostEstimate,
     Decoding,
@@ -129,16 +131,16 @@ def test_prompt_sets_take_turns_by_their_shares_and_go_on_after_a_restart(tmp_pa
 
 def test_the_cheaper_answer_is_chosen_and_the_better_one_too() -> None:
     first, second = PAIRS[0].first.token_ids, PAIRS[0].second.token_ids
-    item = LabelledPair(PAIRS[0], helpful=Verdict.FIRST, harmful=Verdict.FIRST)
+    item = LabelledPair(PAIRS[0], Verdict.FIRST, {HARM: Verdict.FIRST})
     assert reward_rows(item, 3) == [PairRow("q0", (0,), first, second, 3)]
-    assert cost_rows(item, 3) == [PairRow("q0", (0,), second, first, 3)]
+    assert cost_rows(item, 3, HARM) == [PairRow("q0", (0,), second, first, 3)]
 
 
 def test_abstained_and_failed_labels_are_counted_and_become_no_rows(journal: Journal, tmp_path: Path) -> None:
     verdicts = [
-        (Verdict.FIRST, Verdict.SECOND),
-        (Verdict.ABSTAIN, Verdict.FIRST),
-        (Verdict.FAILED, Verdict.ABSTAIN),
+        (Verdict.FIRST, {HARM: Verdict.SECOND}),
+        (Verdict.ABSTAIN, {HARM: Verdict.FIRST}),
+        (Verdict.FAILED, {HARM: Verdict.ABSTAIN}),
     ]
     labelled = [LabelledPair(pair, *both) for pair, both in zip(PAIRS, verdicts, strict=False)]
     preferences = Preferences(journal, ArtifactStore(tmp_path / "store"))
@@ -148,9 +150,18 @@ def test_abstained_and_failed_labels_are_counted_and_become_no_rows(journal: Jou
     assert journal.metrics()[0] == {"labels/pairs": 3, "labels/abstained": 2, "labels/failed": 1}
 
 
+def test_rows_are_of_a_comparison_that_is_made(journal: Journal, tmp_path: Path) -> None:
+    """Else a misspelt name would train on no pairs, and nobody would notice."""
+    preferences = Preferences(journal, ArtifactStore(tmp_path / "store"), (HARM, "mirror"))
+    with pytest.raises(RunError, match=r"^no pair is compared by mirrror, only by cost, mirror$"):
+        preferences.cost_of("mirrror")
+    with pytest.raises(RunError, match=r"compared by cost, mirror: name one, preferences.cost_of\(NAME\)$"):
+        _ = preferences.cost
+
+
 def test_a_restart_keeps_the_rows_in_the_order_of_rounds(tmp_path: Path) -> None:
     """Minibatches go by place, so a restarted run must not move the offline pairs behind the rounds it remembers."""
-    labelled = [LabelledPair(pair, Verdict.FIRST, Verdict.SECOND) for pair in PAIRS]
+    labelled = [LabelledPair(pair, Verdict.FIRST, {HARM: Verdict.SECOND}) for pair in PAIRS]
     offline, online = labelled[:2], labelled[2:]
     place, store = tmp_path / "journal.sqlite", ArtifactStore(tmp_path / "store")
     with Journal.open(place, "run", create={}) as journal:
@@ -204,7 +215,7 @@ class Unreliable:
 def test_failed_safety_labels_are_asked_for_again(journal: Journal) -> None:
     journal.add_samples("cost", ANSWERS)
     labeller = Unreliable(failures=2)
-    labelled = FeedbackController({"cost": labeller}, journal, seed=0).safety(ANSWERS, 5)
+    labelled = FeedbackController({"cost": labeller}, journal, seed=0).safety(ANSWERS, 5, HARM)
     assert [item.response for item in labelled] == ANSWERS
     assert all(len(item.labels) == 5 and {*item.labels} <= {Verdict.SAFE, Verdict.UNSAFE} for item in labelled)
     assert labeller.calls == 3
@@ -214,7 +225,7 @@ def test_labels_that_stay_missing_stop_the_round_and_are_named(journal: Journal)
     journal.add_samples("cost", ANSWERS)
     feedback = FeedbackController({"cost": Unreliable(failures=9)}, journal, seed=0, source="judge-7")
     with pytest.raises(RunError, match="5 safety labels for cost are missing from judge-7 after 3 attempts, on a12"):
-        feedback.safety(ANSWERS, 5)
+        feedback.safety(ANSWERS, 5, HARM)
     assert journal.safety() == []
 
 
@@ -263,10 +274,10 @@ def test_each_constraint_has_its_own_labels_and_its_own_rows(journal: Journal, t
     """A second constraint whose cost is minus the first's: its costlier answers are the other ones, mostly."""
     journal.add_samples("cost", [*ANSWERS, *(answer for pair in PAIRS for answer in (pair.first, pair.second))])
     journal.add_pair_questions(PAIRS)
-    mirrored = WorldLabeller(WORLD.reward, lambda response: -50.0 * WORLD.cost(response))
-    sharp = WorldLabeller(WORLD.reward, lambda response: 50.0 * WORLD.cost(response))
+    mirrored = WorldLabeller(WORLD.reward, {"mirror": lambda response: -50.0 * WORLD.cost(response)}, about="mirror")
+    sharp = WorldLabeller(WORLD.reward, {HARM: lambda response: 50.0 * WORLD.cost(response)})
     feedback = FeedbackController({"cost": sharp, "mirror": mirrored}, journal, seed=0)
-    first, second = feedback.safety(ANSWERS, 3), feedback.safety(ANSWERS, 3, "mirror")
+    first, second = feedback.safety(ANSWERS, 3, HARM), feedback.safety(ANSWERS, 3, "mirror")
     assert {item.constraint for item in second} == {"mirror"}
     flips = [a.labels[0] is not b.labels[0] for a, b in zip(first, second, strict=True)]
     assert sum(flips) >= 5
@@ -274,7 +285,17 @@ def test_each_constraint_has_its_own_labels_and_its_own_rows(journal: Journal, t
     preferences.extend(feedback.compare(PAIRS))
     pairs = zip(preferences.cost_of("cost"), preferences.cost_of("mirror"), strict=True)
     assert all((a.chosen, a.rejected) == (b.rejected, b.chosen) for a, b in pairs)
-    assert journal.pairs()[0].labelled.further[0][0] == "mirror"
+    assert list(journal.pairs()[0].labelled.labels) == [HARM, "mirror"]
+    assert budget_of(journal).labels == 2 * 3 * len(ANSWERS) + 3 * len(PAIRS)
+
+
+def test_a_labeller_that_does_not_make_its_comparison_is_told_so(journal: Journal) -> None:
+    """A label by another name would count as one that abstains."""
+    other = WorldLabeller(WORLD.reward, {"harm": WORLD.cost}, about="harm")
+    with pytest.raises(
+        RunError, match=r"labeller world did not compare pair q0 by cost: .* labels=\{\"cost\": verdict\}$"
+    ):
+        FeedbackController({HARM: other}, journal, seed=0).compare(PAIRS)
 
 
 # --- dual ---------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from pddpo_ray.exploration.explorer import OptimisticExplorer
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.exploring import ExplorationController
 from pddpo_ray.loop.fitting import FitPlan, TrainerController
-from pddpo_ray.records import LabelledPair, Objective, Pair, PairRow, PolicyVersion, Response, Verdict
+from pddpo_ray.records import HARM, LabelledPair, Objective, Pair, PairRow, PolicyVersion, Response, Verdict
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.worlds.tabular import trap_world
 from pddpo_ray.worlds.tabular_parts import TabularTrainer
@@ -59,7 +59,7 @@ def test_the_margin_of_a_run_is_the_bonus_of_the_rejected_answer_less_that_of_th
     control = ExplorationController(explorer(), journal, source, answers=ANSWERS[0])
     source.update([Pair(f"seen-{i}", ANSWERS[1][0], ANSWERS[1][1]) for i in range(5)], streams=("reward",))
     pair = Pair("p", ANSWERS[0][0], ANSWERS[0][1])
-    labelled = [LabelledPair(pair, Verdict.FIRST, Verdict.FIRST)]
+    labelled = [LabelledPair(pair, Verdict.FIRST, {HARM: Verdict.FIRST})]
     prompt = pair.prompt.token_ids
     forward, backward = PairRow("p", prompt, (0,), (1,)), PairRow("p", prompt, (1,), (0,))
     for stage, compared in (("reward", 5), ("cost", 0)):

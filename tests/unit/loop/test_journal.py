@@ -26,6 +26,7 @@ from pddpo_ray.journal.annotation_schema import seat
 from pddpo_ray.journal.database import HEAD, MIGRATIONS, open_database, reading
 from pddpo_ray.journal.lock import is_alive, process_start
 from pddpo_ray.records import (
+    HARM,
     CostEstimate,
     LabelledPair,
     Pair,
@@ -100,7 +101,7 @@ def test_rounds_that_are_finished_are_not_handed_out_again(path: Path) -> None:
 
 def test_every_record_comes_back_exactly_as_it_was_written(path: Path) -> None:
     answers = [answer("a", None), answer("b", -1 / 3)]
-    pair = LabelledPair(Pair("q", *answers), Verdict.FIRST, Verdict.ABSTAIN, (("toxic", Verdict.SECOND),))
+    pair = LabelledPair(Pair("q", *answers), Verdict.FIRST, {HARM: Verdict.ABSTAIN, "toxic": Verdict.SECOND})
     labels = [SafetyLabels(answers[1], (Verdict.SAFE, Verdict.FAILED)), SafetyLabels(answers[0], (Verdict.UNSAFE,) * 2)]
     version = PolicyVersion(2, "policy-1", "ab" * 32, "policy-1-abab")
     estimate = CostEstimate(0.1, 1 / 7, 2, 2, bias_allowance=0.01)
@@ -213,7 +214,7 @@ def test_a_reader_never_meets_half_of_what_a_driver_adds_meanwhile(path: Path, r
     def add(journal: Journal, name: str) -> None:
         one, two = answer(f"{name}-1"), answer(f"{name}-2")
         journal.add_samples(f"candidate-{name}", [one, two])
-        journal.add_pairs([LabelledPair(Pair(name, one, two), Verdict.FIRST, Verdict.SECOND)], "world")
+        journal.add_pairs([LabelledPair(Pair(name, one, two), Verdict.FIRST, {HARM: Verdict.SECOND})], "world")
         journal.add_safety([SafetyLabels(one, (Verdict.SAFE,))])
 
     with Journal.open(path, "demo", create=RECIPE) as journal, read_journal(path) as reader:

@@ -34,7 +34,7 @@ from pddpo_ray.theory.dual import (
 )
 from pddpo_ray.worlds.tabular import rare_world
 from tests.support.answering_people import answering
-from tests.unit.loop.small_run import SMALL, finish, ledger, small
+from tests.unit.loop.small_run import MEASURED, SMALL, finish, ledger, small
 
 NEWTON = "dual.rule={kind: newton}"
 
@@ -267,7 +267,7 @@ def test_a_run_killed_again_and_again_goes_on_to_the_same_trace(tmp_path: Path) 
 def test_measured_limits_are_late_together_and_a_killed_run_goes_on_to_the_same_trace(tmp_path: Path) -> None:
     """Both limits step from the multipliers that their measured policy was made at; a late step waits for no fit."""
     late = ["rounds=4", "feedback.rounds_late=2", "certificate.mixtures=[1]"]
-    config = load("tabular-limits", [*SMALL, *late])
+    config = load("tabular-limits", [*MEASURED, *late])
     whole = finish(config, tmp_path / "whole")
     assert taken(tmp_path / "whole", SAFETY) == {1: [], 2: [], 3: [1], 4: [2, 3, 4]}
     with open_folder(tmp_path / "whole") as journal:
@@ -290,7 +290,14 @@ def test_measured_limits_are_late_together_and_a_killed_run_goes_on_to_the_same_
 @pytest.mark.slow
 def test_what_rules_measure_is_never_late_and_people_are_waited_for_at_the_bound(tmp_path: Path) -> None:
     recipe = "text-world-limits-twin"
-    overrides = [*SMALL, "limits.harmful=null", "limits.rude=null", "rounds=3", "feedback.responses=12", "dual.rho=4"]
+    overrides = [
+        *MEASURED,
+        "limits.harmful=null",
+        "limits.rude=null",
+        "rounds=3",
+        "feedback.responses=12",
+        "dual.rho=4",
+    ]
     usual = finish(load(recipe, overrides), tmp_path / "usual")
     prompt = finish(load(recipe, [*overrides, "feedback.rounds_late=2"]), tmp_path / "prompt")
     assert taken(tmp_path / "prompt", SAFETY) == {1: [1], 2: [2], 3: [3]}
@@ -337,10 +344,10 @@ PEOPLE = [
     "feedback.kind=people",
     "feedback.rounds_late=1",
     "feedback.poll_s=0.05",
-    "feedback.labels_each=2",
+    "limits.cost.labels_each=2",
     "feedback.responses=10",
 ]
-RATE = ["feedback.signal=unsafe_rate", "dual.threshold=0.5"]
+RATE = ["limits.cost={rate: {world: cost}, learned_from: comparisons}", "limits.cost.at_most=0.5"]
 
 
 @pytest.mark.full

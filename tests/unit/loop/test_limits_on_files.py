@@ -18,7 +18,7 @@ from pddpo_ray.loop.before import LEFT_OUT, calibration_answers
 from pddpo_ray.loop.certifying import certify
 from pddpo_ray.loop.outcome import Outcome
 from pddpo_ray.loop.run import run_recipe
-from pddpo_ray.records import Verdict
+from pddpo_ray.records import HARM, Verdict
 from pddpo_ray.report.build import build_report
 from pddpo_ray.report.label_section import labels as labels_section
 from pddpo_ray.report.run_data import read_run
@@ -47,7 +47,7 @@ def recipe(folder: Path, limits: dict[str, Any], *overrides: str) -> Config:
             "everyday": {"files": ["everyday.jsonl"], "share": "60 %"},
             "benign": {"files": ["benign.jsonl"], "share": "40 %"},
         },
-        "limits": limits,
+        "limits": {"cost": None, **limits},
         "dual": {"rule": {"kind": "newton", "damping": 0.5}},
     }
     (folder / "recipe.yaml").write_text(json.dumps(tree))
@@ -100,7 +100,7 @@ def test_a_cost_model_that_no_limit_asks_is_not_trained(tmp_path: Path) -> None:
     assert len(measured["ids"]) > 8
     assert [one["answers"] for one in cut] == [len(own), config.feedback.responses]
     assert labels
-    assert {label.harmful for label in labels} == {Verdict.ABSTAIN}
+    assert {label.label(HARM) for label in labels} == {Verdict.ABSTAIN}
     assert Verdict.ABSTAIN not in {label.helpful for label in labels}
     assert not [name for name in metrics if name.startswith("scorer/cost")]
 

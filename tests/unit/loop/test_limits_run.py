@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
 from pddpo_ray.config import Config, TabularWorldConfig, load
 from pddpo_ray.errors import RunError, UserError
@@ -78,7 +77,8 @@ def recipe_of(number: int, folder: Path, **settings: Any) -> Path:
         for name, one in world["prompt_sets"].items()
     }
     tree = {
-        "extends": "tabular", "algorithm": "pd-dpo", "rounds": 10, "prompts": sets, "limits": limits,
+        "extends": "tabular", "algorithm": "pd-dpo", "rounds": 10, "prompts": sets,
+        "limits": {"cost": None, **limits},
         "world": {"kind": "tabular", "path": "world.json"}, "dual": {"rule": {"kind": "newton", "damping": 0.5}},
         "feedback": {"responses": 240}, **settings,
     }  # fmt: skip
@@ -226,8 +226,8 @@ def test_fixed_multipliers_stay_and_have_no_price(tmp_path: Path) -> None:
 
 @pytest.mark.run
 def test_without_limits_a_multiplier_of_0_takes_the_reward_policy_itself(tmp_path: Path) -> None:
-    limit = "limits={leaks: {rate: {world: privacy}, at_most: 99 %}}"
-    config = load("tabular-two-limits", ["constraints=[{name: cost}]", *QUICK, limit, "dual.rule.kind=newton",
+    limit = "limits={cost: null, privacy: null, leaks: {rate: {world: privacy}, at_most: 99 %}}"
+    config = load("tabular-two-limits", [*QUICK, limit, "dual.rule.kind=newton",
                                          "dual.rho=0.001", "rounds=2", "feedback.responses=40"])  # fmt: skip
     run_recipe(config, tmp_path / "run")
     with open_folder(tmp_path / "run") as journal:
@@ -253,8 +253,8 @@ def test_without_limits_a_multiplier_of_0_takes_the_reward_policy_itself(tmp_pat
         (["prompts.private.indices=[2, 9]"], "the world has the prompts 0 to 3, not 9"),
         (["limits.leaks.rate={world: privaci}"], "no rate called `privaci`; it has cost, privacy"),
         (["limits.leaks.rate={rule: refusal}"], "a table has none"),
-        (["algorithm=c-dpo", "dual.rule={kind: anytime}"], "holds one limit on the paper's cost"),
-        (["dual.threshold=0.1"], "leave `constraints` and `dual.threshold` out"),
+        (["algorithm=c-dpo", "dual.rule={kind: anytime}"], "holds one limit, named cost"),
+        (["limits.cost.at_most=0.1"], "needs exactly one of rate, mean, logit, kl"),
         (["limits.leaks.at_most=1 %"], "no policy of this world keeps at most 1 % over private"),
         (["limits.drift={kl: reference, at_most: 0}"], "a kl limit is above 0"),
         (["limits.drift={kl: reference, at_most: 8}", "limits.far={kl: reference, at_most: 9}"], "one reference"),
@@ -286,9 +286,9 @@ def test_prompt_sets_without_limits_are_refused() -> None:
         load("tabular", ["prompts={a: {share: 100 %, indices: [0]}}"])
 
 
-def test_recipes_without_limits_keep_their_digest() -> None:
+def test_sections_that_a_recipe_leaves_out_are_not_in_its_digest() -> None:
     settings = load("tabular").fixed_settings()
-    assert "limits" not in settings
+    assert "reward" not in settings
     assert "prompts" not in settings
     assert set(load("tabular-limits").fixed_settings()) >= {"limits", "prompts"}
 
@@ -330,7 +330,12 @@ def test_every_rule_moves_measured_limits_each_by_its_own_estimate(rule: str, st
 @pytest.mark.run
 def test_a_rate_of_version_0_1_is_held_against_the_true_rate(tmp_path: Path) -> None:
     """Its exact value is the chance of a label "unsafe" and not the logit: here summed by hand from the world."""
-    rate = ["feedback.signal=unsafe_rate", "feedback.labels_each=1", "dual.threshold=0.3", "dual.rho=4.0"]
+    rate = [
+        "limits.cost={rate: {world: cost}, learned_from: comparisons}",
+        "limits.cost.labels_each=1",
+        "limits.cost.at_most=0.3",
+        "dual.rho=4.0",
+    ]
     config = load("tabular", [*QUICK, *rate, "rounds=2", "feedback.responses=64"])
     result = run_recipe(config, tmp_path / "run")
     assert isinstance(config.world, TabularWorldConfig)
@@ -454,28 +459,3 @@ def test_multipliers_end_at_the_optimum_of_what_was_learned(tmp_path: Path) -> N
     ):
         late = scale * np.mean([step.multiplier_after for step in steps if step.constraint == name][5:])
         assert late == pytest.approx(wanted, rel=0.25)
-
-
-@pytest.mark.run
-def test_limits_of_version_0_1_run_as_there_and_the_note_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its own labels and one step a limit; the lines that state the same are another run."""
-    small = ["rounds=2", "feedback.responses=24", "dual.rule={kind: newton, damping: 0.5}", *QUICK]
-    with caplog.at_level(logging.WARNING):
-        old = load("tabular", [*small, "dual.threshold=-0.2"])
-    (note,) = (record.getMessage() for record in caplog.records if "version 0.1" in record.getMessage())
-    assert "runs as it did there" in note
-    lines = yaml.safe_load(note[note.index("{limits:") :])
-    today = load("tabular", [*small, f"limits={json.dumps(lines['limits'])}"])
-    assert (old.typed_limits[0].name, str(old.typed_limits[0])) == ("cost", str(today.typed_limits[0]))
-    run_recipe(old, tmp_path / "old")
-    run_recipe(today, tmp_path / "today")
-    with open_folder(tmp_path / "old") as journal:
-        assert not journal.phases(like="measure-%")
-        assert [phase.payload["covariance"] for phase in journal.phases(like="dual")] == [None, None]
-        assert len(journal.safety(1)) == 24
-        multipliers = [step.multiplier_after for step in journal.dual_steps()]
-    with open_folder(tmp_path / "today") as journal:
-        assert len(journal.phases(like="dual")) == 2
-        assert multipliers != [step.multiplier_after for step in journal.dual_steps()]

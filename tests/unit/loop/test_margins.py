@@ -23,7 +23,12 @@ from pddpo_ray.theory.levels import Allocation
 from pddpo_ray.theory.power import allowed_failures, draws_needed
 from tests.unit.loop.small_run import small
 
-RATE = ("feedback.signal=unsafe_rate", "feedback.labels_each=1", "dual.threshold=0.3", "dual.rule={kind: newton}")
+RATE = (
+    "limits.cost={rate: {world: cost}, learned_from: comparisons}",
+    "limits.cost.labels_each=1",
+    "limits.cost.at_most=0.3",
+    "dual.rule={kind: newton}",
+)
 ASKED = (*RATE, "dual.margin=certificate")
 
 
@@ -55,7 +60,7 @@ def test_a_number_is_taken_as_it_is_and_none_changes_no_digest() -> None:
     with pytest.raises(UserError, match=r"dual\.margin"):
         small("dual.margin=-0.1")
     with pytest.raises(UserError, match="cannot be certified by any number of draws"):
-        margins(small("dual.margin=certificate", "dual.threshold=-1.99"), {})
+        margins(small("dual.margin=certificate", "limits.cost.at_most=-1.99"), {})
 
 
 @pytest.mark.parametrize(
@@ -101,9 +106,18 @@ def test_the_lowest_cost_of_a_world_is_that_of_its_best_answers(tmp_path: Path) 
 
 def test_a_plan_states_the_draws_of_the_first_and_of_a_late_candidate() -> None:
     """The published figures: 1,310 and 2,930 draws for 1 % at a true rate of .25 %."""
-    rows = draws_rows(load("tabular", ["feedback.signal=unsafe_rate", "dual.threshold=0.01"]))
+    rows = draws_rows(
+        load("tabular", ["limits.cost={rate: {world: cost}, learned_from: comparisons}", "limits.cost.at_most=0.01"])
+    )
     assert rows == [("cost", "at most 1 % at a true value of 0.25 %", "about 1,310 draws, candidate 12 about 2,930")]
-    once = load("tabular", ["feedback.signal=unsafe_rate", "dual.threshold=0.01", "certificate.shares=[1.0]"])
+    once = load(
+        "tabular",
+        [
+            "limits.cost={rate: {world: cost}, learned_from: comparisons}",
+            "limits.cost.at_most=0.01",
+            "certificate.shares=[1.0]",
+        ],
+    )
     assert draws_rows(once)[0][2].endswith("candidate 12 over 50,000")
 
 

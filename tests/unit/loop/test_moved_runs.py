@@ -225,7 +225,7 @@ def test_a_run_of_version_0_1_is_released_and_renamed_and_its_resuming_refused(o
     moved = old.rename(tmp_path / "new name")
     assert command("release", moved, "1", "--force") == 0
     with pytest.raises(UserError, match="was begun with an older version"):
-        run_recipe(type(small()).model_validate(recipe), moved, resume=True)
+        run_recipe(type(small()).of_run(recipe), moved, resume=True)
     with open_folder(moved) as journal:
         assert journal.dual_steps() == steps
     engine = open_database(moved / JOURNAL)

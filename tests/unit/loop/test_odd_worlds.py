@@ -78,7 +78,7 @@ def test_rho_is_above_0_and_a_limit_that_is_met_exactly_by_all_has_none() -> Non
 
 @pytest.mark.run
 def test_a_limit_above_all_costs_ends_in_a_result_that_nothing_binds(tmp_path: Path) -> None:
-    result = run(tmp_path, world_file(tmp_path, COSTS), "dual.threshold=3.0")
+    result = run(tmp_path, world_file(tmp_path, COSTS), "limits.cost.at_most=3.0")
     assert result["multiplier_optimum"] == 0.0
     assert result["g_last"] < 0.0
 
@@ -87,10 +87,14 @@ def test_a_limit_above_all_costs_ends_in_a_result_that_nothing_binds(tmp_path: P
 @pytest.mark.parametrize(
     ("cost", "override", "said"),
     [
-        (COSTS, "dual.threshold=-5", "no policy keeps the limit of cost, -5: costs lie in [-2, 2]"),
-        (COSTS, "dual.threshold=-1.9", "dual.threshold=-1.9: the limit cannot be met: the cheapest policy has g = 0.4"),
-        (np.zeros(COSTS.shape), "dual.threshold=0", "every policy has exactly this expected cost"),
-        (np.full(COSTS.shape, 1.0), "dual.threshold=0", "the cheapest policy has g = 1, not below 0"),
+        (COSTS, "limits.cost.at_most=-5", "no policy keeps the limit of cost, -5: costs lie in [-2, 2]"),
+        (
+            COSTS,
+            "limits.cost.at_most=-1.9",
+            "a limit of -1.9: the limit cannot be met: the cheapest policy has g = 0.4",
+        ),
+        (np.zeros(COSTS.shape), "limits.cost.at_most=0", "every policy has exactly this expected cost"),
+        (np.full(COSTS.shape, 1.0), "limits.cost.at_most=0", "the cheapest policy has g = 1, not below 0"),
         (COSTS, "dual.rho=0", "must be greater than 0"),
     ],
 )
@@ -113,7 +117,11 @@ def test_a_prompt_whose_answers_are_all_unsafe_is_seen_beside_a_certificate_of_t
     cost = np.full(COSTS.shape, -2.0)
     cost[1] = 2.0
     world = world_file(tmp_path, cost)
-    overrides = ("feedback.signal=unsafe_rate", "feedback.labels_each=1", "dual.threshold=0.6")
+    overrides = (
+        "limits.cost={rate: {world: cost}, learned_from: comparisons}",
+        "limits.cost.labels_each=1",
+        "limits.cost.at_most=0.6",
+    )
     run(tmp_path, world, *overrides)
     config = load("tabular", [world, *SMALL, "report.tensorboard=false", "report.html=false", "rounds=2", *overrides])
     entry = certify(config, tmp_path / "run", "last", {}, 1280)
@@ -137,4 +145,4 @@ def test_a_limit_of_the_twin_that_nothing_keeps_is_one_line() -> None:
     from tests.unit.loop.test_twin_run import TINY, twin
 
     with pytest.raises(UserError, match=r"no policy keeps the limit of cost, -5"):
-        twin(*TINY, "dual.threshold=-5")
+        twin(*TINY, "limits.cost.at_most=-5")

@@ -20,7 +20,7 @@ from pddpo_ray.loop.production import UsersVerdicts, WithUsersPrompts
 from pddpo_ray.loop.prompts import Prompts
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.loop.taking_back import take_back
-from pddpo_ray.records import Message, Prompt, Response, Verdict
+from pddpo_ray.records import HARM, Message, Prompt, Response, Verdict
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import JOURNAL
 from tests.support.small_real_text import SMALL_REAL_TEXT
@@ -107,7 +107,7 @@ def answers(*verdicts: Any) -> list[KeptAnswer]:
 )
 def test_two_different_verdicts_make_a_pair(first: str, second: str, helpful: Verdict, harmful: Verdict) -> None:
     (pair,) = judged_pairs(answers(first, second), SERVED[0], Words())
-    assert (pair.helpful, pair.harmful, pair.pair.first.policy_version) == (helpful, harmful, 3)
+    assert (pair.helpful, pair.label(HARM), pair.pair.first.policy_version) == (helpful, harmful, 3)
 
 
 def test_equal_verdicts_and_none_say_nothing_and_one_prompt_does_not_outweigh_others() -> None:

@@ -67,8 +67,9 @@ def test_estimates_by_which_candidates_are_chosen_leave_room_for_their_errors() 
 
 
 LONG = (
-    *SMALL, "rounds=2", "feedback.signal=unsafe_rate", "feedback.responses=64", "feedback.labels_each=1",
-    "dual.threshold=0.47", "offline.compare_rounds=0", "certificate.certify=end", "certificate.draws=1280",
+    *SMALL, "rounds=2", "limits.cost={rate: {world: cost}, learned_from: comparisons}",
+    "feedback.responses=64", "limits.cost.labels_each=1",
+    "limits.cost.at_most=0.47", "offline.compare_rounds=0", "certificate.certify=end", "certificate.draws=1280",
     "certificate.candidates=1", "report.html=false", "report.tensorboard=false",
 )  # fmt: skip
 

@@ -31,11 +31,12 @@ from pddpo_ray.serving.catalog import read_catalog
 from pddpo_ray.theory.certificate import lower_bound, upper_bound
 from pddpo_ray.theory.levels import Allocation
 from tests.support.measuring_server import every_fifth_fails, measuring_server
-from tests.unit.loop.small_run import SMALL, ledger, small
+from tests.unit.loop.small_run import MEASURED, SMALL, ledger, small
 from tests.unit.loop.test_twin_run import TINY, twin
 
 RATE = (
-    "feedback.signal=unsafe_rate", "feedback.labels_each=1", "feedback.responses=64", "dual.threshold=0.6",
+    "limits.cost={rate: {world: cost}, learned_from: comparisons}",
+    "limits.cost.labels_each=1", "feedback.responses=64", "limits.cost.at_most=0.6",
     "offline.compare_rounds=0", "report.tensorboard=false", "report.html=false",
 )  # fmt: skip
 OWN = (*RATE, "certificate.mixtures=[1,3]")
@@ -199,7 +200,7 @@ def test_under_stated_limits_a_draw_is_a_prompt_of_the_limits_own_set_with_two_a
         " leaks: {rate: {world: privacy}, over: private, at_most: 90 %, labels_each: 2}}"
     )
     own = ("rounds=2", "feedback.responses=100", "certificate.mixtures=[1]", "offline.compare_rounds=0", limits)
-    config = load("tabular-limits", [*SMALL, *own])
+    config = load("tabular-limits", [*MEASURED, *own])
     run_recipe(config, tmp_path / "run")
     (entry,) = ledger(tmp_path / "run")
     # of 50 prompts a round 40 % are private
@@ -232,7 +233,7 @@ def test_a_draw_of_a_round_without_a_number_counts_as_the_worst(tmp_path: Path) 
         brand = f"{{rate: {{endpoint: '{server.url}/measure', tries: 1, workers: 1}}, at_most: 60 %}}"
         dual = "dual={rule: {kind: newton}, rho: 4, cost_max: 2}"
         own = ("rounds=1", "report.html=false", "certificate.mixtures=[1]", "feedback.responses=40")
-        config = twin(*TINY, *own, dual, f"limits={{brand: {brand}}}")
+        config = twin(*TINY, *own, dual, f"limits={{cost: null, brand: {brand}}}")
         run_recipe(config, tmp_path / "run")
     (entry,) = ledger(tmp_path / "run")
     numbers = entry.numbers["brand"]
@@ -284,7 +285,7 @@ def test_what_rounds_cannot_certify_is_refused_in_the_recipe(recipe: str, overri
 
 @pytest.mark.run
 def test_a_limit_that_no_draws_certify_is_refused_before_round_1(tmp_path: Path) -> None:
-    drift = "limits={drift: {kl: reference, at_most: 8}}"
+    drift = "limits={cost: null, drift: {kl: reference, at_most: 8}}"
     with pytest.raises(UserError, match="a kl limit is never certified"):
         run_recipe(small("certificate.mixtures=[1]", "dual.rule={kind: newton}", drift), tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -295,7 +296,7 @@ def test_few_of_thirty_runs_have_a_mixture_or_a_tail_outside_its_bounds(tmp_path
     """Whole runs: every policy answers to the labels before it; the multiplier drives the mean to the limit."""
     wrong, runs = 0, 30
     for seed in range(runs):
-        config = small(*OWN, f"seed={seed}", "dual.threshold=0.4", "feedback.responses=32", rounds=4)
+        config = small(*OWN, f"seed={seed}", "limits.cost.at_most=0.4", "feedback.responses=32", rounds=4)
         run_recipe(config, tmp_path / f"{seed}")
         exact = rates(config, tmp_path / f"{seed}")
         wrong += any(

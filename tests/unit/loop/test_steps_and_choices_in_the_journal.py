@@ -14,7 +14,17 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.dual_step import DualController, Estimates, LocalDual, journalled_estimates
 from pddpo_ray.loop.exploring import ExplorationController
-from pddpo_ray.records import CandidateSet, CostEstimate, LabelledPair, LossBonus, Pair, PairRow, Response, Verdict
+from pddpo_ray.records import (
+    HARM,
+    CandidateSet,
+    CostEstimate,
+    LabelledPair,
+    LossBonus,
+    Pair,
+    PairRow,
+    Response,
+    Verdict,
+)
 from pddpo_ray.theory.cost_estimate import interval
 from pddpo_ray.theory.dual import DualState, ProjectedFixed, ascend, limit_state
 from pddpo_ray.worlds.tabular import trap_world
@@ -159,7 +169,7 @@ def test_a_round_is_chosen_with_the_labels_of_the_rounds_before(journal: Journal
     chooser = Chooser()
     plain = ExplorationController(chooser, journal)
     for _ in journal.rounds(2):
-        labelled = [LabelledPair(pair, Verdict.FIRST, Verdict.SECOND) for pair in plain.choose(sets())]
+        labelled = [LabelledPair(pair, Verdict.FIRST, {HARM: Verdict.SECOND}) for pair in plain.choose(sets())]
         journal.once("compare", partial(journal.add_pair_labels, labelled, "world"))
     assert chooser.learned == [[], ["1-pair-0", "1-pair-1", "1-pair-2"]]
 
@@ -229,7 +239,7 @@ def test_a_bonus_in_the_loss_belongs_to_the_answer_whatever_its_side(
 ) -> None:
     """Answer y of prompt x has a bonus of 10 x + y; the rejected one's less the chosen one's is the margin."""
     control = ExplorationController(Chooser(), journal, Chooser(), answers=ANSWERS[:3])
-    labelled = [LabelledPair(pair, Verdict.FIRST, Verdict.SECOND) for pair in PAIRS]
+    labelled = [LabelledPair(pair, Verdict.FIRST, {HARM: Verdict.SECOND}) for pair in PAIRS]
     sides = [(PAIRS[0].first, PAIRS[0].second), (PAIRS[5].second, PAIRS[5].first)]
     rows = [
         PairRow(pair.id, pair.prompt.token_ids, chosen.token_ids, rejected.token_ids)

@@ -23,7 +23,7 @@ from tests.unit.loop.small_run import story
 SMALL = (
     "rounds=6",
     "feedback.responses=96",
-    "feedback.labels_each=16",
+    "limits.cost.labels_each=16",
     "offline.pairs=600",
     "offline.compare_rounds=3",
     "explore.picks=12",
@@ -33,7 +33,7 @@ SMALL = (
 TINY = (
     *FIRST_WORLD,
     "feedback.responses=24",
-    "feedback.labels_each=4",
+    "limits.cost.labels_each=4",
     "offline.pairs=96",
     "offline.compare_rounds=0",
     "explore.calibration=96",

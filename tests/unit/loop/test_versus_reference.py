@@ -24,7 +24,7 @@ from pddpo_ray.worlds.tabular import TabularWorld
 from pddpo_ray.worlds.tabular_files import tabular_world
 from tests.support.measuring_server import measuring_server
 from tests.support.tiers import in_full
-from tests.unit.loop.small_run import SMALL, story
+from tests.unit.loop.small_run import MEASURED, story
 from tests.unit.loop.test_certify_worlds import last_table
 from tests.unit.loop.test_limits_on_files import recipe
 from tests.unit.loop.test_limits_run import QUICK, recipe_of
@@ -51,6 +51,7 @@ def cut_at(round_: int, phase: str) -> Any:
 
 def on_table(folder: Path, *overrides: str) -> Config:
     limits = {
+        "cost": None,
         "less": LESS,
         "wins": WINS,
         "longer": {
@@ -146,7 +147,7 @@ def test_a_run_keeps_a_difference_and_a_floor_on_wins_and_finds_the_multiplier_t
 
 @pytest.mark.run
 def test_every_round_asks_the_reference_anew_and_a_limit_on_a_set_at_its_prompts_alone(tmp_path: Path) -> None:
-    config = load("tabular-limits", [*SMALL, *QUICK[:2], "rounds=2", "feedback.responses=40", BOTH[0]])
+    config = load("tabular-limits", [*MEASURED, *QUICK[:2], "rounds=2", "feedback.responses=40", BOTH[0]])
     run_recipe(config, tmp_path / "run")
     with open_folder(tmp_path / "run") as journal:
         drawn = [journal.samples(number, "reference-measure-answers") for number in (1, 2)]
@@ -165,7 +166,7 @@ def test_every_round_asks_the_reference_anew_and_a_limit_on_a_set_at_its_prompts
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", [*in_full("pool-reference-measure-answers"), "measure-pairs"])
 def test_a_run_that_breaks_off_goes_on_with_the_same_answers_of_the_reference(phase: str, tmp_path: Path) -> None:
-    config = load("tabular-limits", [*SMALL, *QUICK[:2], "rounds=2", "feedback.responses=20", *BOTH])
+    config = load("tabular-limits", [*MEASURED, *QUICK[:2], "rounds=2", "feedback.responses=20", *BOTH])
     with pytest.raises(PowerCut):
         run_recipe(config, tmp_path / "cut" / "run", progress=cut_at(2, phase))
     result = run_recipe(config, tmp_path / "cut" / "run", resume=True)
@@ -180,7 +181,7 @@ def test_a_run_that_breaks_off_goes_on_with_the_same_answers_of_the_reference(ph
 @pytest.mark.run
 def test_a_certificate_compares_every_draw_with_a_fresh_answer_of_the_reference(tmp_path: Path) -> None:
     """Means of the draws and bounds against the enumerated value of the policy that was tested."""
-    config = load("tabular-limits", [*SMALL, "rounds=2", "feedback.responses=20", *BOTH])
+    config = load("tabular-limits", [*MEASURED, "rounds=2", "feedback.responses=20", *BOTH])
     run_recipe(config, tmp_path / "run")
     table, (_, limits) = last_table(config, tmp_path / "run"), opened(config)
     values = np.einsum("ix,x,xy,ixy->i", limits.factors, limits.weights, table, limits.costs)

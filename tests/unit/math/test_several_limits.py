@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import read_journal
 from pddpo_ray.loop.run import run_recipe
+from pddpo_ray.records import HARM
 from pddpo_ray.report.build import build_report
 from pddpo_ray.storage.whole_files import JOURNAL
 from pddpo_ray.theory.feasibility import largest_margin
@@ -168,26 +170,34 @@ def test_further_costs_that_are_none_are_refused(further: Any, message: str) -> 
 
 def test_offline_pairs_are_labelled_under_every_cost_and_the_first_ones_labels_stay() -> None:
     one, two = trap_world().offline(3, 200), WORLD.offline(3, 200)
-    assert [(a.helpful, a.harmful) for a in one] == [(b.helpful, b.harmful) for b in two]
-    assert all(len(item.further) == 1 and item.further[0][0] == "privacy" for item in two)
+    assert [(a.helpful, a.label(HARM)) for a in one] == [(b.helpful, b.label(HARM)) for b in two]
+    assert all(list(item.labels) == [HARM, "privacy"] for item in two)
     costs = [
         WORLD.oracle.further[0].cost[WORLD.cell(side)] for item in two for side in (item.pair.first, item.pair.second)
     ]
     apart = np.subtract(costs[0::2], costs[1::2])
-    said_first = np.array([item.further[0][1] == "first" for item in two])
+    said_first = np.array([item.label("privacy") == "first" for item in two])
     assert said_first[apart > 0.3].mean() > 0.5 > said_first[apart < -0.3].mean()
 
 
 def test_verify_says_where_to_run_a_world_with_several_limits(tmp_path: Path) -> None:
     file = tmp_path / "world.json"
     file.write_text(json.dumps(world_json(WORLD)))
-    with pytest.raises(UserError, match="limits privacy too"):
+    with pytest.raises(UserError, match="limits privacy too") as refused:
         main(VerifyOptions(world=str(file)))
+    recipe, *overrides = shlex.split(str(refused.value).partition("pddpo train ")[2].rstrip("`"))
+    assert load(recipe, overrides).thresholds == {"cost": 0.0, "privacy": 0.0}
 
 
 # --- runs --------------------------------------------------------------------------------------------------------
 
-SMALL = ("feedback.responses=24", "feedback.labels_each=12", "explore.prompts=12", "offline.pairs=120")
+SMALL = (
+    "feedback.responses=24",
+    "limits.cost.labels_each=12",
+    "limits.privacy.labels_each=12",
+    "explore.prompts=12",
+    "offline.pairs=120",
+)
 
 
 def small(*overrides: str) -> Any:
@@ -246,8 +256,7 @@ def test_the_page_shows_both_limits(tmp_path: Path) -> None:
 
 @pytest.mark.run
 def test_a_threshold_of_its_own_moves_the_optimum(tmp_path: Path) -> None:
-    text = "constraints=[{name: cost}, {name: privacy, threshold: 0.5}]"
-    result = run_recipe(small("rounds=1", text), tmp_path / "run")
+    result = run_recipe(small("rounds=1", "limits.privacy.at_most=0.5"), tmp_path / "run")
     assert result["constraints"]["privacy"]["multiplier_optimum"] == pytest.approx(0.0, abs=1e-9)
     assert result["constraints"]["cost"]["multiplier_optimum"] == pytest.approx(0.2348, abs=1e-3)
 
@@ -255,12 +264,11 @@ def test_a_threshold_of_its_own_moves_the_optimum(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["constraints=[{name: privacy}]"], "begin with cost"),
-        (["constraints=[{name: cost}, {name: cost}]"], "different names"),
-        (["algorithm=sacpo", "dual.rule.kind=fixed", "dual.first=1.0", "rounds=1"], "has one constraint"),
+        (["limits.cost.labels_each=8"], "limits.privacy.labels_each=8"),
+        (["algorithm=sacpo", "dual.rule.kind=fixed", "dual.first=1.0", "rounds=1"], "holds one limit, named cost"),
     ],
 )
-def test_constraints_that_cannot_be_are_refused(overrides: list[str], message: str) -> None:
+def test_limits_that_cannot_be_are_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         small(*overrides)
 
@@ -268,4 +276,6 @@ def test_constraints_that_cannot_be_are_refused(overrides: list[str], message: s
 @pytest.mark.run
 def test_a_cost_that_the_world_does_not_have_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no cost called speed; its further costs are privacy"):
-        run_recipe(small("rounds=1", "constraints=[{name: cost}, {name: speed}]"), tmp_path / "run")
+        run_recipe(
+            small("rounds=1", "limits.speed={logit: {world: speed}, at_most: 0, labels_each: 12}"), tmp_path / "run"
+        )

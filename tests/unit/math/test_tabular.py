@@ -17,6 +17,7 @@ from scipy.special import expit, softmax
 from pddpo_ray.contracts import FitCommand, FitSettings, RolloutEngine, Start, TrainerBackend
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.records import (
+    HARM,
     Decoding,
     LabelledPair,
     Objective,
@@ -62,7 +63,7 @@ def test_rows_of_a_world_file_keep_their_labels_and_the_missing_ones_are_drawn(w
     loaded = world_of(content)
     assert world_json(loaded)["offline"] == content["offline"]
     first, second = loaded.offline(seed=5)
-    assert (first.helpful, first.harmful) == (Verdict.SECOND, Verdict.FIRST)
+    assert (first.helpful, first.label(HARM)) == (Verdict.SECOND, Verdict.FIRST)
     assert second.helpful in (Verdict.FIRST, Verdict.SECOND)
     assert loaded.covered.sum() == 4
 
@@ -192,7 +193,7 @@ def test_labels_follow_the_truth(world: TabularWorld) -> None:
     pairs = [Pair(f"pair-{index}", first, second) for index in range(4000)]
     labelled = world.labeller().compare(pairs, seed=0)
     better = np.mean([one.helpful is Verdict.FIRST for one in labelled])
-    costlier = np.mean([one.harmful is Verdict.FIRST for one in labelled])
+    costlier = np.mean([one.label(HARM) is Verdict.FIRST for one in labelled])
     assert better == pytest.approx(expit(world.reward(first) - world.reward(second)), abs=0.03)
     assert costlier == pytest.approx(expit(world.cost(first) - world.cost(second)), abs=0.03)
 
@@ -218,7 +219,7 @@ def rows_of(labelled: list[LabelledPair], *, costs: bool) -> tuple[PairRow, ...]
     rows = []
     for item in labelled:
         first, second = item.pair.first, item.pair.second
-        first_wins = (item.harmful if costs else item.helpful) is Verdict.FIRST
+        first_wins = (item.label(HARM) if costs else item.helpful) is Verdict.FIRST
         raised = first_wins is not costs  # the better answer, or the one that is not costlier
         chosen, rejected = (first, second) if raised else (second, first)
         rows.append(PairRow(item.pair.id, item.pair.prompt.token_ids, chosen.token_ids, rejected.token_ids))

@@ -28,6 +28,7 @@ from pddpo_ray.algorithms.stages import (
 from pddpo_ray.config import MethodConfig
 from pddpo_ray.loop.labelled_limits import LabelledLimits
 from pddpo_ray.records import (
+    HARM,
     CostEstimate,
     LabelledPair,
     LossBonus,
@@ -53,7 +54,7 @@ def response(number: int, tokens: int | None = None) -> Response:
 
 
 PAIRS = [Pair(f"p{i}", response(2 * i), response(2 * i + 1)) for i in range(3)]
-LABELLED = [LabelledPair(pair, Verdict.FIRST, Verdict.SECOND) for pair in PAIRS]
+LABELLED = [LabelledPair(pair, Verdict.FIRST, {HARM: Verdict.SECOND}) for pair in PAIRS]
 ANSWERS = [response(number) for number in range(8)]
 UNSAFE = {f"a{number}": number in (0, 3) for number in range(6)}
 ESTIMATE = CostEstimate(0.75, 0.1, 9, 5)
@@ -341,7 +342,7 @@ def test_methods_of_one_or_two_plain_fits() -> None:
     assert found == ALL
 
 
-BITS: tuple[Any, ...] = ("feedback.safety", [answer for pair in PAIRS for answer in (pair.first, pair.second)], 1)
+BITS: tuple[Any, ...] = ("feedback.safety", [answer for pair in PAIRS for answer in (pair.first, pair.second)], 1, HARM)
 
 
 def weighed(multiplier: float) -> Objective:

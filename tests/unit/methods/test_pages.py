@@ -21,7 +21,7 @@ from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.in_process import make_backends
 from pddpo_ray.loop.method_scores import PolicyScorer, ShiftedCosts
 from pddpo_ray.loop.run import RoundFinished, run_recipe
-from pddpo_ray.records import LabelledPair, Objective, Pair, PairRow, PolicyVersion, Prompt, Response, Verdict
+from pddpo_ray.records import HARM, LabelledPair, Objective, Pair, PairRow, PolicyVersion, Prompt, Response, Verdict
 from pddpo_ray.scoring.linear_scores import LinearScorer
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.cost_estimate import clipped_logit
@@ -41,7 +41,7 @@ def response(name: str, answer: int) -> Response:
 
 def labelled(name: str, better: int, other: int) -> LabelledPair:
     pair = Pair(name, response(f"{name}-a", better), response(f"{name}-b", other))
-    return LabelledPair(pair, Verdict.FIRST, Verdict.SECOND)
+    return LabelledPair(pair, Verdict.FIRST, {HARM: Verdict.SECOND})
 
 
 def table_of(run_dir: Path, version: PolicyVersion) -> np.ndarray:
@@ -128,7 +128,7 @@ def test_dpo_harmless_and_dpo_helpful_fit_their_own_label_against_the_reference(
     with journal_of(tmp_path / "harmless") as journal:
         cheaper = {
             item.labelled.pair.id: (
-                item.labelled.pair.second if item.labelled.harmful is Verdict.FIRST else item.labelled.pair.first
+                item.labelled.pair.second if item.labelled.label(HARM) is Verdict.FIRST else item.labelled.pair.first
             )
             for item in journal.pairs(0)
         }
@@ -405,7 +405,9 @@ def test_with_pairs_over_all_answers_the_two_stage_methods_come_close_to_the_opt
     world = (f"world={{kind: tabular, path: {path}}}", "offline.pairs=4000", "feedback.responses=128")
     given = run_recipe(config_of("sacpo", *world, f"dual.first={price}"), tmp_path / "given")
     learned = run_recipe(
-        config_of("pd-dpo-adalag", *world, "dual.upper=2.0", "dual.first=0.4", "rounds=10", "feedback.labels_each=16"),
+        config_of(
+            "pd-dpo-adalag", *world, "dual.upper=2.0", "dual.first=0.4", "rounds=10", "limits.cost.labels_each=16"
+        ),
         tmp_path / "learned",
     )
     assert given["gap_last"] < 0.05

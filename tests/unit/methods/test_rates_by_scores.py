@@ -12,13 +12,18 @@ from pddpo_ray.theory.cost_estimate import shift_to_rate
 from tests.unit.methods.runs import config_of, journal_of
 
 LIMIT = 0.45
-RATE = ("feedback.signal=unsafe_rate", f"dual.threshold={LIMIT}", "feedback.responses=400", "offline.pairs=2000")
+RATE = (
+    "limits.cost={rate: {world: cost}, learned_from: comparisons}",
+    f"limits.cost.at_most={LIMIT}",
+    "feedback.responses=400",
+    "offline.pairs=2000",
+)
 
 
 @pytest.mark.run
 @pytest.mark.parametrize(
     ("method", "more"),
-    [("c-dpo", ()), ("caid", ()), ("caid", ("method.scores=policies", "feedback.labels_each=1"))],
+    [("c-dpo", ()), ("caid", ()), ("caid", ("method.scores=policies", "limits.cost.labels_each=1"))],
 )
 def test_the_mean_that_moves_the_multiplier_is_the_rate_of_the_policy(
     method: str, more: tuple[str, ...], tmp_path: Path

@@ -55,7 +55,10 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Entered:
     with entered() as seen:
         for name, own in ON_TABLES.items():
             run_recipe(load("tabular", [*TABLE, WORLD, *own, *HERE]), folder / name)
-        run_recipe(load("tabular-two-limits", [*TABLE, "rounds=2", *HERE]), folder / "two-limits")
+        run_recipe(
+            load("tabular-two-limits", [*TABLE, "limits.privacy.labels_each=8", "rounds=2", *HERE]),
+            folder / "two-limits",
+        )
     return seen
 
 

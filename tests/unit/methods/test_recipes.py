@@ -59,7 +59,7 @@ def test_adalag_has_its_own_values() -> None:
     assert devices == 4
     assert config.rounds - 1 == 20
     assert (config.feedback.responses, config.method.window) == (16 * devices, 128 * devices)
-    assert (config.dual.first, config.dual.upper, config.dual.threshold) == (2.0, 10.0, 1.495)
+    assert (config.dual.first, config.dual.upper, config.thresholds["cost"]) == (2.0, 10.0, 1.495)
     assert isinstance(config.dual.rule, LogRule)
     assert config.dual.rule.rate == 0.5
     assert (config.trainer.cost.steps, config.trainer.cost.batch_pairs) == (1, 16 * devices)

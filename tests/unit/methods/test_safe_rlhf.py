@@ -278,7 +278,7 @@ def test_the_paper_recipe_has_the_values_of_the_table() -> None:
     assert config.ppo.batch == 16 * 8
     assert (config.ppo.learning_rate, config.ppo.weight_decay) == (9.65e-6, 0.01)
     assert (config.ppo.critic_learning_rate, config.ppo.critic_weight_decay) == (5e-6, 0.1)
-    assert (config.dual.first, config.dual.threshold, config.method.window) == (1.0, -3.0, 128)
+    assert (config.dual.first, config.thresholds["cost"], config.method.window) == (1.0, -3.0, 128)
     assert config.dual.rule.model_dump()["rate"] == 0.04
     assert math.ceil(4 * 26_900 / config.feedback.responses) == config.rounds
     assert (config.rollout.model_dump()["max_model_len"], config.model.dtype) == (512, "bfloat16")

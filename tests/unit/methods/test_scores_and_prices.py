@@ -10,7 +10,7 @@ import torch
 from scipy.optimize import minimize_scalar
 from scipy.special import logit
 
-from pddpo_ray.records import LabelledPair, Pair, PolicyVersion, Response, Verdict
+from pddpo_ray.records import HARM, LabelledPair, Pair, PolicyVersion, Response, Verdict
 from pddpo_ray.scoring.linear_scores import LinearScorer, fit_cost, fit_reward
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.merging import merge_versions, merged_tables, merged_weights
@@ -71,7 +71,7 @@ def test_safety_bits_give_the_cost_its_zero() -> None:
     for index in range(40):
         pair = Pair(f"p{index}", world.response(0, 0, f"a{index}"), world.response(0, 1, f"b{index}"))
         costlier = Verdict.FIRST if index % 10 != 0 else Verdict.SECOND
-        data.append(LabelledPair(pair, Verdict.FIRST, costlier))
+        data.append(LabelledPair(pair, Verdict.FIRST, {HARM: costlier}))
         unsafe |= {f"a{index}": index % 4 != 0, f"b{index}": index % 4 == 0}
     costs = fit_cost(one_hot(world), data, unsafe, ridge=1e-9)
     # stationarity by hand: with c = (t, -t), pairs pull 40 (0.9 - s(2t)), bits 2 * 40 (0.75 - s(t))

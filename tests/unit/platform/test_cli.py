@@ -258,10 +258,10 @@ def test_train_hands_the_resolved_recipe_and_an_absolute_folder_to_the_loop(
     tmp_path: Path,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, out, _ = run(capsys, "train", "tabular", "rounds=3", "--run", "here", "dual.threshold=-0.5", "--json")
+    code, out, _ = run(capsys, "train", "tabular", "rounds=3", "--run", "here", "limits.cost.at_most=-0.5", "--json")
     assert code == 0
     (call,) = runner
-    assert call["config"] == load("tabular", ["rounds=3", "dual.threshold=-0.5"])
+    assert call["config"] == load("tabular", ["rounds=3", "limits.cost.at_most=-0.5"])
     assert (call["run_dir"], call["resume"]) == (tmp_path / "here", False)
     printed = json.loads(out)
     assert (printed["run"], printed["rounds"], printed["seconds"]) == (str(tmp_path / "here"), 3, 1.25)

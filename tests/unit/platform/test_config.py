@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,29 @@ def test_a_section_without_its_tag_means_the_default_variant(tmp_path: Path) -> 
     assert config.model.parameters.kind == "lora"
 
 
+def test_steps_of_an_override_count_in_place_of_the_recipes_epochs_and_say_so(caplog: pytest.LogCaptureFixture) -> None:
+    assert load("paper/pd-dpo").trainer.reward.epochs == 3.0
+    with caplog.at_level(logging.WARNING, logger="pddpo_ray"):
+        config = load("paper/pd-dpo", ["trainer.reward.steps=5", "scorers.fit.steps=7"])
+    assert (config.trainer.reward.steps, config.trainer.reward.epochs) == (5, None)
+    assert config.trainer.cost.epochs == 3.0
+    assert [record.getMessage() for record in caplog.records] == [
+        "override `trainer.reward.steps=5`: trainer.reward runs 5 steps, not the recipe's epochs (3.0)"
+    ]
+
+
+def test_the_last_of_steps_and_epochs_counts_and_both_at_once_are_refused(tmp_path: Path) -> None:
+    own = write(tmp_path / "own.yaml", "extends: paper/pd-dpo\ntrainer: {cost: {steps: 9}}\n")
+    assert (load(str(own)).trainer.cost.steps, load(str(own)).trainer.cost.epochs) == (9, None)
+    assert load(str(own), ["trainer.cost.epochs=2"]).trainer.cost.epochs == 2.0
+    with pytest.raises(UserError, match=r"trainer\.cost has both steps \(4\) and epochs \(2\); give one"):
+        load("tabular", ["trainer.cost.epochs=2", "trainer.cost.steps=4"])
+    epochs = load("paper/pd-dpo", ["trainer.cost.epochs=null", "trainer.cost.steps=4"])
+    assert (epochs.trainer.cost.steps, epochs.trainer.cost.epochs) == (4, None)
+    stored = write(tmp_path / "stored.yaml", to_yaml(load("paper/pd-dpo")))
+    assert load(str(stored)) == load("paper/pd-dpo")
+
+
 def test_a_recipe_extends_a_file_beside_it(tmp_path: Path) -> None:
     write(tmp_path / "base.yaml", "extends: tabular\nrounds: 5\nbeta: 0.3\n")
     child = write(tmp_path / "child.yaml", "extends: base.yaml\nrounds: 6\n")
@@ -219,9 +243,9 @@ def test_files_of_real_text_lie_beside_the_recipe_and_data_sets_of_the_hub_stay(
 def test_a_world_file_states_its_own_problem_and_overrides_have_the_last_word(tmp_path: Path) -> None:
     world = {"beta": 0.3, "reward_max": 1, "cost_max": 3.0, "threshold": -0.5, "offline": {"pairs": 12}}
     path = write(tmp_path / "w.json", json.dumps(world))
-    config = load("tabular", [f"world.path={path}", "dual.threshold=0.25"])
+    config = load("tabular", [f"world.path={path}", "limits.cost.at_most=0.25"])
     assert (config.beta, config.reward_max, config.dual.cost_max, config.offline.pairs) == (0.3, 1.0, 3.0, 12)
-    assert config.dual.threshold == 0.25
+    assert config.thresholds["cost"] == 0.25
 
 
 # --- mistakes --------------------------------------------------------------------------------------------------------
@@ -240,7 +264,7 @@ def test_an_unknown_key_in_a_file_is_refused_with_line_and_nearest_name(tmp_path
         ("beat=1", "did you mean `beta`?"),
         ("train.lr=1", "did you mean `trainer`?"),
         ("trainer.stpes=3", ".steps`?"),
-        ("dual.tresholt=1", "did you mean `dual.threshold`?"),
+        ("dual.cost_mx=1", "did you mean `dual.cost_max`?"),
         ("world.path=x", "belongs to another variant of `world`"),
         ("cluster.xyzzy=1", "this section has mode, address, cpus"),
     ],
@@ -251,7 +275,7 @@ def test_an_unknown_key_in_an_override_is_refused_with_the_nearest_name(override
     assert expected in text
 
 
-@given(st.sampled_from(sorted(key for key in dotted_keys() if not key.startswith(("constraints.", "prompts.")))))
+@given(st.sampled_from(sorted(key for key in dotted_keys() if not key.startswith(("prompts.",)))))
 @settings(max_examples=60)
 def test_a_misspelt_key_is_never_a_default(key: str) -> None:
     assert "unknown key" in complaint("text-world", f"{key}q=1") or key == "about"
@@ -278,11 +302,11 @@ def test_a_misspelt_key_is_never_a_default(key: str) -> None:
         ("rounds", "write overrides as key=value"),
         ("=3", "write overrides as key=value"),
         ("dual.rule={kind: [", "not valid YAML"),
-        ("dual.threshold=1e400", "1e400 has more than 18 digits before the point"),
+        ("limits.cost.at_most=1e400", "1e400 has more than 18 digits before the point"),
         ("dual.cost_max=1e308", "1e308 has more than 18 digits before the point"),
         ("seed=-99999999999999999999", "has more than 18 digits before the point"),
-        ("dual.threshold=.inf", "`dual.threshold` is '.inf', but must be a valid number"),
-        ("dual.threshold=nan", "`dual.threshold` is 'nan', but must be a valid number"),
+        ("limits.cost.at_most=.inf", "limits.cost.at_most: `.inf` is no number"),
+        ("limits.cost.at_most=nan", "limits.cost.at_most: `nan` is no number"),
         ("limits={a: {mean: {rule: words}, at_most: 1e18}}", "1e18 has more than 18 digits before the point"),
     ],
 )
@@ -311,7 +335,10 @@ def test_reversed_bounds_of_the_multiplier_are_refused() -> None:
         (["cluster.mode=in-process", "rollout.engines=2"], "rollout.engines=2 needs cluster.mode=ray"),
         (["algorithm=pd-dpo-fixed"], "needs dual.rule.kind=fixed"),
         (["dual.rule.kind=fixed", "dual.first=null"], "needs dual.first"),
-        (["feedback.signal=unsafe_rate", "dual.threshold=0.0"], "limits a rate: dual.threshold=0.0 is not in (0, 1)"),
+        (
+            ["limits.cost={rate: {world: cost}, learned_from: comparisons}", "limits.cost.at_most=0.0"],
+            "limits.cost.at_most: a rate that comparisons teach lies between 0 and 100 %",
+        ),
         (["rollout.proposal_temperature=1.1", "explore.weights=exact"], "or choose explore.weights=bonus_only"),
         (["rollout.max_tokens=300", "rollout.max_model_len=300"], "must be below rollout.max_model_len"),
         (["certificate.shares=[0.7, 0.6]"], "sum to at most 1"),
@@ -391,20 +418,15 @@ def test_a_reference_model_without_its_tokenizer_is_refused(tmp_path: Path) -> N
     load("text-world", [override, "rollout.max_model_len=63"])
 
 
-def test_stated_limits_take_the_place_of_the_limit_of_the_recipe_below_but_not_of_one_beside_them(
-    tmp_path: Path,
-) -> None:
-    limits = "limits: {harm: {logit: {world: cost}, at_most: -2}}\n"
+def test_a_layer_adds_limits_takes_them_out_and_changes_them(tmp_path: Path) -> None:
+    limits = "limits: {cost: null, harm: {logit: {world: cost}, at_most: -2}}\n"
     own = write(tmp_path / "own.yaml", f"extends: o-pd-dpo\n{limits}")
-    assert load("o-pd-dpo").dual.threshold == -3.0
-    assert (
-        load(str(own)).thresholds
-        == load("o-pd-dpo", [limits.replace(": ", "=", 1).strip()]).thresholds
-        == {"harm": -2.0}
-    )
-    both = write(tmp_path / "both.yaml", f"extends: o-pd-dpo\n{limits}dual: {{threshold: -3.0}}\n")
-    assert "say every limit there" in complaint(both)
-    assert "say every limit there" in complaint(own, "dual.threshold=-3.0")
+    assert load("o-pd-dpo").thresholds == {"cost": -3.0}
+    assert load(str(own)).thresholds == {"harm": -2.0}
+    assert load("o-pd-dpo", [limits.replace(": ", "=", 1).strip()]).thresholds == {"harm": -2.0}
+    both = load("o-pd-dpo", ["limits.length={mean: {rule: words}, at_most: 13, bounds: [8, 20]}"])
+    assert (both.thresholds, both.labelled) == ({"cost": -3.0, "length": 13.0}, False)
+    assert load(str(own), ["limits.harm.at_most=-1"]).thresholds == {"harm": -1.0}
 
 
 @pytest.mark.parametrize("settings", [[], ["people.languages=[de, en]"]])

@@ -68,7 +68,7 @@ def with_sets(tmp_path: Path, **files: Sequence[str]) -> list[str]:
         f"model.reference={model(tmp_path / 'model', TURNS)}",
         f"world.helpful=[{pairs}]",
         f"prompts={json.dumps(sets)}",
-        f"limits={json.dumps(limits)}",
+        f"limits={json.dumps({'cost': None, **limits})}",
     ]
 
 

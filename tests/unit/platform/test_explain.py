@@ -41,7 +41,7 @@ def test_a_key_says_what_it_takes_and_its_default() -> None:
 
 def test_a_section_lists_its_keys_alone() -> None:
     keys = [one.key for one in keys_of_section("dual")]
-    assert {"dual.threshold", "dual.rule"} <= set(keys)
+    assert {"dual.cost_max", "dual.rule"} <= set(keys)
     assert all(key.count(".") == 1 for key in keys)
 
 

@@ -295,7 +295,7 @@ def test_labels_are_n_times_m_times_k_and_two_a_pair() -> None:
     overrides = [
         "rounds=10",
         "feedback.responses=100",
-        "feedback.labels_each=3",
+        "limits.cost.labels_each=3",
         "explore.prompts=5",
         "explore.picks=2",
     ]
@@ -367,9 +367,6 @@ def test_two_texts_of_a_pair_share_their_prompt_in_a_pass() -> None:
 # --- together --------------------------------------------------------------------------------------------------------
 
 
-AS_LIMITS = "the same limits as `limits:` (docs/limits.md)"
-
-
 @pytest.mark.parametrize("recipe", ["text-world", "tabular", "pd-dpo"])
 @pytest.mark.parametrize("machine", [LAPTOP, H200])
 def test_every_plan_is_json_and_reads_well(recipe: str, machine: Machine) -> None:
@@ -378,7 +375,6 @@ def test_every_plan_is_json_and_reads_well(recipe: str, machine: Machine) -> Non
     headings = [heading for heading, _ in plan_lines(plan)]
     work = [] if recipe == "tabular" else ["work"]
     own = ["resources", "memory", *work, "labels", "draws", "scale"]
-    assert [heading.split(" ")[0] for heading in headings if heading != AS_LIMITS] == own
-    assert (AS_LIMITS in headings) == bool(plan["limits"]["as_limits"])
+    assert [heading.split(" ")[0] for heading in headings] == own
     for _, rows in plan_lines(plan):
         assert len({len(row) for row in rows}) == 1

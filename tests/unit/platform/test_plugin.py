@@ -25,7 +25,7 @@ from pddpo_ray.registry import Extension
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples" / "plugin"
 SMALL = (
-    "rounds=3", "feedback.responses=16", "feedback.labels_each=4", "offline.pairs=64", "offline.compare_rounds=0",
+    "rounds=3", "feedback.responses=16", "limits.cost.labels_each=4", "offline.pairs=64", "offline.compare_rounds=0",
     "report.samples=0",
 )  # fmt: skip
 

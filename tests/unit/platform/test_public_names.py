@@ -17,8 +17,8 @@ from tests.support.scorer_rows import rows_of_words
 from tests.support.tiny_language_model import save_policy
 
 SMALL = [
-    "rounds=2", "feedback.responses=16", "feedback.labels_each=4", "offline.pairs=64", "offline.compare_rounds=0",
-    "dual.threshold=1.9", "certificate.batch=50", "report.html=false",
+    "rounds=2", "feedback.responses=16", "limits.cost.labels_each=4", "offline.pairs=64", "offline.compare_rounds=0",
+    "limits.cost.at_most=1.9", "certificate.batch=50", "report.html=false",
 ]  # fmt: skip
 
 

@@ -14,7 +14,17 @@ from sqlalchemy import update
 from pddpo_ray.config import load
 from pddpo_ray.contracts import Delivery
 from pddpo_ray.journal import Journal, schema
-from pddpo_ray.records import CostEstimate, LabelledPair, Pair, PolicyVersion, Prompt, Response, SafetyLabels, Verdict
+from pddpo_ray.records import (
+    HARM,
+    CostEstimate,
+    LabelledPair,
+    Pair,
+    PolicyVersion,
+    Prompt,
+    Response,
+    SafetyLabels,
+    Verdict,
+)
 from pddpo_ray.theory.cost_estimate import interval
 from pddpo_ray.worlds.grammar import FIRST_GRAMMAR
 
@@ -26,7 +36,7 @@ HOSTILE = '</p><script>alert("x")</script>&lt;<img src=http://evil.example/x one
 def recipe(rounds: int, **changes: Any) -> dict[str, Any]:
     tree = load(
         "text-world-first",
-        [f"rounds={rounds}", "dual.rho=1.0", "feedback.labels_each=4", "dual.rule={kind: projected}"],
+        [f"rounds={rounds}", "dual.rho=1.0", "limits.cost.labels_each=4", "dual.rule={kind: projected}"],
     ).model_dump(mode="json")
     return {**tree, **changes}
 
@@ -110,7 +120,7 @@ def _round(
 
     def explore() -> int:
         pairs = [Pair(f"{k}-pair-{i}", answers[i], answers[i + 1]) for i in range(0, len(answers) - 1, 2)]
-        journal.add_pairs([LabelledPair(pair, Verdict.FIRST, Verdict.SECOND) for pair in pairs], "world")
+        journal.add_pairs([LabelledPair(pair, Verdict.FIRST, {HARM: Verdict.SECOND}) for pair in pairs], "world")
         return len(pairs)
 
     journal.once("explore", explore)

@@ -152,7 +152,7 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
 @pytest.mark.run
 def test_a_watched_run_is_told_and_logged_as_the_journal_has_it(tmp_path: Path) -> None:
     """The real loop on a small table: lines on the console and scalars equal the journal's metrics."""
-    config = load("tabular", ["rounds=2", "feedback.responses=16", "feedback.labels_each=4", "offline.pairs=64"])
+    config = load("tabular", ["rounds=2", "feedback.responses=16", "limits.cost.labels_each=4", "offline.pairs=64"])
     out = io.StringIO()
     with watching(tmp_path / "run", console=Console(file=out)) as progress:
         run_recipe(config, tmp_path / "run", progress=progress)

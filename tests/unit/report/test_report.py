@@ -227,7 +227,7 @@ def test_a_report_is_replaced_whole(finished_run: Path) -> None:
 
 @pytest.mark.run
 def test_report_of_a_real_tabular_run_equals_its_result(tmp_path: Path) -> None:
-    config = load("tabular", ["rounds=2", "feedback.responses=16", "feedback.labels_each=4", "offline.pairs=64"])
+    config = load("tabular", ["rounds=2", "feedback.responses=16", "limits.cost.labels_each=4", "offline.pairs=64"])
     result = run_recipe(config, tmp_path / "run")
     page = Page.of(build_report(tmp_path / "run"))
     by_key = {item.key: item.value for item in page.numbers if item.round is None}

@@ -148,7 +148,7 @@ def test_without_a_world_nothing_is_claimed_that_cannot_be_known(tmp_path: Path)
 
 
 def test_missing_labels_are_a_premise_not_met(tmp_path: Path) -> None:
-    changes = {"feedback": {"kind": "world", "labels_each": 5}}
+    changes = {"limits": {"cost": {"logit": {"world": "cost"}, "at_most": 0.0, "labels_each": 5}}}
     run = read_run(write_run(tmp_path / "run", rounds=2, changes=changes))
     found = next(item for item in assumptions(run) if item.name == "each answer has its full number of labels")
     assert (found.state, found.why) == ("not met", "48 of 48 answers have another number")

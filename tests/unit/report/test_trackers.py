@@ -18,7 +18,7 @@ from pddpo_ray.report.trackers import Told
 
 ROOT = Path(__file__).parents[3]
 SMALL = (
-    "rounds=2", "feedback.responses=16", "feedback.labels_each=4", "offline.pairs=64", "offline.compare_rounds=0",
+    "rounds=2", "feedback.responses=16", "limits.cost.labels_each=4", "offline.pairs=64", "offline.compare_rounds=0",
     "report.html=false", "report.tensorboard=false", "report.trackers={wandb: {}, mlflow: {}}",
 )  # fmt: skip
 

@@ -11,7 +11,7 @@ import pytest
 
 from pddpo_ray.config import EndpointConfig, load
 from pddpo_ray.errors import RunError, UserError
-from pddpo_ray.records import Pair, Prompt, Response, Verdict
+from pddpo_ray.records import HARM, Pair, Prompt, Response, Verdict
 from pddpo_ray.scoring.endpoint import IN_A_ROW, ChatEndpoint, Lost
 from pddpo_ray.scoring.judge import Judge, JudgeLabeller
 from pddpo_ray.scoring.limit_judge import key_of
@@ -278,7 +278,7 @@ def test_a_pair_that_is_refused_is_not_asked_again(server: MeasuringServer) -> N
                      (("fine", "yes"), ("refused", MARKED)))  # fmt: skip
     first, second = labeller.compare([fine, refused], 0)
     assert (first.helpful, first.reason) == (Verdict.ABSTAIN, "")
-    assert (second.helpful, second.harmful) == (Verdict.MISSING, Verdict.MISSING)
+    assert (second.helpful, second.label(HARM)) == (Verdict.MISSING, Verdict.MISSING)
     assert second.reason.startswith("refused it: 422")
 
 

@@ -12,7 +12,7 @@ from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.labelling import FeedbackController
 from pddpo_ray.loop.preferences import cost_rows, reward_rows
-from pddpo_ray.records import LabelledPair, Pair, Response, SafetyLabels, Verdict
+from pddpo_ray.records import HARM, LabelledPair, Pair, Response, SafetyLabels, Verdict
 from pddpo_ray.theory.cost_estimate import estimate_cost, interval
 from pddpo_ray.worlds.tabular import trap_world
 
@@ -30,7 +30,7 @@ class Unreadable:
 
     def compare(self, pairs: Sequence[Pair], seed: int) -> list[LabelledPair]:
         found = WORLD.labeller().compare(pairs, seed)
-        return [replace(item, harmful=Verdict.FAILED) if item.pair.id == "q2" else item for item in found]
+        return [replace(item, labels={HARM: Verdict.FAILED}) if item.pair.id == "q2" else item for item in found]
 
 
 @pytest.fixture
@@ -54,23 +54,23 @@ def test_what_cannot_be_read_is_counted_and_missing(journal: Journal) -> None:
     for _ in journal.rounds(1):
         drawn(journal)
         feedback = controller(journal, excluded=0.25)
-        labelled = feedback.safety(ANSWERS, 3)
+        labelled = feedback.safety(ANSWERS, 3, HARM)
         compared = {item.pair.id: item for item in feedback.compare(PAIRS)}
     assert [item.response.id for item in labelled] == [answer.id for answer in ANSWERS]
     assert labelled[5].labels == (Verdict.MISSING,) * 3
     assert journal.metrics()[1]["labels/missing_cost"] == 3
     assert journal.metrics()[1]["labels/safety"] == 3 * 7
-    assert compared["q2"].harmful is Verdict.FAILED
+    assert compared["q2"].label(HARM) is Verdict.FAILED
     assert len(reward_rows(compared["q2"], 1)) == 1, "what was read about it counts"
-    assert cost_rows(compared["q2"], 1) == []
-    assert len(cost_rows(compared["q1"], 1)) == 1
+    assert cost_rows(compared["q2"], 1, HARM) == []
+    assert len(cost_rows(compared["q1"], 1, HARM)) == 1
 
 
 def test_beyond_the_share_the_round_stops(journal: Journal) -> None:
     for _ in journal.rounds(1):
         drawn(journal)
         with pytest.raises(RunError, match="3 safety labels for cost are missing from judge"):
-            controller(journal, excluded=0.1).safety(ANSWERS, 3)
+            controller(journal, excluded=0.1).safety(ANSWERS, 3, HARM)
         with pytest.raises(RunError, match="1 of 4 pairs for cost have no answer from judge"):
             controller(journal, excluded=0.1).compare(PAIRS)
         break
@@ -79,7 +79,7 @@ def test_beyond_the_share_the_round_stops(journal: Journal) -> None:
 def test_before_the_first_round_the_same_holds(journal: Journal) -> None:
     """A text that nobody can judge would end every beginning of the run."""
     drawn(journal)
-    assert controller(journal, excluded=0.25).safety(ANSWERS, 3)[5].labels == (Verdict.MISSING,) * 3
+    assert controller(journal, excluded=0.25).safety(ANSWERS, 3, HARM)[5].labels == (Verdict.MISSING,) * 3
     assert len(controller(journal, excluded=0.25).compare(PAIRS)) == len(PAIRS)
 
 
@@ -97,7 +97,7 @@ class Refusing(Unreadable):
 
     def compare(self, pairs: Sequence[Pair], seed: int) -> list[LabelledPair]:
         found = WORLD.labeller().compare(pairs, seed)
-        return [replace(item, harmful=Verdict.MISSING) if item.pair.id == "q2" else item for item in found]
+        return [replace(item, labels={HARM: Verdict.MISSING}) if item.pair.id == "q2" else item for item in found]
 
 
 def test_a_text_that_is_refused_is_asked_about_once_and_counts_as_unsafe(journal: Journal) -> None:
@@ -106,7 +106,7 @@ def test_a_text_that_is_refused_is_asked_about_once_and_counts_as_unsafe(journal
     for _ in journal.rounds(1):
         drawn(journal)
         feedback = FeedbackController({"cost": judge}, journal, seed=0, source="judge", excluded=0.0)
-        labelled = feedback.safety(ANSWERS, 3)
+        labelled = feedback.safety(ANSWERS, 3, HARM)
         compared = {item.pair.id: item for item in feedback.compare(PAIRS)}
     assert judge.asked == len(ANSWERS)
     estimate = estimate_cost(labelled, labels_each=3, cost_max=2.0, mode="unsafe_rate")
@@ -117,8 +117,8 @@ def test_a_text_that_is_refused_is_asked_about_once_and_counts_as_unsafe(journal
     ends, known = interval(estimate), estimate.value - 0.5
     assert ends is not None
     assert ends[0] < known < estimate.value < ends[1]
-    assert compared["q2"].harmful is Verdict.MISSING
-    assert cost_rows(compared["q2"], 1) == []
+    assert compared["q2"].label(HARM) is Verdict.MISSING
+    assert cost_rows(compared["q2"], 1, HARM) == []
 
 
 def test_a_judge_that_refuses_everything_ends_the_round_with_its_reason(journal: Journal) -> None:
@@ -127,6 +127,6 @@ def test_a_judge_that_refuses_everything_ends_the_round_with_its_reason(journal:
         drawn(journal)
         feedback = FeedbackController({"cost": judge}, journal, seed=0, source="judge", excluded=0.5)
         with pytest.raises(RunError, match=r"24 safety labels for cost are missing.*stopped it by a filter: 400"):
-            feedback.safety(ANSWERS, 3)
+            feedback.safety(ANSWERS, 3, HARM)
         assert feedback.unsafe_shares(ANSWERS, 3, "cost", "draws") == [None] * 8, "of a certificate each draw counts"
         break

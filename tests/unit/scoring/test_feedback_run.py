@@ -33,7 +33,7 @@ def tiny(*overrides: str, algorithm: str = "o-pd-dpo") -> Config:
             "cluster={mode: in-process}",
             "rollout={engine: transformers, max_tokens: 40, candidates: 4, canaries: 2}",
             "feedback.responses=12",
-            "feedback.labels_each=5",
+            "limits.cost.labels_each=5",
             "offline={pairs: 48, compare_rounds: 0}",
             "explore={calibration: 120, rank: 16, prompts: 4, picks: 2}",
             "scorers={pairs: 240, fit: {steps: 60, learning_rate: 2.0e-3, batch_pairs: 32}}",
@@ -93,7 +93,12 @@ def test_given_models_and_their_own_scores_move_the_multiplier(tmp_path: Path) -
         places = next(entry.payload for entry in log.phases(0) if entry.phase == "score-models")
     folder = tmp_path / "first" / "artifacts"
     given = [f"feedback.{kind}={{path: '{folder / places[kind]['path']}'}}" for kind in ("reward", "cost")]
-    config = tiny(*given, "feedback.signal=cost_model", "feedback.hard=true", "dual.threshold=-0.1")
+    config = tiny(
+        *given,
+        "limits.cost={mean: {model: cost}, learned_from: comparisons}",
+        "feedback.hard=true",
+        "limits.cost.at_most=-0.1",
+    )
     result = run_recipe(config, tmp_path / "second")
     assert result["labels_scorers"] == 0
     scorer = load_scorer(folder / places["cost"]["path"])
@@ -116,8 +121,8 @@ def test_a_judge_labels_a_whole_run(tmp_path: Path) -> None:
             if "Say whether" in body["messages"][1]["content"]
             else f"[[{2 + body['seed'] % 7}, 5]]",
         )
-        feedback = f"feedback={{kind: judge, model: m, endpoint: '{server.url}/v1', responses: 6, labels_each: 3}}"
-        result = run_recipe(tiny(feedback, "rounds=1"), tmp_path / "run")
+        feedback = f"feedback={{kind: judge, model: m, endpoint: '{server.url}/v1', responses: 6}}"
+        result = run_recipe(tiny(feedback, "limits.cost.labels_each=3", "rounds=1"), tmp_path / "run")
     assert result["labels_safety"] == 18
     with journal(tmp_path / "run") as log:
         metrics = log.metrics()
@@ -147,12 +152,11 @@ def test_answers_without_a_verdict_count_as_unsafe_and_the_run_ends(tmp_path: Pa
 
         server.chat = chat
         feedback = (
-            f"feedback={{kind: judge, model: m, endpoint: '{server.url}/v1', responses: 24, labels_each: 2, tries: 1,"
-            " excluded: 0.9}"
+            f"feedback={{kind: judge, model: m, endpoint: '{server.url}/v1', responses: 24, tries: 1, excluded: 0.9}}"
         )
-        run_recipe(tiny(feedback, "rounds=1"), tmp_path / "run")
+        run_recipe(tiny(feedback, "limits.cost.labels_each=2", "rounds=1"), tmp_path / "run")
         asked = len(server.bodies)
-        run_recipe(tiny(feedback, "rounds=1"), tmp_path / "run", resume=True)
+        run_recipe(tiny(feedback, "limits.cost.labels_each=2", "rounds=1"), tmp_path / "run", resume=True)
         assert len(server.bodies) == asked, "what was declined is not asked again"
     with journal(tmp_path / "run") as log:
         labels = [item.labels for item in log.safety(1)]
@@ -190,7 +194,7 @@ def test_safe_rlhf_trains_its_models_and_a_language_model_by_policy_gradients(tm
 
 
 def test_signals_and_sources_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(UserError, match=r"feedback\.kind=model, whose scores"):
-        load("o-pd-dpo", ["feedback.signal=cost_model"])
+    with pytest.raises(UserError, match=r"under feedback\.kind=model"):
+        load("o-pd-dpo", ["limits.cost={mean: {model: cost}, learned_from: comparisons}"])
     with pytest.raises(UserError, match="a table has none"):
         load("tabular", ["feedback={kind: model}"])

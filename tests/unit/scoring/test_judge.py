@@ -11,7 +11,7 @@ import pytest
 from pddpo_ray.config import EndpointConfig, JudgeFeedback, load
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.loop.labellers import judge_labeller
-from pddpo_ray.records import Pair, Prompt, Response, Verdict
+from pddpo_ray.records import HARM, Pair, Prompt, Response, Verdict
 from pddpo_ray.scoring.endpoint import ChatEndpoint
 from pddpo_ray.scoring.judge import Judge, JudgedPair, JudgeLabeller, parse_safety, parse_scores
 from pddpo_ray.scoring.judge_prompts import (
@@ -174,7 +174,7 @@ def test_a_judge_labels_pairs_and_the_less_harmless_answer_is_the_costlier(
     knife = Response("a", prompt, (4,), "take a knife", 0, 0)
     calm = Response("b", prompt, (5,), "please sit down", 0, 0)
     labels = labeller.compare([Pair("one", knife, calm), Pair("two", calm, knife), Pair("same", calm, calm)], 1)
-    assert [(label.helpful, label.harmful) for label in labels] == [
+    assert [(label.helpful, label.label(HARM)) for label in labels] == [
         (Verdict.FIRST, Verdict.FIRST),
         (Verdict.SECOND, Verdict.SECOND),
         (Verdict.ABSTAIN, Verdict.ABSTAIN),

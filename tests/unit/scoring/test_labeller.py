@@ -9,7 +9,7 @@ import pytest
 from scipy.special import expit
 
 from pddpo_ray.errors import RunError
-from pddpo_ray.records import Array, Pair, Prompt, Response, Verdict
+from pddpo_ray.records import HARM, Array, Pair, Prompt, Response, Verdict
 from pddpo_ray.scoring.interface import TextPair
 from pddpo_ray.scoring.scored_labeller import ScoredLabeller
 
@@ -52,7 +52,7 @@ def test_preferences_follow_bradley_terry_on_each_score() -> None:
     pairs = [Pair(f"p{index}", response("a", 1.0), response("b", 0.0)) for index in range(4000)]
     labels = labeller.compare(pairs, 5)
     better = np.mean([label.helpful is Verdict.FIRST for label in labels])
-    costlier = np.mean([label.harmful is Verdict.FIRST for label in labels])
+    costlier = np.mean([label.label(HARM) is Verdict.FIRST for label in labels])
     assert better == pytest.approx(expit(1.0), abs=0.025)
     assert costlier == pytest.approx(expit(-2.0), abs=0.025)
 
@@ -61,7 +61,7 @@ def test_hard_labels_take_the_likelier_one() -> None:
     labeller = ScoredLabeller(Given(), Given(), hard=True)
     assert set(labeller.safety([response("r", 0.01)], 9, 1)[0].labels) == {Verdict.UNSAFE}
     label = labeller.compare([Pair("p", response("a", -0.2), response("b", 0.1))], 1)[0]
-    assert (label.helpful, label.harmful) == (Verdict.SECOND, Verdict.SECOND)
+    assert (label.helpful, label.label(HARM)) == (Verdict.SECOND, Verdict.SECOND)
     ties = labeller.compare([Pair(f"p{i}", response("a", 1.0), response("b", 1.0)) for i in range(400)], 1)
     assert 140 < sum(label.helpful is Verdict.FIRST for label in ties) < 260, "equal scores are a coin"
 

@@ -11,7 +11,7 @@ from scipy.special import expit
 
 from pddpo_ray.contracts import FitSettings
 from pddpo_ray.errors import RunError
-from pddpo_ray.records import LabelledPair, Pair, Prompt, Response, Verdict
+from pddpo_ray.records import HARM, LabelledPair, Pair, Prompt, Response, Verdict
 from pddpo_ray.scoring.held_out import ScoreRow, parts_of, rows_of
 from pddpo_ray.scoring.score_fits import (
     cost_loss,
@@ -70,8 +70,8 @@ def test_the_zero_of_the_cost_is_where_safe_and_unsafe_are_equally_likely() -> N
 def test_rows_are_oriented_by_the_labels_and_undecided_pairs_are_left_out() -> None:
     first, second = answer("a", 7), answer("b", 8)
     labelled = [
-        LabelledPair(Pair("p", first, second), Verdict.FIRST, Verdict.SECOND),
-        LabelledPair(Pair("q", first, second), Verdict.ABSTAIN, Verdict.FAILED),
+        LabelledPair(Pair("p", first, second), Verdict.FIRST, {HARM: Verdict.SECOND}),
+        LabelledPair(Pair("q", first, second), Verdict.ABSTAIN, {HARM: Verdict.FAILED}),
     ]
     assert rows_of(labelled, "reward", {"a": True}) == [ScoreRow((1, 9), (7, 2), (8, 2))]
     assert rows_of(labelled, "cost", {"a": False, "b": True}) == [ScoreRow((1, 9), (8, 2), (7, 2), 1, -1)]

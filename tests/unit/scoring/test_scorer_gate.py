@@ -20,7 +20,7 @@ from pddpo_ray.loop.dual_step import DualController, LocalDual
 from pddpo_ray.loop.run import PhaseChanged, RoundFinished, run_recipe
 from pddpo_ray.loop.scorer_gate import check_scorers, held_limits, held_multiplier, known_trials, scorers_result
 from pddpo_ray.plan.scale import cost_scale
-from pddpo_ray.records import Array, CostEstimate, LabelledPair, Pair, Prompt, Response, Verdict
+from pddpo_ray.records import HARM, Array, CostEstimate, LabelledPair, Pair, Prompt, Response, Verdict
 from pddpo_ray.report.build import build_report
 from pddpo_ray.scoring.held_out import Trials
 from pddpo_ray.scoring.scored_labeller import ScoredLabeller
@@ -85,7 +85,7 @@ def labelled_pairs(count: int, right: int) -> list[LabelledPair]:
         prompt = Prompt(f"p{index}", (index,), f"question {index}")
         first, second = (Response(f"{index}-{side}", prompt, (side,), "text", 0, 0) for side in (1, -1))
         said = Verdict.FIRST if index < right else Verdict.SECOND
-        pairs.append(LabelledPair(Pair(f"q{index}", first, second), said, said))
+        pairs.append(LabelledPair(Pair(f"q{index}", first, second), said, {HARM: said}))
     return pairs
 
 
@@ -114,14 +114,19 @@ def test_costs_far_outside_the_box_end_the_run_with_the_box_to_set(tmp_path: Pat
     wanted = r"do not fit in \[-2, 2\].*100 % at or beyond ±2.*dual\.cost_max=10\.5"
     with before_round_1(tmp_path / "box", labelled_pairs(40, 40)) as log:
         with pytest.raises(UserError, match=wanted):
-            check_scorers(given("dual.cost_max=2.0", "dual.threshold=0.0"), log, models, {}, by_prompt=True)
+            check_scorers(given("dual.cost_max=2.0", "limits.cost.at_most=0.0"), log, models, {}, by_prompt=True)
         assert log.metrics()[0]["scorer/cost_at_clip"] == 1.0
     with before_round_1(tmp_path / "fits", labelled_pairs(40, 40)) as log:
         check_scorers(given("dual.cost_max=10.5"), log, models, {}, by_prompt=True)
         assert log.metrics()[0]["scorer/cost_at_clip"] == 0.0
         assert log.metrics()[0]["scorer/cost_q05"] == -10.0
     with before_round_1(tmp_path / "raw", labelled_pairs(40, 40)) as log:
-        raw = given("dual.cost_max=2.0", "dual.threshold=0.0", "feedback.signal=cost_model", "feedback.hard=true")
+        raw = given(
+            "dual.cost_max=2.0",
+            "limits.cost.at_most=0.0",
+            "limits.cost={mean: {model: cost}, learned_from: comparisons}",
+            "feedback.hard=true",
+        )
         check_scorers(raw, log, models, {}, by_prompt=True)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pddpo_ray.config import Config, FitConfig, ScorerFit, load
 from pddpo_ray.loop.scorer_fits import ScorerOrder, stored_scorer
-from pddpo_ray.records import LabelledPair, Pair, PolicyVersion, Prompt, Response, Verdict
+from pddpo_ray.records import HARM, LabelledPair, Pair, PolicyVersion, Prompt, Response, Verdict
 from pddpo_ray.scoring import head_fits
 from pddpo_ray.scoring.head_fits import DECAYS, best_decay, features_of, fit_head, head_scores, texts_of
 from pddpo_ray.scoring.held_out import REPORT, ScoreRow, rows_of
@@ -40,7 +40,7 @@ def labelled(count: int) -> tuple[list[LabelledPair], dict[str, bool]]:
         unsafe |= {first.id: True, second.id: False}
         pair = Pair(f"q{index}", *((first, second) if index % 2 else (second, first)))
         verdict = Verdict.FIRST if index % 2 else Verdict.SECOND
-        pairs.append(LabelledPair(pair, Verdict.ABSTAIN, verdict))
+        pairs.append(LabelledPair(pair, Verdict.ABSTAIN, {HARM: verdict}))
     return pairs, unsafe
 
 

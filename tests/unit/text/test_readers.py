@@ -14,7 +14,7 @@ from pddpo_ray.config import EndpointConfig, ScorerConfig, load
 from pddpo_ray.data.formats import FORMATS, read_row
 from pddpo_ray.data.real_text import prepare_real_text
 from pddpo_ray.data.runs import pair_row
-from pddpo_ray.records import LabelledPair, Message, Pair, Prompt, Response, Verdict
+from pddpo_ray.records import HARM, LabelledPair, Message, Pair, Prompt, Response, Verdict
 from pddpo_ray.rollout.checkpoint import load_tokenizer
 from pddpo_ray.scoring.endpoint import ChatEndpoint
 from pddpo_ray.scoring.judge import Judge, JudgeLabeller
@@ -57,7 +57,7 @@ def test_people_see_the_question_as_it_was_asked(pairs: list[LabelledPair]) -> N
 
 def test_a_dialogue_out_of_a_run_is_read_back_turn_by_turn() -> None:
     answers = [Response(name, Prompt("p", (1,), for_reading(DIALOGUE), DIALOGUE), (2,), name, 0, 0) for name in "ab"]
-    row = pair_row(LabelledPair(Pair("x", *answers), Verdict.FIRST, Verdict.SECOND))
+    row = pair_row(LabelledPair(Pair("x", *answers), Verdict.FIRST, {HARM: Verdict.SECOND}))
     assert read_row(row, FORMATS["pku"], "helpful").prompt == DIALOGUE
 
 

@@ -15,7 +15,7 @@ from scipy.special import expit
 import pddpo_ray
 from pddpo_ray.config import DrawnFamilyConfig, LogitLimitConfig, RateLimitConfig, TextWorldConfig, load
 from pddpo_ray.errors import UserError
-from pddpo_ray.records import Pair, Response
+from pddpo_ray.records import HARM, Pair, Response
 from pddpo_ray.storage.cache import cache_folder
 from pddpo_ray.worlds import phrase_pools
 from pddpo_ray.worlds.drawn_text import DrawnWorldSpec, build_drawn_world
@@ -127,7 +127,7 @@ def test_fifty_seeds_are_well_posed(level: float) -> None:
 def test_the_shipped_recipes_limit_is_about_six_unsafe_answers_in_a_hundred() -> None:
     """At the optimum, on 50 seeds; what follows the reward alone has far more, on every one of them."""
     config = load("text-world")
-    assert (config.dual.threshold, config.dual.cost_max) == (-3.0, COST_MAX[-3.0])
+    assert (config.thresholds["cost"], config.dual.cost_max) == (-3.0, COST_MAX[-3.0])
     rates = []
     for seed in SEEDS:
         world = world_of(seed, -3.0)
@@ -206,10 +206,17 @@ def test_a_rate_that_the_costs_bounds_exclude_is_refused_with_the_bound_that_all
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["world.family.limit={kind: rate, at_most: 0.05}"], "set feedback.signal=unsafe_rate"),
-        (["feedback.signal=unsafe_rate", "dual.threshold=0.05"], "world.family.limit.kind=rate"),
+        (["world.family.limit={kind: rate, at_most: 0.05}"], "set limits.cost={rate: "),
         (
-            ["world.family.limit={kind: rate}", "feedback.signal=unsafe_rate", "dual.threshold=0.1"],
+            ["limits.cost={rate: {world: cost}, learned_from: comparisons}", "limits.cost.at_most=0.05"],
+            "world.family.limit.kind=rate",
+        ),
+        (
+            [
+                "world.family.limit={kind: rate}",
+                "limits.cost={rate: {world: cost}, learned_from: comparisons}",
+                "limits.cost.at_most=0.1",
+            ],
             "give both the same number",
         ),
         (["rollout.max_tokens=9"], "rollout.max_tokens=9 would cut"),
@@ -223,13 +230,13 @@ def test_a_recipe_that_asks_for_another_limit_than_its_world_has_is_refused(over
 @pytest.mark.parametrize("noise", [0.0, 0.2])
 def test_labels_follow_the_truth_and_the_share_that_is_turned_round(noise: float) -> None:
     """20,000 labels at cost 1: unsafe in noise + (1 - 2 noise) / (1 + 1/e) of them, within 4 standard errors."""
-    labeller = WorldLabeller(lambda response: -1.0, lambda response: 1.0, noise=noise)
+    labeller = WorldLabeller(lambda response: -1.0, {HARM: lambda response: 1.0}, noise=noise)
     world = world_of(0)
     answer = Response("a", world.prompts[0], world.grammar.answer_ids[0], "", 0, 0)
     labels = labeller.safety([answer], 20_000, seed=1)[0].labels
     expected = noise + (1 - 2 * noise) * 0.7310586
     assert np.mean([verdict == "unsafe" for verdict in labels]) == pytest.approx(expected, abs=0.0127)
-    other = WorldLabeller(lambda r: float(r.id == "a"), lambda r: 0.0, noise=noise)
+    other = WorldLabeller(lambda r: float(r.id == "a"), {HARM: lambda r: 0.0}, noise=noise)
     pairs = [Pair(f"{n}", answer, Response("b", world.prompts[0], answer.token_ids, "", 0, 0)) for n in range(5000)]
     wins = np.mean([one.helpful == "first" for one in other.compare(pairs, seed=2)])
     assert wins == pytest.approx(expected, abs=0.0255)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from pddpo_ray.cli.main import app
+from pddpo_ray.cli.world import choose_world
 from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import Verdict
@@ -82,7 +84,7 @@ def test_the_reference_gives_text_the_probabilities_of_the_truth(world: Exported
 
 RATE = (
     "world.family={kind: drawn, limit: {kind: rate, at_most: 0.05}, label_noise: 0.1}",
-    *("feedback.signal=unsafe_rate", "dual.threshold=0.05", "dual.cost_max=6.0"),
+    *("limits.cost={rate: {world: cost}, learned_from: comparisons}", "limits.cost.at_most=0.05", "dual.cost_max=6.0"),
 )
 
 
@@ -208,3 +210,12 @@ def test_a_changed_folder_is_no_world(world: Exported, tmp_path: Path) -> None:
         file.write_text(text)
         with pytest.raises(UserError, match="no exported world"):
             exported_settings(tmp_path / "w")
+
+
+def test_a_world_has_the_limit_on_its_own_cost_alone_and_labels_it_itself() -> None:
+    people = choose_world("text-world-people", 0, []).config
+    assert (people.feedback.kind, people.limits["cost"]["logit"]) == ("world", {"world": "cost"})
+    with pytest.raises(UserError, match="has limits that sources measure") as refused:
+        choose_world("text-world-certified", 0, [])
+    settings = shlex.split(str(refused.value).partition("own cost: ")[2])
+    assert choose_world("text-world-certified", 0, settings).config.thresholds == {"cost": -3.0}
