@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pddpo_ray.algorithms.stages import neighbours_of
@@ -21,6 +21,7 @@ from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.certificate_groups import sets_of_prompts
+from pddpo_ray.loop.label_estimates import Estimate
 from pddpo_ray.loop.labelling import FeedbackController
 from pddpo_ray.loop.mixed_labelling import Asking, MixedFeedbackController, mixed_feedback, people_labeller
 from pddpo_ray.loop.risks import stated_risk
@@ -181,9 +182,6 @@ def feedback_before(
     if backends.world is None or not isinstance(config.feedback, ModelFeedback | JudgeFeedback) or not config.compares:
         return feedback
     return FeedbackController({HARM: backends.labeller}, journal, seed=config.seed, source="world")
-
-
-Estimate = Callable[[Sequence[SafetyLabels]], CostEstimate]
 
 
 def estimator_of(config: Config, feedback: FeedbackController) -> Estimate:
