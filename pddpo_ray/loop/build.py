@@ -32,6 +32,7 @@ from pddpo_ray.loop.dual_step import DualController, LocalDual
 from pddpo_ray.loop.due_labels import DueLabels
 from pddpo_ray.loop.exploring import ExplorationController
 from pddpo_ray.loop.fitting import FitPlan, TrainerController
+from pddpo_ray.loop.held_limit import HeldLimit
 from pddpo_ray.loop.label_estimates import LabelEstimates
 from pddpo_ray.loop.labellers import (
     ScoredFeedbackController,
@@ -69,7 +70,7 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
         journal,
         fit_plan(config),
         seed=config.seed,
-        constraints=cost_fits(config),
+        constraints=cost_fits(backends.held_limits),
         baseline=lambda: journal.samples(purpose="baseline"),
     )
     decoding = Decoding(max_tokens=config.rollout.max_tokens)
@@ -97,8 +98,7 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
     if isinstance(feedback, ScoredFeedbackController):
         by_prompt = backends.world is None
         check_scorers(config, journal, feedback.models, backends.offline_unsafe, by_prompt=by_prompt)
-    if not config.labelled:
-        check_limits(config, journal)
+    check_limits(config, journal)
     demand_groups(config, backends)
     groups = sets_of_prompts(backends)
     if config.certificate.mixtures and groups:
@@ -295,16 +295,13 @@ def _whitened_on(
     return whitened(trainer.features, whitening)
 
 
-def cost_fits(config: Config) -> int:
-    """Cost fits of a round: one per limit on comparisons, and one for all limits on measured values.
+def cost_fits(held: Sequence[HeldLimit]) -> int:
+    """Cost fits of a round: one per limit that comparisons teach, and one for all limits on measured values.
 
     With a limit on the drift alone there is one too, which takes the reward policy as it is.
     """
-    if config.labelled:
-        return len(config.limits)
-    kinds = [one.limit.quantity.kind for one in config.stated]
-    compared = kinds.count("logit")
-    return compared + (compared == 0 or compared + kinds.count("kl") < len(kinds))
+    compared = sum(one.by_comparisons for one in held)
+    return compared + (compared == 0 or any(one.by_values for one in held))
 
 
 def _limits(

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from pddpo_ray.algorithms.stages import lagrangian_objective
+from pddpo_ray.config.recipe import SIGNALS
 from pddpo_ray.contracts import Dual, Due, Measure, MeasuredCosts, Preferences, Trainer
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
@@ -49,7 +50,6 @@ from pddpo_ray.theory.value_stage import value_scale
 logger = logging.getLogger(__name__)
 
 ANSWERS, PAIRS, OFFLINE = "measure-answers", "measure-pairs", "measure-offline"
-MODES = {"rate": "unsafe_rate", "mean": "cost_model", "logit": "logit_labels", "kl": "cost_model"}
 REFERENCE = "reference-"
 """What the purpose of the reference's answers to compare with begins with; the phase they are for follows."""
 REFERENCES = 8
@@ -227,7 +227,8 @@ class LimitsController:
         for index, limit in enumerate(self._limits):
             each = limit.stated.asking.labels_each or 1
             mean, error = float(estimates.means[index]), float(errors[index])
-            mode = "cost_model" if limit.difference else MODES[limit.stated.limit.quantity.kind]
+            kind = limit.stated.limit.quantity.kind
+            mode = "cost_model" if limit.difference else SIGNALS.get(kind, "cost_model")
             bound = limit.scale / 2.0 if limit.by_comparisons else None
             within = limit.cost_range if mode == "cost_model" else None
             count = _answers_behind(newest, index, self._factors)
