@@ -40,7 +40,7 @@ help:
 	@echo "make full     the same and every other combination (aim: 45 minutes)"
 	@echo "make chaos    tests that kill things at random"
 	@echo "make real     a real pretrained model the whole way, then aligned on real data (planned for two hours)"
-	@echo "make mutants  which wrong formulas no test sees: 300 drawn mutants of the theory (docs/mutants.md)"
+	@echo "make mutants  which wrong formulas no test sees: 300 drawn mutants of the theory (lab/studies/mutants.md)"
 	@echo "make compare  all methods on the text world, three seeds (over an hour on two cores)"
 	@echo "make bench    speed against other implementations"
 	@echo "make verify-certificates  10,000 simulated runs per way to get a false certificate, and the coverage of every"
