@@ -53,11 +53,25 @@ REHEARSED = [
     *["rollout.engines=2", "rollout.max_model_len=192"],
 ]
 """A 7B recipe at the size of seconds, with a model and scorers that are trained for it."""
+FIGURES: dict[str, tuple[Sequence[str], Sequence[str]]] = {
+    "launches and peaks": (["card"], ["card"]),
+    "16 pairs a step, 135M, adapters": (
+        ["step", "--shape", "135m", "--steps", "60"],
+        ["step", "--shape", "tiny", "--pairs", "4", "--steps", "4"],
+    ),
+    "16 pairs a step, 1.1B, adapters": (["step", "--shape", "1b", "--steps", "40"], []),
+    "16 pairs a step, 7B, adapters": (["step", "--shape", "7b", "--steps", "6", "--sides", "ours"], []),
+    "frozen features and a head, 135M": (
+        ["features", "--pairs", "2400"],
+        ["features", "--shape", "tiny", "--pairs", "40"],
+    ),
+}
+"""Arguments of `bench.gpu_figures` on a card, and those of its rehearsal, where there is one."""
 CPUS = 16
 """Of each declared node: more than any recipe's share of a node."""
 KILLED = "round 1/"
 """What the log says when the run is killed: its first round has ended."""
-STEP_S, ROUND_7B_S = 1800, 6 * 3600
+STEP_S, ROUND_7B_S = 300, 6 * 3600
 
 
 @dataclass(frozen=True)
@@ -183,16 +197,33 @@ def declared(hardware: Hardware) -> Iterator[Hardware]:
 
 
 def pddpo(*words: str | Path, deadline_s: float = STEP_S) -> str:
-    """Runs a command of the package; raises UserError with its last line where it fails. -> what it printed"""
-    command = [sys.executable, "-m", "pddpo_ray", *map(str, words)]
+    """Runs a command of the package. -> what it printed"""
+    return printed("pddpo_ray", *words, deadline_s=deadline_s)
+
+
+def printed(module: str, *words: str | Path, deadline_s: float = STEP_S) -> str:
+    """What a module prints that runs as a program. Raises UserError with its last line where it fails; a program that
+    is late is ended with all that it started, so that the card is free for the next step."""
+    command = [sys.executable, "-m", module, *map(str, words)]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=deadline_s)
+        out, err = process.communicate(timeout=deadline_s)
     except subprocess.TimeoutExpired as error:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
         raise UserError(f"did not end within {deadline_s:.0f} s") from error
-    if done.returncode:
-        lines = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()
-        raise UserError(f"exit code {done.returncode}: {lines[-1][:200]}")
-    return done.stdout
+    if process.returncode:
+        lines = (err.strip() or out.strip() or "no message").splitlines()
+        raise UserError(f"exit code {process.returncode}: {lines[-1][:200]}")
+    return out
+
+
+def figure(hardware: Hardware, words: Sequence[str]) -> str:
+    """Numbers of a figure, in words."""
+    last = printed("bench.gpu_figures", *words, "--device", "cpu" if hardware.rehearse else "cuda").splitlines()[-1]
+    return ", ".join(f"{name} {value:.4g}" for name, value in json.loads(last).items() if not isinstance(value, str))
 
 
 def train(folder: Path, *overrides: str) -> str:
@@ -313,6 +344,10 @@ def steps(hardware: Hardware, folder: Path, model: str | None) -> dict[str, Call
     todo["transformers, torch"] = lambda: train(folder / "transformers", *base, "rollout.engine=transformers")
     todo["killed and resumed, zero2"] = lambda: kill_and_resume(folder / "killed", [*base, "trainer.engine=zero2"])
     todo["weights natively"] = lambda: train(folder / "native", *base, "rollout.delivery=native")
+    for name, (on_card, rehearsed) in FIGURES.items():
+        words = rehearsed if hardware.rehearse else on_card
+        if words:
+            todo[name] = lambda words=words: figure(hardware, words)  # type: ignore[misc]
     if model is not None or hardware.rehearse:
         todo[f"gpu/o-pd-dpo-{hardware.gpus}, first round"] = lambda: first_round(hardware, folder / "recipe", model)
     return todo
