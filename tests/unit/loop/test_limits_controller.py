@@ -1,4 +1,4 @@
-"""What the controller of limits keeps of a round's measures, and what it says of them: audits, windows, seeds, bounds."""
+"""What the controller of limits keeps of a round's measures and says of them: audits, windows, seeds, bounds."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def controller(journal: Journal, costs: Sequence[Sequence[float]], **options: An
         none = np.zeros(table.shape)
         return MeasuredCosts(table, none, none > 0, np.full(table.shape, NAN), none)
 
-    about: dict[str, Any] = {"rho": 1.0, "rule": ProjectedFixed(0.1, 1.0, 1.0), "limit": 0.5}
+    about: dict[str, Any] = {"rho": 1.0, "rule": ProjectedFixed(1, 1.0, 1.0), "limit": 0.5}
     state = DualState(tuple(limit_state(one.name, first=1.0, **about) for one in LIMITS))
     given: dict[str, Any] = {
         "beta": 1.0, "by_covariance": True, "seed": 3, "due": None, "drift": None, "reference": None,
