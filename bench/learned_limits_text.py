@@ -240,7 +240,8 @@ def of_arm(arm: str, where: str, rate: float) -> list[str]:
             "limits.cost.labels_each=1",
         ]
     limit = f"{{rate: {{world: cost}}, at_most: {rate}, labels_each: 1}}"
-    return [*both, "dual.first=2.0", f"limits={{cost: null, unsafe: {limit}}}"]
+    # It begins at 2 under every limit; at 5 % the world's own upper end, 2 rho, is 1.9, so that the end is stated.
+    return [*both, "dual.first=2.0", "dual.upper=50.0", f"limits={{cost: null, unsafe: {limit}}}"]
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:

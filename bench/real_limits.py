@@ -192,6 +192,10 @@ def limits_table(work: Path, seed: int) -> str:
 
 
 def _cell(one: dict[str, Any], scale: float) -> str:
+    """`31.2 (28.4 to 34.0; 120)`; what has no interval (an answer outside the stated bounds, say) shows why."""
+    if one["low"] is None or one["high"] is None:
+        value = "not measured" if one["estimate"] is None else f"{scale * one['estimate']:.3g}"
+        return f"{value} (no interval: {one['note'] or 'bounds unknown'}; {one['n']})"
     return f"{scale * one['estimate']:.3g} ({scale * one['low']:.3g} to {scale * one['high']:.3g}; {one['n']})"
 
 

@@ -6,16 +6,19 @@ them: its step is bound by launches. A replay has one.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from pddpo_ray.errors import one_line
 from pddpo_ray.training.buckets import PassSizes, filled
 from pddpo_ray.training.pair_pass import PairPass
 from pddpo_ray.training.transfer import flat_of, moved, over
 
+logger = logging.getLogger("pddpo_ray.training")
 Run = Callable[[PairPass], Tensor]
 """Forward and backward pass of what lies on the device; gradients are added to tensors that exist already."""
 MOST_PARAMETERS = 1_500_000_000
@@ -36,7 +39,7 @@ class PassGraphs:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._graphs: dict[PassSizes, _Graph] = {}
-        self._warm = False
+        self._warm, self._recordable = False, True
         # recorded and run on one stream, for autograd waits between streams, and a recording must not wait
         self._stream = torch.cuda.Stream(device)
         self._memory = torch.cuda.graph_pool_handle()
@@ -52,14 +55,20 @@ class PassGraphs:
     def _said(self, run: Run, given: PairPass) -> Tensor:
         needed = PassSizes.of(given)
         suited = [own for own in self._graphs if own.suits(needed)]
-        if not self._warm or (not suited and len(self._graphs) == MOST_GRAPHS):
+        if not self._warm or not self._recordable or (not suited and len(self._graphs) == MOST_GRAPHS):
             self._warm = True
             return run(moved(given, self._device))
         sizes = min(suited) if suited else needed.covering(self._graphs)
         given = filled(given, sizes)
         flats = flat_of(given, self._device)
         if sizes not in self._graphs:
-            self._graphs[sizes] = self._recorded(run, given, flats)
+            try:
+                self._graphs[sizes] = self._recorded(run, given, flats)
+            except RuntimeError as error:
+                # a model that asks the host within its pass, as mixtures of experts do
+                logger.warning("passes run kernel by kernel, for they cannot be recorded: %s", one_line(error))
+                self._recordable = False
+                return run(over(given, {dtype: flat.to(self._device) for dtype, flat in flats.items()}))
         return self._replayed(self._graphs[sizes], flats)
 
     def _recorded(self, run: Run, given: PairPass, flats: Mapping[torch.dtype, Tensor]) -> _Graph:

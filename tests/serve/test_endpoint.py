@@ -72,6 +72,20 @@ class Endpoint:
             assert time.monotonic() < deadline, f"round {released} was not taken over"
             time.sleep(0.2)
 
+    def entrance_lines(self) -> list[str]:
+        files = Path("/tmp/ray").glob("session_*/logs/serve/*Entrance*.log")
+        return [line for path in files if path.is_file() for line in path.read_text().splitlines()]
+
+    def lines_of(self, reply: Any) -> list[dict[str, Any]]:
+        """What the entrance wrote of the request that got this reply."""
+        name = str(reply.id).rpartition("cmpl-")[2]  # vLLM puts the kind of completion before the id
+        lines = [json.loads(line) for line in self.entrance_lines() if name in line]
+        return [line for line in lines if line.get("id") == name]
+
+    def said(self, words: str) -> int:
+        """How many lines of the entrance have these words."""
+        return sum(words in line for line in self.entrance_lines())
+
 
 @pytest.fixture(scope="module")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
@@ -350,14 +364,14 @@ def test_the_endpoint_follows_the_run_and_a_round_without_a_certificate_stays_un
 
 def test_weights_that_were_changed_on_disk_are_not_served_and_nothing_else_suffers(endpoint: Endpoint) -> None:
     """Round 6 is certified and released, but its file is not what the journal says: the endpoint stays with round 5."""
-    run = endpoint.run
+    run, stays = endpoint.run, endpoint.said("the endpoint stays with what it serves")
     original, run.store.write_tensors = run.store.write_tensors, _with_a_scaled_matrix(run)  # type: ignore[method-assign]
     try:
         run.add_round(SAFE)
     finally:
         run.store.write_tensors = original  # type: ignore[method-assign]
     assert Releases(Store(run.journal.engine, "demo")).now().current == 6
-    time.sleep(6)
+    until(lambda: endpoint.said("the endpoint stays with what it serves") > stays)
     assert about(ask(endpoint.client(), "released"))["round"] == 5
     with pytest.raises(openai.NotFoundError):
         ask(endpoint.client(), "round-6")
@@ -397,18 +411,8 @@ def test_feedback_becomes_a_question_for_annotators(endpoint: Endpoint) -> None:
 def test_a_requests_line_is_json_with_its_numbers_as_fields(endpoint: Endpoint) -> None:
     """As a log collector reads it: the line of this very request, by the id that the client got."""
     reply = ask(endpoint.client(), "round-1")
-
-    def own_lines() -> list[dict[str, Any]]:
-        files = Path("/tmp/ray").glob("session_*/logs/serve/*Entrance*.log")
-        texts = [line for path in files if path.is_file() for line in path.read_text().splitlines()]
-        # vLLM puts the kind of completion before the id
-        name = reply.id.removeprefix("cmpl-")
-        return [line for line in (json.loads(text) for text in texts if name in text) if line.get("id") == name]
-
-    deadline = time.monotonic() + 20
-    while not (own := own_lines()):
-        assert time.monotonic() < deadline, "no line of the log has the request's id"
-        time.sleep(0.5)
+    until(lambda: bool(endpoint.lines_of(reply)))
+    own = endpoint.lines_of(reply)
     assert reply.usage is not None
     assert own[0]["tokens"] == reply.usage.total_tokens
     assert (own[0]["status"], own[0]["round"], own[0]["message"]) == (200, 1, "request")
@@ -418,8 +422,8 @@ def test_a_requests_line_is_json_with_its_numbers_as_fields(endpoint: Endpoint) 
 
 def test_prompts_answers_and_keys_are_in_no_log(endpoint: Endpoint) -> None:
     messages: Any = [{"role": "user", "content": SECRET}]
-    endpoint.client().chat.completions.create(model="released", messages=messages, max_tokens=2)
-    time.sleep(1)
+    reply = endpoint.client().chat.completions.create(model="released", messages=messages, max_tokens=2)
+    until(lambda: bool(endpoint.lines_of(reply)))
     words = [SECRET.encode(), endpoint.key().encode()]
     logs = [endpoint.log, *Path("/tmp/ray").glob("session_*/logs/serve/*.log")]
     lines = [path.read_bytes() for path in logs if path.is_file()]

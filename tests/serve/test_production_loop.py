@@ -29,9 +29,9 @@ class Users:
         sent = httpx.post(f"{self._url}{path}", json=body, headers={**self._headers, **headers}, timeout=300)
         return sent.raise_for_status().json()
 
-    def ask(self, text: str, seed: int, **headers: str) -> str:
-        """The reply's id."""
-        body = {"model": "round-1", "messages": [{"role": "user", "content": text}], "seed": seed, "max_tokens": 8}
+    def ask(self, text: str, **headers: str) -> str:
+        """The reply's id. Drawn as the policy draws: what has a seed or ends earlier teaches nothing and is not kept."""
+        body = {"model": "round-1", "messages": [{"role": "user", "content": text}]}
         return str(self.post("/v1/chat/completions", body, **headers)["id"])
 
     def judge(self, reply: str, verdict: str) -> bool:
@@ -44,9 +44,9 @@ def test_served_prompts_and_verdicts_enter_two_further_rounds_and_a_withdrawn_on
     with served(run, tmp_path / "serve.log", "--keep", "request") as endpoint:
         users = Users(endpoint.url, run)
         yes = {"x-pddpo-training": "yes"}
-        zebra = [users.ask("How do I feed a zebra?", seed, **yes) for seed in (1, 2)]
-        sleep = [users.ask("Write to ana@mail.example how I sleep.", seed, **yes) for seed in (1, 2)]
-        not_given = users.ask("Nobody may learn this walrus.", 1)
+        zebra = [users.ask("How do I feed a zebra?", **yes) for _ in range(2)]
+        sleep = [users.ask("Write to ana@mail.example how I sleep.", **yes) for _ in range(2)]
+        not_given = users.ask("Nobody may learn this walrus.")
         for up, unsafe in (zebra, sleep):
             assert users.judge(up, "up")
             assert users.judge(unsafe, "unsafe")

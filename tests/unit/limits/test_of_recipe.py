@@ -206,6 +206,13 @@ def test_beside_a_logit_stands_the_unsafe_rate_and_a_score_without_bounds_has_no
     )
 
 
+def test_answers_outside_the_stated_bounds_are_counted_and_leave_no_interval() -> None:
+    words = Limit("short", Amount(Quantity("mean", "words", low=0.0, high=40.0), 20.0))
+    said = LimitEstimate.of(words, CostEstimate(12.0, 0.5, 96, 1, "cost_model", "short"), outside=2)
+    assert (said.outside, said.low, said.high, said.kept) == (2, None, None, None)
+    assert said.measured == "12 words (no interval: 2 answers outside the stated bounds)"
+
+
 def test_a_mean_has_an_interval_within_stated_bounds_alone() -> None:
     """48 draws of two answers each, values in [0, 40]: at either end one of the stakes has won log(J / .025)."""
     quantity = Quantity("mean", "words", low=0.0, high=40.0)

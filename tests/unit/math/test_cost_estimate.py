@@ -143,6 +143,8 @@ def test_abstained_failed_and_missing_labels_never_become_numbers() -> None:
         unsafe_shares(labels((SAFE, UNSAFE), (SAFE, ABSTAIN), (FAILED,)), 2)
     with pytest.raises(RunError, match="more than 1 labels"):
         unsafe_shares(labels((SAFE, SAFE)), 1)
+    with pytest.raises(RunError, match="1 of 1 responses lack safety labels"):
+        unsafe_shares(labels((UNSAFE, Verdict.MISSING)), 2)
 
 
 def test_surplus_verdicts_that_are_no_labels_do_not_count() -> None:

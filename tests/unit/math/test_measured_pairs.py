@@ -17,7 +17,14 @@ from pddpo_ray.records import CostEstimate
 from pddpo_ray.theory.cost_estimate import interval
 from pddpo_ray.theory.dual import DampedNewton, LimitState
 from pddpo_ray.theory.matrix_dual import newton_step
-from pddpo_ray.theory.measured_pairs import Factors, MeasuredAnswer, estimates_on_sets, value_pairs, with_repeated_noise
+from pddpo_ray.theory.measured_pairs import (
+    Factors,
+    MeasuredAnswer,
+    estimates_on_sets,
+    means_by_people_alone,
+    value_pairs,
+    with_repeated_noise,
+)
 from pddpo_ray.theory.prompt_sets import prompt_sets
 from pddpo_ray.theory.value_stage import table_scores, value_scale
 
@@ -146,6 +153,24 @@ def test_repeated_measurements_of_one_answer_show_their_noise() -> None:
     assert [one.costs[0] for one in found] == [0.0, 1.0]
     kept = with_repeated_noise(newest, [*earlier, *newest], np.array([False, True]))
     assert [one.noise[0] for one in kept] == [one.noise[0] for one in newest]
+
+
+def test_repetitions_show_the_noise_of_each_limit_by_itself() -> None:
+    """The first limit was 0, 1, 1, 0 of one answer, variance 1/3; the second 2, 2, 2, 6, variance 4."""
+    measured = [answer(0, 1, first, second) for first, second in ((0.0, 2.0), (1.0, 2.0), (1.0, 2.0), (0.0, 6.0))]
+    found = with_repeated_noise(measured[-1:], measured, np.array([True, True]))
+    np.testing.assert_allclose(found[0].noise, [1 / 3, 4.0])
+
+
+def test_means_by_people_alone_count_the_answers_that_people_were_asked_about() -> None:
+    """Of the first limit two answers were shown, and one got the cost 0.5; of the second none was."""
+    shown = {"chance": np.array([0.5, 0.0])}
+    measured = [
+        replace(answer(0, 1, 1.0, 1.0), people=np.array([0.5, 9.0]), **shown),
+        replace(answer(0, 2, 1.0, 1.0), people=np.array([NAN, 9.0]), **shown),
+        replace(answer(0, 3, 1.0, 1.0), people=np.array([9.0, 9.0])),
+    ]
+    assert means_by_people_alone(measured).tolist() == [0.25, np.inf]
 
 
 def run_with_exact_expectations(world: dict[str, Any], rounds: int) -> tuple[np.ndarray, np.ndarray]:

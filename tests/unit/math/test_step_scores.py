@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
-from pddpo_ray.theory.step_scores import step_scores
+from pddpo_ray.theory.step_scores import numbers, step_scores, within_groups
 
 
 def test_deviations_are_counted_in_spreads_of_the_batch() -> None:
@@ -30,3 +31,11 @@ def test_what_has_no_number_or_no_spread_adds_nothing() -> None:
     scores = step_scores([2.0, 0.0], costs, {"lost": 3.0, "even": 3.0, "half": 3.0}, ["a", "a"])
     assert scores.tolist() == [1.0, -1.0]
     assert step_scores([None, 1.0], {}, {}, ["a", "a"]).tolist() == [0.0, 0.0]
+
+
+def test_whole_numbers_are_doubles_and_what_rounding_leaves_of_equal_values_is_no_spread() -> None:
+    """3e8 and (0.1 + 0.2) 1e9 differ by 6e-8, the last place of a double of that size."""
+    assert numbers([1, 2]).dtype == np.float64
+    same = np.array([0.3e9, (0.1 + 0.2) * 1e9])
+    assert same[0] != same[1]
+    assert within_groups(same, ["a", "a"]).tolist() == [0.0, 0.0]

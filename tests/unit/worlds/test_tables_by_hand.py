@@ -225,6 +225,17 @@ def test_an_update_is_stored_with_its_critics_under_their_own_names(store: Artif
     assert isinstance(moved.version, PolicyVersion)
 
 
+@pytest.mark.run
+def test_an_update_by_groups_learns_from_their_leads_and_stores_no_critic(store: ArtifactStore) -> None:
+    """All answers of a prompt are worth the same: no lead, and so no step, where values alone would make one."""
+    trainer = TabularTrainer(WORLD, store)
+    answers = tuple(ScoredAnswer((x,), (y,), 1.0 + x, -0.5 * x) for x in range(4) for y in range(4))
+    alike = PpoCommand(3, trainer.reference, answers, 0.5, None, PpoConfig(), 7, "policy-3", group=4)
+    made = trainer.reinforce(alike)
+    assert made.critics is None
+    np.testing.assert_allclose(trainer.table(made.version), trainer.table(trainer.reference), atol=1e-9)
+
+
 @pytest.mark.parametrize(("stage", "bound"), [("reward", 0.75), ("cost", 0.25)])
 def test_each_stage_has_its_own_box(store: ArtifactStore, stage: str, bound: float) -> None:
     world = replace(WORLD, oracle=replace(WORLD.oracle, reward_max=0.75, cost_max=0.25))

@@ -1,0 +1,124 @@
+"""What the controller of limits keeps of a round's measures, and what it says of them: audits, windows, seeds, bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pddpo_ray.contracts import MeasuredCosts
+from pddpo_ray.journal import Journal
+from pddpo_ray.limits.reading import stated_limit
+from pddpo_ray.loop.dual_step import DualController, LocalDual
+from pddpo_ray.loop.held_limit import HeldLimit
+from pddpo_ray.loop.limits import ANSWERS, LimitsController
+from pddpo_ray.loop.outcome import OUTSIDE
+from pddpo_ray.loop.people_measuring import MACHINE, Audit
+from pddpo_ray.records import PolicyVersion, Prompt, Response
+from pddpo_ray.theory.dual import DualState, ProjectedFixed, limit_state
+
+PROMPTS = [Prompt(f"p{number}", (number,), f"question {number} ?") for number in range(2)]
+EVERYWHERE = {prompt.token_ids: 1.0 for prompt in PROMPTS}
+NAN = float("nan")
+LENGTH = {"mean": {"function": "my:words"}, "at_most": 1, "bounds": [0, 2]}
+RUDE = {"rate": {"world": "cost"}, "at_most": "50 %", "labels_each": 1}
+LIMITS = [HeldLimit(stated_limit("length", LENGTH, "recipe"), 2.0, EVERYWHERE),
+          HeldLimit(stated_limit("rude", RUDE, "recipe"), 1.0, EVERYWHERE)]  # fmt: skip
+
+
+class Auditors:
+    """Two people's words about the rate of the first two answers, each asked with the chance 1/2: not rude."""
+
+    def __init__(self) -> None:
+        self.opened: list[int] = []
+        self.seeds: list[int] = []
+
+    def asked(self, *, for_estimates: bool) -> bool:
+        return for_estimates
+
+    def open_round(self, measured: Any, answers: Any, references: Any, phase: str, seed: int) -> None:
+        self.opened.append(seed)
+
+    def of_round(self, measured: MeasuredCosts, answers: Any, references: Any, phase: str, seed: int) -> Audit:
+        self.seeds.append(seed)
+        chance = np.zeros(measured.costs.shape)
+        chance[:2, 1] = 0.5
+        return Audit(np.zeros(measured.costs.shape), chance)
+
+
+class Fits:
+    def fit(self, objective: Any, pairs: Any) -> PolicyVersion:
+        return PolicyVersion(2, "cost-1", "none", "none")
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    with Journal.open(tmp_path / "journal.sqlite", "run", create={}) as opened:
+        yield opened
+
+
+def answers(round_: int) -> list[Response]:
+    """Two answers to each prompt, drawn together."""
+    return [Response(f"a{round_}-{n}", PROMPTS[n // 2], (round_, n), f"text {n}", 2, 0) for n in range(4)]
+
+
+def controller(journal: Journal, costs: Sequence[Sequence[float]], **options: Any) -> LimitsController:
+    def measure(asked: Sequence[Response], seed: int, references: Sequence[Response | None] = (), /) -> MeasuredCosts:
+        table = np.array(costs, dtype=np.float64)
+        none = np.zeros(table.shape)
+        return MeasuredCosts(table, none, none > 0, np.full(table.shape, NAN), none)
+
+    about: dict[str, Any] = {"rho": 1.0, "rule": ProjectedFixed(0.1, 1.0, 1.0), "limit": 0.5}
+    state = DualState(tuple(limit_state(one.name, first=1.0, **about) for one in LIMITS))
+    given: dict[str, Any] = {
+        "beta": 1.0, "by_covariance": True, "seed": 3, "due": None, "drift": None, "reference": None,
+        "log_probs": lambda policy, asked: np.zeros(len(asked)), **options,
+    }  # fmt: skip
+    return LimitsController(journal, LIMITS, measure, DualController(LocalDual(state), journal), **given)
+
+
+def test_of_an_audited_rate_a_machines_word_about_what_people_did_not_see_may_be_missing(journal: Journal) -> None:
+    """Costs 0, 0, 1, 1: people say 0 of the first two, so that the rate is .5 and may be 0; the mean is all known."""
+    people = Auditors()
+    measured = controller(journal, [[1, 0], [1, 0], [1, 1], [1, 1]], people=people)
+    for number in journal.rounds(2):
+        measured.open(answers(number))
+        length, rude = measured.estimates(answers(number))
+        assert (rude.value, rude.missing, rude.responses) == (0.5, 0.5, 2)
+        assert (length.value, length.missing, length.responses) == (1.0, 0.0, 4)
+        (kept,) = journal.phases(number, ANSWERS)
+        assert kept.payload["audit"] == [[0, 1, 0.0, 0.5], [1, 1, 0.0, 0.5]]
+        assert journal.phases(number, f"{MACHINE}{ANSWERS}"), "what machines measured is kept before people are asked"
+    assert people.seeds == people.opened
+    assert len(set(people.seeds)) == 2, "other answers are audited in every round"
+
+
+def test_what_was_not_asked_is_no_failure_and_the_bounds_are_inside(journal: Journal) -> None:
+    measured = controller(journal, [[2, 0], [NAN, 0], [2, 1], [NAN, 1]])
+    for _ in journal.rounds(1):
+        length, _ = measured.estimates(answers(1))
+    assert (length.value, length.responses) == (2.0, 2)
+    assert not [name for name in journal.metrics()[1] if name.endswith(OUTSIDE)]
+
+
+def test_a_round_without_measures_leaves_a_gap_in_the_window(journal: Journal) -> None:
+    measured = controller(journal, [[1, 0], [1, 0], [1, 1], [2, 1]], window=8)
+    for number in journal.rounds(3):
+        if number > 1:
+            length, _ = measured.estimates(answers(number))
+            assert (length.value, length.responses) == (1.25, 4 * (number - 1))
+
+
+def test_an_answer_that_the_stages_policy_cannot_write_leaves_the_others_their_learned_costs(journal: Journal) -> None:
+    impossible = np.array([-np.inf, 0.0, 0.0, 0.0])
+    measured = controller(
+        journal, [[1, 0], [1, 0], [1, 1], [1, 1]],
+        log_probs=lambda policy, asked: impossible if policy.number == 2 else np.zeros(len(asked)),
+    )  # fmt: skip
+    for number in journal.rounds(1):
+        measured.stages(Fits(), None, PolicyVersion(1, "reward-1", "none", "none"))  # type: ignore[arg-type]
+        _, rude = measured.estimates(answers(number))
+    assert (rude.value, rude.missing) == (0.5, 0.0)
