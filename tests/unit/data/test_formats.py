@@ -100,6 +100,7 @@ def test_trl_conversations_with_and_without_a_prompt_are_the_same() -> None:
     assert only(implicit)[1] == only(with_text)[1] == explicit
 
 
+@pytest.mark.run
 def test_an_implicit_prompt_of_messages_is_the_one_that_trl_finds() -> None:
     from trl.data_utils import extract_prompt
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from pddpo_ray.journal import Journal
 from pddpo_ray.limits.reading import stated_limit
 from pddpo_ray.loop.dual_step import DualController, LocalDual
 from pddpo_ray.loop.held_limit import HeldLimit
+from pddpo_ray.loop.label_estimates import LabelEstimates
 from pddpo_ray.loop.limits import ANSWERS, LimitsController
 from pddpo_ray.loop.outcome import OUTSIDE
 from pddpo_ray.loop.people_measuring import MACHINE, Audit
@@ -75,7 +76,7 @@ def controller(journal: Journal, costs: Sequence[Sequence[float]], **options: An
     state = DualState(tuple(limit_state(one.name, first=1.0, **about) for one in LIMITS))
     given: dict[str, Any] = {
         "beta": 1.0, "by_covariance": True, "seed": 3, "due": None, "drift": None, "reference": None,
-        "log_probs": lambda policy, asked: np.zeros(len(asked)), **options,
+        "log_probs": lambda policy, asked: np.zeros(len(asked)), "labels": LabelEstimates([], cast(Any, None), cast(Any, None), labels_each=1), **options,
     }  # fmt: skip
     return LimitsController(journal, LIMITS, measure, DualController(LocalDual(state), journal), **given)
 
