@@ -28,6 +28,8 @@ LENGTH = {"mean": {"function": "my:words"}, "at_most": 1, "bounds": [0, 2]}
 RUDE = {"rate": {"world": "cost"}, "at_most": "50 %", "labels_each": 1}
 LIMITS = [HeldLimit(stated_limit("length", LENGTH, "recipe"), 2.0, EVERYWHERE),
           HeldLimit(stated_limit("rude", RUDE, "recipe"), 1.0, EVERYWHERE)]  # fmt: skip
+NO_LABELS = LabelEstimates([], cast(Any, None), cast(Any, None), labels_each=1)
+"""Both limits have sources of their own."""
 
 
 class Auditors:
@@ -76,7 +78,7 @@ def controller(journal: Journal, costs: Sequence[Sequence[float]], **options: An
     state = DualState(tuple(limit_state(one.name, first=1.0, **about) for one in LIMITS))
     given: dict[str, Any] = {
         "beta": 1.0, "by_covariance": True, "seed": 3, "due": None, "drift": None, "reference": None,
-        "log_probs": lambda policy, asked: np.zeros(len(asked)), "labels": LabelEstimates([], cast(Any, None), cast(Any, None), labels_each=1), **options,
+        "log_probs": lambda policy, asked: np.zeros(len(asked)), "labels": NO_LABELS, **options,
     }  # fmt: skip
     return LimitsController(journal, LIMITS, measure, DualController(LocalDual(state), journal), **given)
 
