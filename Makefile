@@ -31,7 +31,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
 .PHONY: help setup demo check test full lint check-tests run-tests service-tests full-runs full-services chaos real mutants compare bench verify-certificates phase fair sbom audit clients \
-        trainers chart gpu docs clean
+        trainers chart gpu bundle docs clean
 
 help:
 	@echo "make demo     a tiny model under the limit of 5 % unsafe: aligned, certified, asked (ARGS=--verbose: all numbers)"
@@ -40,7 +40,7 @@ help:
 	@echo "make full     the same and every other combination (aim: 45 minutes)"
 	@echo "make chaos    tests that kill things at random"
 	@echo "make real     a real pretrained model the whole way, then aligned on real data (planned for two hours)"
-	@echo "make mutants  which wrong formulas no test sees: 300 drawn mutants of the theory (docs/mutants.md)"
+	@echo "make mutants  which wrong formulas no test sees: 300 drawn mutants of the theory (lab/studies/mutants.md)"
 	@echo "make compare  all methods on the text world, three seeds (over an hour on two cores)"
 	@echo "make bench    speed against other implementations"
 	@echo "make verify-certificates  10,000 simulated runs per way to get a false certificate, and the coverage of every"
@@ -50,6 +50,7 @@ help:
 	@echo "make clients  third-party clients of the endpoint (lm-eval, LangChain, LiteLLM, openai) in .venv-clients, tested"
 	@echo "make trainers verl, OpenRLHF and SkyRL in .venv-trainers: the adapters of limits through their own reward code"
 	@echo "make gpu      what a machine with GPUs has to show (GPUS=1|4|8 NODES=1|2), as a table to paste"
+	@echo "make bundle   wheels for a machine with GPUs and no registry (BUNDLE_PYTHON=3.11|3.12), with their sizes"
 	@echo "make chart    the Helm chart rendered and checked by Helm's library and Kubernetes' schemas, in .venv-chart"
 	@echo "make docs     the documentation as a site in build/site, read without a network, built by .venv-docs"
 	@echo "make sbom     bill of materials of .venv (CycloneDX);  make audit  its known vulnerabilities"
@@ -188,6 +189,9 @@ $(TRAINERS_READY): | setup
 	echo $(SITE) > $(TRAINERS)/lib/python3.11/site-packages/beside.pth
 	$(TRAINERS)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation -r requirements/trainers.lock
 	touch $@
+
+bundle: setup
+	$(BIN)/python requirements/bundle.py --python $(or $(BUNDLE_PYTHON),3.12) $(ARGS)
 
 sbom: setup $(TOOLS_READY)
 	mkdir -p build

@@ -21,6 +21,8 @@ from pddpo_ray.config import FitConfig
 from pddpo_ray.training.engine import ADAM_BETAS, copied, matched
 from pddpo_ray.training.fit import Shard, Tensors
 from pddpo_ray.training.log_probs import ResponseScorer, device_of
+from pddpo_ray.training.pair_pass import PairLoss, PairPass
+from pddpo_ray.training.transfer import moved
 
 
 class DeepSpeedEngine:
@@ -66,6 +68,17 @@ class DeepSpeedEngine:
         # 3 would keep the last micro-batch's gradient alone.
         self._engine.optimizer.clear_backward_seen_flag()
         self._engine.backward(loss * self.shard.ranks)
+
+    def accumulate(self, loss: PairLoss, given: PairPass) -> Tensor:
+        value, said = loss(moved(given, device_of(self.scorer)))
+        self.backward(value)
+        return said
+
+    def look(self, loss: PairLoss, given: PairPass) -> Tensor:
+        return loss(moved(given, device_of(self.scorer)))[1]
+
+    def end(self) -> None:
+        self._engine.optimizer.optimizer.state.clear()
 
     def update(self, learning_rate: float) -> float:
         for group in self._engine.optimizer.param_groups:

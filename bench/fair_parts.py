@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 from scipy.special import expit, log_softmax, softmax
@@ -24,7 +24,10 @@ from pddpo_ray.config import DrawnFamilyConfig, RateLimitConfig
 from pddpo_ray.contracts import Explorer, Feedback, Scorer, Trainer
 from pddpo_ray.exploration.explorer import OptimisticExplorer
 from pddpo_ray.journal import Journal
-from pddpo_ray.loop.labelled_limits import LabelledLimits
+from pddpo_ray.limits.reading import stated_limits
+from pddpo_ray.loop.held_limit import labelled_limits
+from pddpo_ray.loop.label_estimates import LabelEstimates
+from pddpo_ray.loop.limits import LimitsController
 from pddpo_ray.loop.method_scores import PolicyScorer, UnsafeChances
 from pddpo_ray.records import (
     HARM,
@@ -147,6 +150,9 @@ class Rounds:
             yield self.round
 
     def dual_steps(self) -> list[object]:
+        return []
+
+    def phases(self, like: str) -> list[object]:
         return []
 
     @property
@@ -497,7 +503,13 @@ def parts_of(
     scores: Scores, limit: RateLimit | None, explorer: Chooser | None,
 ) -> Parts:  # fmt: skip
     """The methods' parts. The journal is light: the methods ask it for rounds and policies alone."""
-    by_labels = LabelledLimits(dual, cast(Feedback, truth), mean_rate, AtOnce(), beta=BETA, labels_each=1)
+    stated = stated_limits({"limits": {HARM: {"rate": {"world": HARM}, "at_most": f"{100 * LIMIT} %"}}}, "bench")
+    nothing = cast(Any, None)
+    labels = LabelEstimates([HARM], cast(Feedback, truth), mean_rate, labels_each=1)
+    by_labels = LimitsController(
+        cast(Journal, journal), labelled_limits(stated), None, dual, beta=BETA, by_covariance=False, drift=nothing,
+        log_probs=nothing, reference=nothing, seed=0, due=AtOnce(), labels=labels,
+    )  # fmt: skip
     return Parts(
         journal=cast(Journal, journal), trainer=cast(Trainer, trainer), rollout=draws, feedback=cast(Feedback, truth),
         dual=dual, prompts=draws, preferences=known, explorer=cast(Explorer, explorer),

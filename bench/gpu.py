@@ -53,11 +53,25 @@ REHEARSED = [
     *["rollout.engines=2", "rollout.max_model_len=192"],
 ]
 """A 7B recipe at the size of seconds, with a model and scorers that are trained for it."""
+FIGURES: dict[str, tuple[Sequence[str], Sequence[str]]] = {
+    "launches and peaks": (["card"], ["card"]),
+    "16 pairs a step, 135M, adapters": (
+        ["step", "--shape", "135m", "--steps", "60"],
+        ["step", "--shape", "tiny", "--pairs", "4", "--steps", "4"],
+    ),
+    "16 pairs a step, 1.1B, adapters": (["step", "--shape", "1b", "--steps", "40"], []),
+    "16 pairs a step, 7B, adapters": (["step", "--shape", "7b", "--steps", "6", "--sides", "ours"], []),
+    "frozen features and a head, 135M": (
+        ["features", "--pairs", "2400"],
+        ["features", "--shape", "tiny", "--pairs", "40"],
+    ),
+}
+"""Arguments of `bench.gpu_figures` on a card, and those of its rehearsal, where there is one."""
 CPUS = 16
 """Of each declared node: more than any recipe's share of a node."""
 KILLED = "round 1/"
 """What the log says when the run is killed: its first round has ended."""
-STEP_S, ROUND_7B_S = 1800, 6 * 3600
+STEP_S, REHEARSED_S, ROUND_7B_S = 300.0, 1800.0, 6 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -183,24 +197,42 @@ def declared(hardware: Hardware) -> Iterator[Hardware]:
 
 
 def pddpo(*words: str | Path, deadline_s: float = STEP_S) -> str:
-    """Runs a command of the package; raises UserError with its last line where it fails. -> what it printed"""
-    command = [sys.executable, "-m", "pddpo_ray", *map(str, words)]
+    """Runs a command of the package. -> what it printed"""
+    return printed("pddpo_ray", *words, deadline_s=deadline_s)
+
+
+def printed(module: str, *words: str | Path, deadline_s: float = STEP_S) -> str:
+    """What a module prints that runs as a program. Raises UserError with its last line where it fails; a program that
+    is late is ended with all that it started, so that the card is free for the next step."""
+    command = [sys.executable, "-m", module, *map(str, words)]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=deadline_s)
+        out, err = process.communicate(timeout=deadline_s)
     except subprocess.TimeoutExpired as error:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
         raise UserError(f"did not end within {deadline_s:.0f} s") from error
-    if done.returncode:
-        lines = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()
-        raise UserError(f"exit code {done.returncode}: {lines[-1][:200]}")
-    return done.stdout
+    if process.returncode:
+        lines = (err.strip() or out.strip() or "no message").splitlines()
+        raise UserError(f"exit code {process.returncode}: {lines[-1][:200]}")
+    return out
 
 
-def train(folder: Path, *overrides: str) -> str:
+def figure(hardware: Hardware, words: Sequence[str]) -> str:
+    """Numbers of a figure, in words."""
+    device, limit = ("cpu", REHEARSED_S) if hardware.rehearse else ("cuda", STEP_S)
+    last = printed("bench.gpu_figures", *words, "--device", device, deadline_s=limit).splitlines()[-1]
+    return ", ".join(f"{name} {value:.4g}" for name, value in json.loads(last).items() if not isinstance(value, str))
+
+
+def train(folder: Path, deadline_s: float, *overrides: str) -> str:
     """Two rounds of the demo's recipe. -> what is to be said of them"""
-    return run("text-world", folder, [*SMALL, *overrides])
+    return run("text-world", folder, [*SMALL, *overrides], deadline_s)
 
 
-def run(recipe: str, folder: Path, overrides: Sequence[str], deadline_s: float = STEP_S) -> str:
+def run(recipe: str, folder: Path, overrides: Sequence[str], deadline_s: float) -> str:
     pddpo("train", recipe, *overrides, "--run", folder, "--go-on", deadline_s=deadline_s)
     result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
     if not result["weights_verified"]:
@@ -216,13 +248,13 @@ def sync_seconds(folder: Path, journal_url: str | None) -> str:
     return f"{len(took)} deliveries, median {took[len(took) // 2]:.2f} s, longest {took[-1]:.2f} s"
 
 
-def kill_and_resume(folder: Path, overrides: Sequence[str]) -> str:
+def kill_and_resume(folder: Path, deadline_s: float, overrides: Sequence[str]) -> str:
     """kill -9 of the driver after its first round, then the same command again."""
     words = ["train", "text-world", *SMALL, *overrides, "--run", str(folder), "--go-on"]
     process = subprocess.Popen(
         [sys.executable, "-m", "pddpo_ray", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    log, deadline = folder / "train.log", time.monotonic() + STEP_S
+    log, deadline = folder / "train.log", time.monotonic() + deadline_s
     while not (log.exists() and KILLED in log.read_text(encoding="utf-8")):
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()
@@ -231,7 +263,7 @@ def kill_and_resume(folder: Path, overrides: Sequence[str]) -> str:
         time.sleep(0.2)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    return "killed after round 1, then " + train(folder, *overrides)
+    return "killed after round 1, then " + train(folder, deadline_s, *overrides)
 
 
 def placed(hardware: Hardware) -> str:
@@ -297,22 +329,28 @@ def first_round(hardware: Hardware, folder: Path, model: str | None) -> str:
     if not hardware.rehearse:
         return run(name, folder, [*overrides, *hardware.of_recipe(name)], ROUND_7B_S)
     own = ["cluster.cpus=4"] if hardware.address is None else []
-    return run(name, folder, [*overrides, *REHEARSED, *own, *hardware.where()])
+    return run(name, folder, [*overrides, *REHEARSED, *own, *hardware.where()], REHEARSED_S)
 
 
 def steps(hardware: Hardware, folder: Path, model: str | None) -> dict[str, Callable[[], str]]:
     """All that is checked, in order; each returns what is to be said of it."""
-    base = hardware.overrides()
+    base, limit = hardware.overrides(), REHEARSED_S if hardware.rehearse else STEP_S
     todo: dict[str, Callable[[], str]] = {
         "machine": lambda: machine(hardware),
         "doctor": lambda: f"{pddpo('doctor', '--deep').count('ok ')} checks of this machine passed",
         "placement": lambda: placed(hardware),
     }
     for stage in STAGES:
-        todo[f"vLLM, {stage}"] = lambda stage=stage: train(folder / stage, *base, f"trainer.engine={stage}")  # type: ignore[misc]
-    todo["transformers, torch"] = lambda: train(folder / "transformers", *base, "rollout.engine=transformers")
-    todo["killed and resumed, zero2"] = lambda: kill_and_resume(folder / "killed", [*base, "trainer.engine=zero2"])
-    todo["weights natively"] = lambda: train(folder / "native", *base, "rollout.delivery=native")
+        todo[f"vLLM, {stage}"] = lambda stage=stage: train(folder / stage, limit, *base, f"trainer.engine={stage}")  # type: ignore[misc]
+    todo["transformers, torch"] = lambda: train(folder / "transformers", limit, *base, "rollout.engine=transformers")
+    todo["killed and resumed, zero2"] = lambda: kill_and_resume(
+        folder / "killed", limit, [*base, "trainer.engine=zero2"]
+    )
+    todo["weights natively"] = lambda: train(folder / "native", limit, *base, "rollout.delivery=native")
+    for name, (on_card, rehearsed) in FIGURES.items():
+        words = rehearsed if hardware.rehearse else on_card
+        if words:
+            todo[name] = lambda words=words: figure(hardware, words)  # type: ignore[misc]
     if model is not None or hardware.rehearse:
         todo[f"gpu/o-pd-dpo-{hardware.gpus}, first round"] = lambda: first_round(hardware, folder / "recipe", model)
     return todo

@@ -157,18 +157,21 @@ class RewardStage:
     columns: FrozenColumns
     settings: FitSettings
 
-    def steps_of(self, policy: Any, adapters: bool = False, compiled: bool = False) -> Callable[[], float]:
-        """All steps of ours from the weights that `policy` has now; each call starts there again."""
+    def steps_of(self, policy: Any, adapters: bool = False, compiled: bool = False) -> Callable[..., float]:
+        """All steps of ours, or so many, from the weights that `policy` has now; each call starts there again."""
         weights = trained_weights(policy)
         engine = (LoraEngine if adapters else TorchEngine)(ResponseScorer(policy))
         if compiled:
             engine.scorer.compile_layers()
         objective = Objective("reward", PolicyVersion(0, "reference", "", ""), BETA)
 
-        def ours() -> float:
+        def ours(steps: int | None = None) -> float:
+            settings = self.settings.model_copy(update={"steps": steps or self.settings.steps})
             engine.load(weights)
-            engine.begin(self.settings)
-            return run_fit(engine, objective, self.rows, self.columns, self.settings, SEED).as_metrics()["fit/loss"]
+            engine.begin(settings)
+            loss = run_fit(engine, objective, self.rows, self.columns, settings, SEED).as_metrics()["fit/loss"]
+            engine.end()
+            return loss
 
         return ours
 

@@ -46,6 +46,8 @@ class VllmRollout(RolloutCommon):
     """Key-value cache on a CPU, in GiB."""
     gpu_memory: float = Field(0.5, gt=0, le=1)
     """Share of a GPU's memory that the engine may take."""
+    enforce_eager: bool = False
+    """On a GPU vLLM compiles and records nothing: it starts a minute sooner and draws more slowly."""
     delivery: Literal["reload", "native"] = "reload"
     """How weights arrive. reload: the engine reads them from the artifact store. native: adapters as files, whole
     weights through vLLM's own transfer on GPUs (NCCL in the split layout, CUDA IPC in the time-shared one)."""

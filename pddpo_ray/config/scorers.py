@@ -23,8 +23,8 @@ class ScorerConfig(Strict):
     """Moves the zero of a cost."""
     max_tokens: int | None = Field(None, ge=8)
     """Longer texts lose their beginning; null: the model's own limit."""
-    batch: int = Field(64, ge=1)
-    """Texts per forward pass."""
+    batch: int | None = Field(None, ge=1)
+    """Texts per forward pass; null: as many tokens as suit the device."""
 
 
 class StoredScorerConfig(ScorerConfig):
@@ -101,7 +101,7 @@ class ScorerJob(ScorerFit):
     batch: int = Field(16, ge=1)
     """Rows per optimiser step."""
     micro: int | None = Field(8, ge=1)
-    """Rows per forward pass: changes memory, not results."""
+    """Rows per forward pass with lora and full: changes memory, not results."""
     max_tokens: int = Field(512, ge=8)
     """Longer texts lose their beginning, here and when the scorer is used."""
     template: str | None = None

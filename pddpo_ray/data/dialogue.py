@@ -29,6 +29,8 @@ ROLES = {
 TOOL_ROLES = ("tool", "function", "function_call", "function_response", "observation", "ipython", "tool_call")
 CALLS = ("tool_use", "tool_call", "tool_result", "function_call", "function")
 """Types of parts that are calls of tools."""
+LEARNED = ("weight", "loss", "train", "training")
+"""Fields of a message that say whether it is learned."""
 TEXT_PARTS = ("text", "input_text", "output_text")
 ASKED, SAID = (*QUESTIONS, "input", "user", "human"), (*REPLIES, "assistant", "model", "gpt", "bot")
 """Names of the two sides in a turn of each."""
@@ -47,7 +49,10 @@ def messages(value: object, name: str) -> Turns:
         raise RowError("wrong-type", f"`{name}` is a {type(value).__name__}, not a list of messages")
     if not value:
         raise RowError("empty-text", f"`{name}` holds no messages")
-    return tuple(_message(item, f"{name}[{index}]") for index, item in enumerate(value))
+    turns = tuple(_message(item, f"{name}[{index}]") for index, item in enumerate(value))
+    if turns[-1].role == "assistant":
+        _refuse_unlearned(value[-1], f"{name}[{len(turns) - 1}]")
+    return turns
 
 
 def _message(item: object, name: str) -> Message:
@@ -81,6 +86,17 @@ def _refuse_more(item: Mapping[str, Any], keys: Sequence[str], name: str) -> Non
     text = next((key for key in more if columns.holds_text(item[key]) and not columns.is_about(key, item[key])), None)
     if text is not None:
         raise RowError("unread-text", f"`{name}.{text}` would be lost: write it into the content, or take it out")
+
+
+def _refuse_unlearned(reply: Mapping[str, Any], name: str) -> None:
+    """RowError where a reply says that it is not to be learned: `weight: 0` of OpenAI's files, `train: false`, ..."""
+    field = next((key for key in LEARNED if reply.get(key) in (0, "0", "false", "False")), None)
+    if field is not None:
+        raise RowError(
+            "unread-label",
+            f"`{name}.{field}` says that this reply is not to be learned, which would be lost: take the row or the"
+            " field out",
+        )
 
 
 def _content(value: object, name: str) -> object:

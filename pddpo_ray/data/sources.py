@@ -148,12 +148,13 @@ def _unpacked(path: Path, magic: bytes) -> BinaryIO:
 def _text_rows(file: BinaryIO, suffix: str, limits: Limits) -> Iterator[Row | Fault]:
     if suffix in (".csv", ".tsv"):
         return text_files.delimited(file, limits, text_files.delimiter_of(file) if suffix == ".csv" else "\t")
-    if suffix == ".json" and _begins_with_bracket(file):
+    if _is_array(file, suffix):
         return text_files.json_array(file, limits)
     return text_files.json_lines(file, limits)
 
 
-def _begins_with_bracket(file: BinaryIO) -> bool:
+def _is_array(file: BinaryIO, suffix: str) -> bool:
+    """Whether the rows are one JSON array. An array of objects is one under any name: a line is never a list."""
     head = file.read(64).removeprefix(text_files.BOM).lstrip()
     file.seek(0)
-    return head.startswith(b"[")
+    return head.startswith(b"[") and (suffix == ".json" or head[1:].lstrip().startswith(b"{"))

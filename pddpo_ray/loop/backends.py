@@ -68,9 +68,9 @@ class Backends:
     own_dual: MakeDual | None = None
     """Makes the multipliers' owner somewhere else; None: it is in this process."""
     held_limits: Sequence[HeldLimit] = ()
-    """The recipe's stated limits, comparisons first; empty: feedback labels them."""
+    """The recipe's stated limits, comparisons first."""
     measure: Measure | None = None
-    """Measures answers under those limits."""
+    """Measures answers under those limits; None: feedback labels them."""
     reward: ComputedReward | None = None
     """The reward where a source computes it; None: comparisons teach it."""
     measured_by: Mapping[str, str] = field(default_factory=dict)

@@ -6,11 +6,10 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from pddpo_ray.algorithms.stages import AtOnce, Parts, Sizes
 from pddpo_ray.config import Config, DualConfig, NewtonRule
-from pddpo_ray.contracts import Due, Limits, Measure
+from pddpo_ray.contracts import Due, Limits
 from pddpo_ray.errors import UserError
 from pddpo_ray.exploration.explorer import OptimisticExplorer
 from pddpo_ray.exploration.features import Features, Whitening, fit_whitening, whitened, with_constant
@@ -33,7 +32,8 @@ from pddpo_ray.loop.dual_step import DualController, LocalDual
 from pddpo_ray.loop.due_labels import DueLabels
 from pddpo_ray.loop.exploring import ExplorationController
 from pddpo_ray.loop.fitting import FitPlan, TrainerController
-from pddpo_ray.loop.labelled_limits import LabelledLimits
+from pddpo_ray.loop.held_limit import HeldLimit
+from pddpo_ray.loop.label_estimates import LabelEstimates
 from pddpo_ray.loop.labellers import (
     ScoredFeedbackController,
     estimator_of,
@@ -70,7 +70,7 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
         journal,
         fit_plan(config),
         seed=config.seed,
-        constraints=cost_fits(config),
+        constraints=cost_fits(backends.held_limits),
         baseline=lambda: journal.samples(purpose="baseline"),
     )
     decoding = Decoding(max_tokens=config.rollout.max_tokens)
@@ -98,8 +98,7 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
     if isinstance(feedback, ScoredFeedbackController):
         by_prompt = backends.world is None
         check_scorers(config, journal, feedback.models, backends.offline_unsafe, by_prompt=by_prompt)
-    if not config.labelled:
-        check_limits(config, journal)
+    check_limits(config, journal)
     demand_groups(config, backends)
     groups = sets_of_prompts(backends)
     if config.certificate.mixtures and groups:
@@ -296,16 +295,13 @@ def _whitened_on(
     return whitened(trainer.features, whitening)
 
 
-def cost_fits(config: Config) -> int:
-    """Cost fits of a round: one per limit on comparisons, and one for all limits on measured values.
+def cost_fits(held: Sequence[HeldLimit]) -> int:
+    """Cost fits of a round: one per limit that comparisons teach, and one for all limits on measured values.
 
     With a limit on the drift alone there is one too, which takes the reward policy as it is.
     """
-    if config.labelled:
-        return len(config.limits)
-    kinds = [one.limit.quantity.kind for one in config.stated]
-    compared = kinds.count("logit")
-    return compared + (compared == 0 or compared + kinds.count("kl") < len(kinds))
+    compared = sum(one.by_comparisons for one in held)
+    return compared + (compared == 0 or any(one.by_values for one in held))
 
 
 def _limits(
@@ -318,33 +314,10 @@ def _limits(
     due: Due,
     dual: DualController,
     first: Sequence[Response],
-) -> Limits:
-    """The part that holds the limits: by measured values, with the `first` ones before round 1, or by labels."""
-    window = config.method.window if config.algorithm == "pd-dpo-adalag" else None
-    if backends.measure is None:
-        return LabelledLimits(
-            dual, feedback, estimator_of(config, feedback), due, beta=config.beta,
-            labels_each=config.labels_each, window=None if window is None else (journal, window),
-        )  # fmt: skip
-    limits = _measured_limits(config, backends, backends.measure, journal, trainer, rollout, due, dual, window)
-    limits.measure_before(first)
-    chances = backends.prior or [1.0] * len(backends.prompts)
-    prior = {one.token_ids: chance for one, chance in zip(backends.prompts, chances, strict=True)}
-    note_reachable(journal, backends.held_limits, limits.before, prior)
-    return limits
-
-
-def _measured_limits(
-    config: Config,
-    backends: Backends,
-    measure: Measure,
-    journal: Journal,
-    trainer: TrainerController,
-    rollout: RolloutController,
-    due: Due,
-    dual: DualController,
-    window: int | None,
 ) -> LimitsController:
+    """The part that holds the limits. Those that sources measure teach by the `first` answers before round 1."""
+    window = config.method.window if config.algorithm == "pd-dpo-adalag" else None
+
     def drift(answers: Sequence[Response]) -> Array:
         """log policy / reference, both by the trainer."""
         writers = {one.version.number: one.version for one in journal.versions()}
@@ -355,12 +328,21 @@ def _measured_limits(
         return rollout.pool(purpose, prompts, backends.reference, 1, Decoding(max_tokens=config.rollout.max_tokens))
 
     newton = any(isinstance(one.rule, NewtonRule) for one in config.duals.values())
-    return LimitsController(
-        journal, backends.held_limits, measure, dual, beta=config.beta, by_covariance=newton, drift=drift,
-        log_probs=trainer.log_probs,
-        reference=reference, seed=config.seed, due=due, window=window,
+    labels = LabelEstimates(
+        [one.name for one in backends.held_limits if one.labelled], feedback, estimator_of(config, feedback),
+        labels_each=config.labels_each, window=None if window is None else (journal, window),
+    )  # fmt: skip
+    limits = LimitsController(
+        journal, backends.held_limits, backends.measure, dual, beta=config.beta, by_covariance=newton, drift=drift,
+        log_probs=trainer.log_probs, reference=reference, seed=config.seed, due=due, labels=labels, window=window,
         people=people_of_limits(config, journal, backends.held_limits, sets_of_prompts(backends)),
     )  # fmt: skip
+    if backends.measure is not None:
+        limits.measure_before(first)
+        chances = backends.prior or [1.0] * len(backends.prompts)
+        prior = {one.token_ids: chance for one, chance in zip(backends.prompts, chances, strict=True)}
+        note_reachable(journal, backends.held_limits, limits.before, prior)
+    return limits
 
 
 def _margins(config: Config, backends: Backends) -> dict[str, float]:
@@ -378,24 +360,29 @@ def dual_state(config: Config, backends: Backends, rounds: int, kept: Mapping[st
 
     Bounds and first value are prices, in units of the reward per range of a measure, or per logit of the paper's cost.
     """
-    held = {one.name: one for one in backends.held_limits}
-    duals = config.duals
     states = []
-    for name, settings in duals.items():
-        rho, one = _rho(settings, backends), held.get(name)
-        shared = min(rho / len(duals) if held else rho, settings.upper or math.inf)  # inside its bounds
-        if one is None:
-            about: dict[str, Any] = {"limit": config.thresholds[name]}
-        else:
-            # a drift has no upper end: what the limit allows stands for it
-            low, high = one.cost_range or (0.0, one.stated.limit.cost_limit)
-            about = {"limit": one.stated.limit.cost_limit, "scale": one.scale, "kl": one.on_drift}
-            about["centre"] = (low + high) / 2.0
-        about |= {"name": name, "margin": kept.get(name, 0.0)}
-        bound = config.dual.cost_max if one is None else 0.5
-        first = shared if settings.first is None else settings.first
-        about |= {"rate": one is not None and one.stated.limit.is_share, "bound": bound, "rounds": rounds}
-        states.append(first_state(settings, beta=config.beta, rho=rho, first=first, **about))
+    for one in backends.held_limits:
+        settings, limit = config.duals[one.name], one.stated.limit
+        rho = _rho(settings, backends)
+        part = rho if one.labelled else rho / len(backends.held_limits)
+        # a drift has no upper end: what the limit allows stands for it
+        low, high = (0.0, 0.0) if one.labelled else one.cost_range or (0.0, limit.cost_limit)
+        state = first_state(
+            settings,
+            beta=config.beta,
+            rho=rho,
+            first=min(part, settings.upper or math.inf) if settings.first is None else settings.first,  # in its bounds
+            rounds=rounds,
+            bound=config.dual.cost_max if one.labelled else 0.5,
+            rate=limit.is_share and not one.labelled,
+            name=one.name,
+            limit=limit.cost_limit,
+            scale=one.scale,
+            centre=(low + high) / 2.0,
+            margin=kept.get(one.name, 0.0),
+            kl=one.on_drift,
+        )
+        states.append(state)
     return dual_rules.DualState(tuple(states))
 
 

@@ -123,12 +123,9 @@ def tested_limits(config: Config, limits: Mapping[str, float], number: int) -> t
     unknown = [name for name in limits if name not in config.thresholds]
     if unknown:
         raise UserError(f"--limit {unknown[0]}: this run's limits are {', '.join(config.thresholds)}")
-    if config.labelled:
-        tested = [_on_labels(config, name, limits.get(name, of), number) for name, of in config.thresholds.items()]
-    else:
-        tested = [_stated(one, limits, number, config) for one in bounded(config) if cannot(one) is None]
-        if not tested:
-            raise UserError("; ".join(estimated_only(config)))
+    tested = [_stated(one, limits, number, config) for one in bounded(config) if cannot(one) is None]
+    if not tested:
+        raise UserError("; ".join(estimated_only(config)))
     for one in tested:
         if not one.possible:
             bias = f", a logit's also above -C = {one.low:g} by the bias of {one.labels_each} labels, {one.bias:.2f}"
@@ -160,6 +157,8 @@ def cannot(one: StatedLimit) -> str | None:
     quantity = one.limit.quantity
     if quantity.kind == "kl":
         return "a kl limit is never certified, for its ratio has no bound"
+    if quantity.kind == "mean" and one.source.kind == "model":
+        return "a cost model's mean is estimated only, never certified"
     if quantity.kind == "mean" and one.limit.cost_range is None:
         return "a mean without stated bounds is estimated only, never certified; state them, e.g. bounds: [0, 400]"
     return None
@@ -171,12 +170,16 @@ def _stated(one: StatedLimit, others: Mapping[str, float], number: int, config: 
     bound = limit.cost(others[limit.name]) if limit.name in others else limit.cost_limit
     low, high = limit.cost_range or (-config.dual.cost_max, config.dual.cost_max)
     level, delta = level_of(config, limit.name, number), config.deltas[limit.name]
-    source, people = str(one.source), share_audited(config, one)
+    labels = config.labels_each if config.labelled else one.asking.labels_each or 1
+    source = SOURCES[config.feedback.kind] if config.labelled else str(one.source)
+    people, machine = share_audited(config, one), source
+    if isinstance(config.feedback, MixedFeedback) and config.labelled:
+        people, machine = share_of_people(config.feedback), "a model"
     if people is not None:
-        source = f"people, asked about {100 * people:.3g} % of the draws by a coin{BESIDE_PEOPLE}{source} that saw all"
+        source = f"people, asked about {100 * people:.3g} % of the draws by a coin{BESIDE_PEOPLE}{machine} that saw all"
     return TestedLimit(
-        limit.name, bound, level, delta, quantity.kind, one.asking.labels_each or 1, low, high, source,
-        quantity.over, quantity.unit, limit.at_least, labelled=False, versus=quantity.versus, people=people,
+        limit.name, bound, level, delta, quantity.kind, labels, low, high, source, quantity.over, quantity.unit,
+        limit.at_least, labelled=config.labelled, versus=quantity.versus, people=people,
     )  # fmt: skip
 
 
@@ -187,22 +190,6 @@ def share_audited(config: Config, one: StatedLimit) -> float | None:
     over = one.limit.quantity.over
     share = 1.0 if over is None else config.prompts[over].share
     return min(1.0, one.audited / (share * config.feedback.responses))
-
-
-def _on_labels(config: Config, name: str, bound: float, number: int) -> TestedLimit:
-    """A limit that feedback labels, from labels of single answers."""
-    labels, cost_max, signal = config.labels_each, config.dual.cost_max, config.signal
-    if signal == "cost_model":
-        raise UserError(f"{name}: a mean of scores without stated bounds is estimated only, never certified")
-    level, delta = level_of(config, name, number), config.deltas[name]
-    source, people = SOURCES[config.feedback.kind], None
-    if isinstance(config.feedback, MixedFeedback):
-        people = share_of_people(config.feedback)
-        source = f"people, asked about {100 * people:.3g} % of the draws by a coin, with a model that saw all"
-    if signal == "unsafe_rate":
-        return TestedLimit(name, bound, level, delta, "rate", labels, 0.0, 1.0, source, people=people)
-    low, high = -cost_max, cost_max
-    return TestedLimit(name, bound, level, delta, "logit", labels, low, high, source, unit="logit", people=people)
 
 
 def level_of(config: Config, name: str, number: int) -> float:

@@ -21,6 +21,8 @@ class HeldLimit:
     scale: float
     factors: Mapping[Tokens, float]
     """P_s / P_0 by the prompt's tokens."""
+    labelled: bool = False
+    """Whether feedback labels single answers for it and comparisons teach it; then its `scale` is 1."""
 
     @property
     def name(self) -> str:
@@ -28,7 +30,7 @@ class HeldLimit:
 
     @property
     def by_comparisons(self) -> bool:
-        return self.stated.limit.quantity.kind == "logit"
+        return self.labelled or self.stated.limit.quantity.kind == "logit"
 
     @property
     def on_drift(self) -> bool:
@@ -47,8 +49,8 @@ class HeldLimit:
 
     @property
     def by_people(self) -> bool:
-        """Whether it is about people's labels, all of them or an audit's."""
-        return self.stated.asks_people
+        """Whether its measures are people's labels, all of them or an audit's."""
+        return self.stated.asks_people and not self.labelled
 
     @property
     def by_values(self) -> bool:
@@ -65,6 +67,11 @@ class HeldLimit:
         limit, asking = self.stated.limit, self.stated.asking
         drawn = self.wins or self.stated.source.kind in OPINIONS
         return limit.quantity.kind == "rate" and drawn and (asking.labels_each or 1) == 1
+
+
+def labelled_limits(stated: Sequence[StatedLimit]) -> tuple[HeldLimit, ...]:
+    """Limits that feedback labels: their costs are as the labels have them, on all prompts."""
+    return tuple(HeldLimit(one, 1.0, {}, labelled=True) for one in stated)
 
 
 def held_limits(

@@ -12,7 +12,7 @@ from pddpo_ray.config import Config, TabularWorldConfig
 from pddpo_ray.errors import UserError
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.beginning import given_by_users
-from pddpo_ray.loop.held_limit import held_limits
+from pddpo_ray.loop.held_limit import held_limits, labelled_limits
 from pddpo_ray.loop.rewards import ComputedReward
 from pddpo_ray.records import Array, LabelledPair, PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore
@@ -43,6 +43,9 @@ def tabular_backends(config: Config, world: TabularWorld, store: ArtifactStore) 
     """Tables in place of a model; features are one-hot and need no whitening."""
     trainer = TabularTrainer(world, store)
     limits, reward = limits_on(world, config), config.computed_reward
+    held = labelled_limits(config.stated)
+    if limits is not None:
+        held = held_limits(limits.stated, limits.scales, limits.factors, world.prompts)
 
     def offline(seed: int) -> list[LabelledPair]:
         drawn = world.offline(seed, None if world.offline_rows else config.offline.pairs)
@@ -64,7 +67,7 @@ def tabular_backends(config: Config, world: TabularWorld, store: ArtifactStore) 
         offline=offline,
         features="one-hot",
         world=tabular_view(world, store, config),
-        held_limits=() if limits is None else held_limits(limits.stated, limits.scales, limits.factors, world.prompts),
+        held_limits=held,
         measure=None if limits is None else limits.measure,
         reward=None if reward is None else ComputedReward(reward, own_reward(world, reward)),
     )

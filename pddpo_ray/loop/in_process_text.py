@@ -15,7 +15,7 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.journal.served import KeptPrompt
 from pddpo_ray.limits.sources import Source
 from pddpo_ray.loop.backends import Backends
-from pddpo_ray.loop.held_limit import held_limits
+from pddpo_ray.loop.held_limit import held_limits, labelled_limits
 from pddpo_ray.loop.measuring import SourceMeasures
 from pddpo_ray.loop.rewards import ComputedReward
 from pddpo_ray.records import Decoding, PolicyVersion, Prompt, Response
@@ -102,6 +102,7 @@ def text_world_backends(
         categories=prepared.categories if isinstance(prepared, PreparedRealText) else {},
         left_out=prepared.left_out if isinstance(prepared, PreparedRealText) else {},
         recall=recall,
+        held_limits=labelled_limits(config.stated) if config.labelled else (),
     )
     if isinstance(prepared, PreparedRealText):
         return made if config.labelled else _under_limits_on_files(config, prepared, made)

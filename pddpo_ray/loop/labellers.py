@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from pddpo_ray.algorithms.stages import neighbours_of
 from pddpo_ray.config import (
@@ -21,6 +22,7 @@ from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.certificate_groups import sets_of_prompts
+from pddpo_ray.loop.label_estimates import Estimate
 from pddpo_ray.loop.labelling import FeedbackController
 from pddpo_ray.loop.mixed_labelling import Asking, MixedFeedbackController, mixed_feedback, people_labeller
 from pddpo_ray.loop.risks import stated_risk
@@ -44,31 +46,21 @@ from pddpo_ray.scoring.held_out import Kind
 from pddpo_ray.scoring.judge import Judge, JudgeLabeller
 from pddpo_ray.scoring.limit_judge import key_of
 from pddpo_ray.scoring.scored_labeller import ScoredLabeller
-from pddpo_ray.theory.cost_estimate import Mode, estimate_cost, estimate_from_scores, within_prompt_variance
+from pddpo_ray.theory.cost_estimate import estimate_cost, estimate_from_scores, within_prompt_variance
 from pddpo_ray.theory.score_spread import spread_of
 from pddpo_ray.theory.seeds import seed_of
 
 
 class ScoredFeedbackController(FeedbackController):
-    """Feedback from a reward and a cost model. `signal` cost_model estimates from the scores instead of labels.
+    """Feedback from a reward and a cost model. `by_scores`: the estimate is of the cost model's scores, not of labels.
 
     Then one label per answer is journalled, the side of zero that its score is on; the estimate scores the answers
     themselves, so a window over several rounds needs nothing but the journal.
     """
 
-    def __init__(
-        self,
-        labeller: ScoredLabeller,
-        journal: Journal,
-        *,
-        seed: int,
-        constraint: str,
-        cost_max: float,
-        labels_each: int,
-        signal: Mode,
-    ) -> None:
-        super().__init__({constraint: labeller}, journal, seed=seed, source="model")
-        self.models, self._cost_max, self._labels_each, self._signal = labeller, cost_max, labels_each, signal
+    def __init__(self, labeller: ScoredLabeller, journal: Journal, *, seed: int, by_scores: bool) -> None:
+        super().__init__({HARM: labeller}, journal, seed=seed, source="model")
+        self.models, self._by_scores = labeller, by_scores
 
     def open_safety(self, items: Sequence[Response], labels_each: int) -> None:
         super().open_safety(items, self._wanted(labels_each))
@@ -78,27 +70,13 @@ class ScoredFeedbackController(FeedbackController):
 
     def _wanted(self, labels_each: int) -> int:
         # A fixed number of labels from one deterministic source says no more than one.
-        return 1 if self._from_scores else labels_each
+        return 1 if self._by_scores else labels_each
 
-    def estimate_cost(self, verdicts: Sequence[SafetyLabels]) -> CostEstimate:
-        """The recipe's signal, of answers that were labelled."""
-        constraint = verdicts[0].constraint
-        if self._from_scores:
-            scores = self.models.costs([item.response for item in verdicts])
-            # The constraint is on the model's own scale, where its scores carry no label noise.
-            spread = within_prompt_variance(scores, 0.0, [item.response.prompt.id for item in verdicts])
-            return replace(estimate_from_scores(scores, constraint=constraint), within_variance=spread)
-        return estimate_cost(
-            verdicts,
-            labels_each=self._labels_each,
-            cost_max=self._cost_max,
-            mode=self._signal,
-            constraint=constraint,
-        )
-
-    @property
-    def _from_scores(self) -> bool:
-        return self._signal == "cost_model"
+    def estimate_scores(self, verdicts: Sequence[SafetyLabels]) -> CostEstimate:
+        """Of the answers that were labelled, on the model's own scale, where scores carry no label noise."""
+        scores = self.models.costs([item.response for item in verdicts])
+        spread = within_prompt_variance(scores, 0.0, [item.response.prompt.id for item in verdicts])
+        return replace(estimate_from_scores(scores, constraint=verdicts[0].constraint), within_variance=spread)
 
 
 def labelled_reference_answers(
@@ -183,24 +161,13 @@ def feedback_before(
     return FeedbackController({HARM: backends.labeller}, journal, seed=config.seed, source="world")
 
 
-Estimate = Callable[[Sequence[SafetyLabels]], CostEstimate]
-
-
 def estimator_of(config: Config, feedback: FeedbackController) -> Estimate:
-    """From labels to an estimate of the recipe's signal (paper.md §5); models, alone or with people, have their own."""
-    if isinstance(feedback, MixedFeedbackController | ScoredFeedbackController):
+    """From labels to an estimate of the recipe's signal (paper.md §5)."""
+    if isinstance(feedback, MixedFeedbackController):
         return feedback.estimate_cost
-
-    def estimate(labels: Sequence[SafetyLabels]) -> CostEstimate:
-        return estimate_cost(
-            labels,
-            labels_each=config.labels_each,
-            cost_max=config.dual.cost_max,
-            mode=config.signal,
-            constraint=labels[0].constraint,
-        )
-
-    return estimate
+    if isinstance(feedback, ScoredFeedbackController) and config.signal == "cost_model":
+        return feedback.estimate_scores
+    return partial(estimate_cost, labels_each=config.labels_each, cost_max=config.dual.cost_max, mode=config.signal)
 
 
 def _scored_feedback(
@@ -209,15 +176,8 @@ def _scored_feedback(
     """Labels from reward and cost models."""
     settings = config.feedback
     assert isinstance(settings, ModelFeedback)
-    return ScoredFeedbackController(
-        _scored_labeller(config, settings, journal, backends, rollout),
-        journal,
-        seed=config.seed,
-        constraint=HARM,
-        cost_max=config.dual.cost_max,
-        labels_each=config.labels_each,
-        signal=config.signal,
-    )
+    labeller = _scored_labeller(config, settings, journal, backends, rollout)
+    return ScoredFeedbackController(labeller, journal, seed=config.seed, by_scores=config.signal == "cost_model")
 
 
 def _mixed_feedback(

@@ -1,8 +1,9 @@
 """A run under stated limits: their stages, the measured answers that teach and estimate them, and the joint dual step.
 
-Limits on comparisons (logit) have a cost stage each, as in the paper; all limits on measured values (rate, mean) share
-one stage after those. Every answer that was measured, before the first round, for the estimates or in an explored pair,
-teaches in all later rounds, since a measure belongs to the answer alone.
+Limits that comparisons teach have a cost stage each, as in the paper; all limits on measured values share one stage
+after those. Feedback labels single answers for all limits (label_estimates.py), or their own sources measure. An answer
+that was measured, before the first round, for the estimates or in an explored pair, teaches in all later rounds, since
+a measure belongs to the answer alone.
 
 A limit on the drift from the reference (kl) has no stage: its multiplier mu raises the temperature of all stages to
 beta + mu. It is measured on the round's own answers, by what the trainer says of them, and asks nobody.
@@ -23,11 +24,12 @@ from typing import Any
 import numpy as np
 
 from pddpo_ray.algorithms.stages import lagrangian_objective
-from pddpo_ray.contracts import Due, Measure, MeasuredCosts, Preferences, Trainer
+from pddpo_ray.config.recipe import SIGNALS
+from pddpo_ray.contracts import Dual, Due, Measure, MeasuredCosts, Preferences, Trainer
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
-from pddpo_ray.loop.dual_step import DualController
 from pddpo_ray.loop.held_limit import HeldLimit
+from pddpo_ray.loop.label_estimates import LabelEstimates
 from pddpo_ray.loop.measuring import costs_as_json, costs_from_json, with_nulls
 from pddpo_ray.loop.outcome import OUTSIDE, UNSAFE_RATE
 from pddpo_ray.loop.people_measuring import MACHINE, AskedOfPeople, Audit, PeopleOfLimits
@@ -48,7 +50,6 @@ from pddpo_ray.theory.value_stage import value_scale
 logger = logging.getLogger(__name__)
 
 ANSWERS, PAIRS, OFFLINE = "measure-answers", "measure-pairs", "measure-offline"
-MODES = {"rate": "unsafe_rate", "mean": "cost_model", "logit": "logit_labels", "kl": "cost_model"}
 REFERENCE = "reference-"
 """What the purpose of the reference's answers to compare with begins with; the phase they are for follows."""
 REFERENCES = 8
@@ -65,15 +66,16 @@ class LimitsController:
     `drift` says log policy / reference of answers, each under the policy that wrote it, `log_probs` the log-probability
     of answers under one policy. [n] `reference` draws one answer of the reference to each of these prompts, for a
     purpose; once, and again from the journal. `people` measure and audit what the limits leave to them; None: nothing.
-    `due` says whose measures a step takes.
+    `due` says whose measures a step takes. `labels` estimate the limits that feedback labels; without `measure` these
+    are all.
     """
 
     def __init__(
         self,
         journal: Journal,
         limits: Sequence[HeldLimit],
-        measure: Measure,
-        dual: DualController,
+        measure: Measure | None,
+        dual: Dual,
         *,
         beta: float,
         by_covariance: bool,
@@ -82,10 +84,11 @@ class LimitsController:
         reference: Callable[[str, Sequence[Prompt]], list[Response]],
         seed: int,
         due: Due,
+        labels: LabelEstimates,
         window: int | None = None,
         people: PeopleOfLimits | None = None,
     ) -> None:
-        self._people, self._due = people, due
+        self._people, self._due, self._labels = people, due, labels
         self._begun: dict[int, tuple[list[Response | None], Callable[[], MeasuredCosts]]] = {}
         self._journal, self._limits, self._measure, self._dual = journal, tuple(limits), measure, dual
         self._beta, self._by_covariance = beta, by_covariance
@@ -113,7 +116,8 @@ class LimitsController:
         return self._beta + sum(multipliers[one.name] for one in self._limits if one.on_drift)
 
     def stages(self, trainer: Trainer, preferences: Preferences, policy: PolicyVersion) -> PolicyVersion:
-        """One fit per limit on comparisons, then one on the measured values of all others.
+        """One fit per limit that comparisons teach, each relative to the one before, then one on the measured values of
+        all others. The order changes no exact optimum (paper.md §19).
 
         Where neither is there, the round's policy is the reward policy itself under a name of its own.
         """
@@ -161,12 +165,15 @@ class LimitsController:
 
         An answer of the baseline may be in pairs of several rounds: it is asked about once.
         """
+        if self._measure is None:
+            return
         answers = {answer.id: answer for pair in pairs for answer in (pair.first, pair.second)}
         new = [answer for name, answer in answers.items() if name not in self._known]
         self._remember(PAIRS, [(answer, f"{PAIRS}-{answer.id}") for answer in new])
 
     def open(self, answers: Sequence[Response]) -> None:
         """People may begin on the round's answers: machines say what they are asked about. Others answer at once."""
+        self._labels.open(answers)
         if self._people is not None:
             self._people.open_round(*self._asked_of_people(answers))
 
@@ -177,13 +184,15 @@ class LimitsController:
         """
         for rounds_late, asked in self._due.answers(answers, self._arrived):
             found, covariance = self._estimated(asked)
-            self._dual.step([replace(one, rounds_late=rounds_late) for one in found], covariance)
+            late = [replace(one, rounds_late=rounds_late) for one in found] if rounds_late else found
+            self._dual.step(late, covariance)
 
     def _arrived(self, answers: Sequence[Response]) -> bool:
-        """Whether the round's answers can be measured without a wait; a world's labels are as late as they may be."""
-        if any(one.stated.source.kind == "world" for one in self._limits):
+        """Whether the round's answers can be measured without a wait; a world's measures are as late as they may be."""
+        if any(one.stated.source.kind == "world" and not one.labelled for one in self._limits):
             return False
-        return self._people is None or self._people.arrived(*self._asked_of_people(answers))
+        there = self._people is None or self._people.arrived(*self._asked_of_people(answers))
+        return there and self._labels.arrived(answers)
 
     def _asked_of_people(self, answers: Sequence[Response]) -> AskedOfPeople:
         references, measured = self._by_machines_once(ANSWERS, answers)
@@ -195,8 +204,10 @@ class LimitsController:
     def observe(self, answers: Sequence[Response], multiplier: float | None = None) -> None:
         self._dual.observe(self.estimates(answers), multiplier=multiplier)
 
-    def _estimated(self, answers: Sequence[Response]) -> tuple[list[CostEstimate], Array]:
-        """Estimates of all limits, and the covariance of their costs within prompts. -> [I], [I, I]"""
+    def _estimated(self, answers: Sequence[Response]) -> tuple[list[CostEstimate], Array | None]:
+        """Estimates of all limits, and the covariance of their costs within prompts, if known. -> [I], [I, I]"""
+        if self._measure is None:
+            return self._labels(answers), None
         draws = [f"{self._journal.round}-{index // ANSWERS_EACH}" for index in range(len(answers))]
         self._remember(ANSWERS, list(zip(answers, draws, strict=True)))
         of_answers = np.array([not one.on_drift for one in self._limits])
@@ -216,7 +227,8 @@ class LimitsController:
         for index, limit in enumerate(self._limits):
             each = limit.stated.asking.labels_each or 1
             mean, error = float(estimates.means[index]), float(errors[index])
-            mode = "cost_model" if limit.difference else MODES[limit.stated.limit.quantity.kind]
+            kind = limit.stated.limit.quantity.kind
+            mode = "cost_model" if limit.difference else SIGNALS.get(kind, "cost_model")
             bound = limit.scale / 2.0 if limit.by_comparisons else None
             within = limit.cost_range if mode == "cost_model" else None
             count = _answers_behind(newest, index, self._factors)
@@ -320,8 +332,11 @@ class LimitsController:
     ) -> Callable[[], MeasuredCosts]:
         """What machines measure. Where people are asked about the same answers it is in the journal before they are."""
 
+        assert self._measure is not None
+        source = self._measure
+
         def measure() -> MeasuredCosts:
-            return self._measure(answers, seed_of(self._seed, self._journal.round, phase), references)
+            return source(answers, seed_of(self._seed, self._journal.round, phase), references)
 
         if self._people is None or not self._people.asked(for_estimates=phase == ANSWERS):
             return measure

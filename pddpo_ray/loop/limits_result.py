@@ -30,7 +30,7 @@ def limits_result(
     world: WorldView | None,
     evaluation: Evaluation | None,
 ) -> dict[str, dict[str, Any]]:
-    """What the last finished round says about every limit, by name; {} without stated limits."""
+    """What the last finished round says about every limit, by name."""
     steps = {step.constraint: step for step in journal.dual_steps()}
     results: dict[str, dict[str, Any]] = {}
     prefixed = with_prefixes([one.stated.limit for one in held])

@@ -19,7 +19,6 @@ from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.certifying import first_of_rounds, tested_limits
 from pddpo_ray.loop.ledger import TestedLimit, mixture_name
 from pddpo_ray.loop.round_draws import draws_each_round
-from pddpo_ray.records import HARM
 from pddpo_ray.theory.power import draws_needed, fewest_draws, likely_rate
 
 LATE = 12
@@ -77,10 +76,9 @@ def lowest_costs(backends: Backends) -> dict[str, float]:
         return {}
     oracle = backends.world.oracle
     scales = {one.name: one.scale for one in backends.held_limits}
-    names = list(scales) or [HARM, *(limit.name for limit in oracle.further)]
     tables = [oracle.cost, *(limit.cost for limit in oracle.further)]
     least = [np.where(oracle.reference > 0, table, np.inf).min(axis=1) for table in tables]
-    return {name: scales.get(name, 1.0) * float(oracle.prior @ low) for name, low in zip(names, least, strict=True)}
+    return {name: scale * float(oracle.prior @ low) for (name, scale), low in zip(scales.items(), least, strict=True)}
 
 
 def draws_rows(config: Config) -> list[tuple[str, str, str]]:

@@ -37,17 +37,16 @@ def result_of(
     world: WorldView | None,
     evaluation: Evaluation | None,
     offline: Evaluation | None = None,
-    held: Sequence[HeldLimit] = (),
+    *,
+    held: Sequence[HeldLimit],
 ) -> dict[str, Any]:
     """All keys, always; what a run does not know (no world, no offline comparison) is None."""
     result = {"outcome": outcome.as_json(), **_exact(world, evaluation, offline), **_counts(journal)}
     result["labels_used"] += _further_labels(journal, config.compared) + _measured(journal)
     result["limits"] = limits_result(config, journal, held, world, evaluation)
-    result["constraints"] = {} if held else _constraints(config, journal, world, evaluation)
     first = next(iter(config.thresholds))
     steps = [step for step in journal.dual_steps() if step.constraint == first]
-    if held:
-        result["multiplier_optimum"] = result["limits"][first].get("multiplier_optimum")
+    result["multiplier_optimum"] = result["limits"][first].get("multiplier_optimum")
     last = journal.metrics().get(config.rounds, {})
     result |= {
         "algorithm": config.algorithm,
@@ -101,32 +100,6 @@ def _exact(world: WorldView | None, evaluation: Evaluation | None, offline: Eval
         exact["gap_covered_only"] = oracle.gap_of(covered.f, covered.g)
     exact["off_support_last"] = off_support(world, tables["last"])
     return exact
-
-
-def _constraints(
-    config: Config, journal: JournalReader, world: WorldView | None, evaluation: Evaluation | None
-) -> dict[str, dict[str, float | None]]:
-    """Per constraint its limit, multipliers and, where the world is known, exact violations."""
-    steps = {step.constraint: step for step in journal.dual_steps()}
-    constraints: dict[str, dict[str, float | None]] = {}
-    for index, (name, threshold) in enumerate(config.thresholds.items()):
-        step = steps.get(name)
-        constraints[name] = {
-            "threshold": threshold,
-            "cost_estimate": step.estimate.value if step else None,
-            "standard_error": step.estimate.standard_error if step else None,
-            "multiplier": step.multiplier_before if step else None,
-            "multiplier_next": step.multiplier_after if step else None,
-        }
-        if world is not None and evaluation is not None:
-            best, oracle = world.oracle.optimum, world.oracle
-            tables = {"mixture": evaluation.mixture(), "last": evaluation.last()}
-            constraints[name] |= {
-                "multiplier_optimum": (best.multiplier, *best.further_multipliers)[index],
-                "g_optimum": (best.g, *best.further_g)[index],
-                **{f"g_{key}": (oracle.g(table), *oracle.further_g(table))[index] for key, table in tables.items()},
-            }
-    return constraints
 
 
 def _further_labels(journal: JournalReader, names: Sequence[str]) -> int:

@@ -152,17 +152,14 @@ def held_limits(config: Config, journal: JournalReader) -> dict[str, str]:
 
     Where people label too, they correct what the model says.
     """
-    said = at_chance(journal)
-    if config.labelled:
-        if "cost" not in said or isinstance(config.feedback, MixedFeedback):
-            return {}
-        return dict.fromkeys(config.thresholds, _stays(said["cost"]))
-    held: dict[str, str] = {}
+    said, held = at_chance(journal), dict[str, str]()
+    alone = "cost" in said and not isinstance(config.feedback, MixedFeedback)
     for one in config.stated:
         name = one.limit.name
+        by_logit = one.limit.quantity.kind == "logit" and isinstance(config.feedback, ModelFeedback)
         if reason := said.get(of_limit(name)):
             held[name] = _stays(reason, ADVICE_OF_LIMIT)
-        elif one.limit.quantity.kind == "logit" and isinstance(config.feedback, ModelFeedback) and "cost" in said:
+        elif alone and (config.labelled or by_logit):
             held[name] = _stays(said["cost"])
     return held
 

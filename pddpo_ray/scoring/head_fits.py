@@ -26,12 +26,12 @@ FURTHEST = (1e-6, 1e6)
 
 
 def features_of(
-    model: ScoreModel, texts: Sequence[Text], folder: Path, micro: int | None, say: Callable[[str], None]
+    model: ScoreModel, texts: Sequence[Text], folder: Path, say: Callable[[str], None]
 ) -> dict[Text, Array]:
     """What the head reads of each text, [h]; passes that `folder` holds are read back."""
     ordered, device = by_length(texts), device_of(model)
     known: dict[Text, Array] = {}
-    for cut in padded_passes([len(text[0]) + len(text[1]) for text in ordered], PASS_TOKENS[device.type], micro):
+    for cut in padded_passes([len(text[0]) + len(text[1]) for text in ordered], PASS_TOKENS[device.type]):
         part = ordered[cut]
         path = folder / f"features-{cut.start:06d}-{cut.stop:06d}.npy"
         if not path.exists():

@@ -35,9 +35,10 @@ from pddpo_ray.scoring.interface import AskedText
 from pddpo_ray.storage.checkpoints import checkpoint_folder
 from pddpo_ray.text.renderer import Renderer
 from pddpo_ray.text.templates import TEMPLATES, as_dicts, for_reading, rendered
-from pddpo_ray.training.batches import collate
+from pddpo_ray.training.batches import collate, padded_passes
 from pddpo_ray.training.device import device_for
 from pddpo_ray.training.log_probs import device_of
+from pddpo_ray.training.memory import PASS_TOKENS
 from pddpo_ray.training.score_model import read_score_model, safetensors_files
 
 LONGEST = 4096
@@ -82,13 +83,14 @@ class NeuralScorer:
         )
 
     def _score(self, rows: list[Encoded]) -> Array:
-        """Equal texts are scored once, in batches of similar length."""
+        """Equal texts are scored once, in passes of similar length and of as many tokens as suit the device."""
         keys = [tuple(map(tuple, row.values())) for row in rows]
         unique = dict(zip(keys, rows, strict=True))
         order = sorted(unique, key=lambda key: len(key[0]))
         values: dict[tuple[tuple[int, ...], ...], float] = {}
-        for begin in range(0, len(order), self._settings.batch):
-            part = order[begin : begin + self._settings.batch]
+        tokens = PASS_TOKENS[device_of(self.model).type]
+        for cut_out in padded_passes([len(key[0]) for key in order], tokens, self._settings.batch):
+            part = order[cut_out]
             with torch.no_grad():
                 scores = self._forward([unique[key] for key in part]).double().cpu()
             values.update(zip(part, scores.tolist(), strict=True))

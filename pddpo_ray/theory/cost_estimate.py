@@ -180,13 +180,13 @@ def estimate_cost(
     labels_each: int,
     cost_max: float,
     mode: Mode = "logit_labels",
-    constraint: str = "cost",
 ) -> CostEstimate:
     """Estimate from safety labels, by `logit_labels` or `unsafe_rate`. Raises RunError when labels are lacking.
 
     Labels that a person decided to do without (MISSING) count as unsafe, and the interval holds what they may say.
     """
     low, shares = share_bounds(verdicts, labels_each)
+    constraint = verdicts[0].constraint
     safest, estimate = (
         estimate_from_shares(one, labels_each=labels_each, cost_max=cost_max, mode=mode, constraint=constraint)
         for one in (low, shares)

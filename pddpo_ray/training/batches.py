@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pddpo_ray.records import PairRow
+from pddpo_ray.training.transfer import moved
 
 FEWEST = 4
 """Prompts that are kept apart at least; with fewer prompts than can spare them a fit learns from every pair."""
@@ -32,7 +33,7 @@ class TextBatch:
     target: Tensor
 
     def to(self, device: torch.device) -> TextBatch:
-        return TextBatch(*(tensor.to(device) for tensor in (self.ids, self.row, self.column, self.target)))
+        return moved(self, device)
 
     def __len__(self) -> int:
         return int(self.ids.shape[0])
@@ -163,14 +164,3 @@ def kept_apart(rows: Sequence[PairRow], share: float, seed: int) -> tuple[np.nda
     apart = {prompts[index] for index in chosen}
     held = np.array([row.prompt in apart for row in rows])
     return everything[~held], everything[held]
-
-
-def in_one_copy(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Tensors of one type from the host to a device, in one copy for which the host does not wait."""
-    if device.type == "cpu":
-        return list(tensors)
-    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-    if device.type == "cuda":
-        flat = flat.pin_memory()
-    parts = flat.to(device, non_blocking=True).split([tensor.numel() for tensor in tensors])
-    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -11,7 +11,10 @@ from torch import Tensor
 
 from pddpo_ray.config import FitConfig
 from pddpo_ray.training.fit import Shard, Tensors
-from pddpo_ray.training.log_probs import ResponseScorer
+from pddpo_ray.training.graphs import MOST_PARAMETERS, PassGraphs
+from pddpo_ray.training.log_probs import ResponseScorer, device_of
+from pddpo_ray.training.pair_pass import PairLoss, PairPass
+from pddpo_ray.training.transfer import moved
 
 ADAM_BETAS = (0.9, 0.99)
 FUSED_FROM = 50_000
@@ -25,18 +28,27 @@ class TorchEngine:
     sum is the gradient of the whole batch and every rank takes the same step.
 
     A trained parameter in bfloat16 has a float32 master: gradients are added up beside it, the optimiser moves it, and
-    the parameter is its rounding. Steps that are smaller than bfloat16 can show would be lost otherwise.
+    the parameter is its rounding. Steps that are smaller than bfloat16 can show would be lost otherwise. All masters
+    are one tensor: an optimiser's step is a few launches, whatever the number of matrices.
     """
 
     def __init__(self, scorer: ResponseScorer, shard: Shard | None = None) -> None:
         self.scorer = scorer.eval()
         self.shard = shard or Shard()
         parameters = [parameter for parameter in scorer.parameters() if parameter.requires_grad]
-        self._masters: dict[Tensor, Tensor] = {p: p.detach().float() for p in parameters if p.dtype == torch.bfloat16}
-        self._trainable = [self._masters.get(parameter, parameter) for parameter in parameters]
+        narrow = [parameter for parameter in parameters if parameter.dtype == torch.bfloat16]
+        self._all_masters = torch.cat([p.detach().float().reshape(-1) for p in narrow]) if narrow else None
+        self._masters: dict[Tensor, Tensor] = {}
+        if self._all_masters is not None:
+            self._masters = dict(zip(narrow, _parts(self._all_masters, narrow), strict=True))
+        self._trainable: list[Tensor] = [p for p in parameters if p not in self._masters]
+        self._trainable += [] if self._all_masters is None else [self._all_masters]
+        self._gradients: dict[Tensor, Tensor] = {}
         for parameter in self._masters:
             parameter.register_post_accumulate_grad_hook(self._give_to_master)
+        self._device = device_of(scorer)
         self._optimizer: torch.optim.AdamW | None = None
+        self._graphs: PassGraphs | None = None
         self._max_grad_norm = 1.0
 
     def load(self, weights: Tensors) -> None:
@@ -57,10 +69,28 @@ class TorchEngine:
             weight_decay=settings.weight_decay,
             fused=fused,
         )
-        self._optimizer.zero_grad(set_to_none=True)
+        self._graphs = PassGraphs(self._device) if self._replays() else None
+        self._forget_gradients()
+
+    def end(self) -> None:
+        self._optimizer = self._graphs = None
+        self._gradients = {}
+        for parameter in self._trainable:
+            parameter.grad = None
 
     def backward(self, loss: Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
+
+    def accumulate(self, loss: PairLoss, given: PairPass) -> Tensor:
+        def run(moved_pass: PairPass) -> Tensor:
+            value, said = loss(moved_pass)
+            self.backward(value)
+            return said
+
+        return run(moved(given, self._device)) if self._graphs is None else self._graphs(run, given)
+
+    def look(self, loss: PairLoss, given: PairPass) -> Tensor:
+        return loss(moved(given, self._device))[1]
 
     def update(self, learning_rate: float) -> float:
         if self._optimizer is None:
@@ -70,10 +100,10 @@ class TorchEngine:
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-        with torch.no_grad():
-            for parameter, master in self._masters.items():
-                parameter.copy_(master)
+        self._forget_gradients()
+        if self._masters:
+            with torch.no_grad():
+                torch._foreach_copy_(list(self._masters), list(self._masters.values()))
         return float(norm)
 
     def reduce_sum(self, values: Tensor) -> Tensor:
@@ -95,14 +125,33 @@ class TorchEngine:
     def weights(self) -> dict[str, Tensor]:
         return copied(self.each_weight(), self.shard)
 
+    def _replays(self) -> bool:
+        """Whether passes are recorded: on a GPU, for a model whose step the host would hold up."""
+        parameters = sum(parameter.numel() for parameter in self.scorer.parameters())
+        packed = isinstance(self.scorer, ResponseScorer) and self.scorer.layout == "packed"
+        return self._device.type == "cuda" and packed and parameters <= MOST_PARAMETERS
+
     def _named_weights(self) -> Mapping[str, Tensor]:
         # named_parameters names a tied tensor once; buffers of language models follow from their configuration.
         return dict(self.scorer.model.named_parameters())
 
+    def _forget_gradients(self) -> None:
+        """Zero where they are kept: masters have one tensor, and recorded passes add to what they found."""
+        for parameter in self._trainable:
+            if self._graphs is None and parameter is not self._all_masters:
+                parameter.grad = None
+            elif parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+                if parameter is self._all_masters:
+                    self._gradients = dict(zip(self._masters, _parts(parameter.grad, self._masters), strict=True))
+            else:
+                parameter.grad.zero_()
+
     def _give_to_master(self, parameter: Tensor) -> None:
-        master, gradient = self._masters[parameter], parameter.grad
-        if gradient is not None:
-            master.grad = gradient.float() if master.grad is None else master.grad.add_(gradient)
+        if not self._gradients:
+            self._forget_gradients()
+        if parameter.grad is not None:
+            self._gradients[parameter].add_(parameter.grad)
             parameter.grad = None
 
     def _sum_gradients(self) -> None:
@@ -113,6 +162,12 @@ class TorchEngine:
         dist.all_reduce(flat)
         for parameter, part in zip(self._trainable, flat.split([g.numel() for g in gradients]), strict=True):
             parameter.grad = part.view_as(parameter)
+
+
+def _parts(flat: Tensor, shapes: Iterable[Tensor]) -> list[Tensor]:
+    """Views of one tensor with the shapes of others."""
+    sizes = [one.numel() for one in shapes]
+    return [part.view_as(one) for part, one in zip(flat.split(sizes), shapes, strict=True)]
 
 
 def copied(weights: Iterator[tuple[str, Tensor]], shard: Shard) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ number, computed once and passed in.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,11 +22,10 @@ from pddpo_ray.contracts import FitSettings, LossOptimism
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Objective, PairRow
 from pddpo_ray.theory.cost_stage import cost_stage_scales
-from pddpo_ray.theory.objectives import baseline_optimism_loss, preference_loss, support_loss, value_loss
+from pddpo_ray.theory.objectives import baseline_optimism_loss
 from pddpo_ray.training.batches import (
     Limit,
     Text,
-    in_one_copy,
     kept_apart,
     micro_batches,
     minibatches,
@@ -36,6 +35,7 @@ from pddpo_ray.training.batches import (
 from pddpo_ray.training.fit_watch import FitCurve
 from pddpo_ray.training.log_probs import ResponseScorer, Support
 from pddpo_ray.training.memory import recomputed_layers, tokens_within
+from pddpo_ray.training.pair_pass import PairLoss, PairPass
 
 Tensors = Mapping[str, Tensor]
 
@@ -62,8 +62,20 @@ class Engine(Protocol):
         """A fresh optimiser for the weights as they are."""
         ...
 
+    def end(self) -> None:
+        """Forget the optimiser, and what else the fit alone needed."""
+        ...
+
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of one micro-batch."""
+        ...
+
+    def accumulate(self, loss: PairLoss, given: PairPass) -> Tensor:
+        """Forward pass of pairs that are on the host, and its gradient added. -> what the loss says of them"""
+        ...
+
+    def look(self, loss: PairLoss, given: PairPass) -> Tensor:
+        """The same without a gradient."""
         ...
 
     def update(self, learning_rate: float) -> float:
@@ -124,14 +136,15 @@ def run_fit(
     mean_weight = float(np.mean([rows[i].weight for i in teach]))
     baseline = () if optimism is None else optimism.answers
     baseline_batches = minibatches(len(baseline), settings.steps, settings.batch_pairs, seed)
+    loss_of = PairLoss(engine.scorer, objective, loss_scale, settings.support.weight)
     curve = FitCurve(name, settings.steps, len(rows))
     best: dict[str, Tensor] | None = None
     if len(apart):
-        curve.look(*_look(engine, objective, rows, columns, settings, apart, limit))
+        curve.look(*_look(engine, loss_of, rows, columns, apart, limit))
     # measured answers to a prompt are in several pairs each
     groups = [rows[i].prompt for i in teach] if objective.values else None
     for step, places in enumerate(minibatches(len(teach), settings.steps, settings.batch_pairs, seed, groups)):
-        sums = _accumulate(engine, objective, rows, columns, settings, teach[places], loss_scale, mean_weight, limit)
+        sums = _accumulate(engine, loss_of, rows, columns, teach[places], mean_weight, limit)
         if optimism is not None:
             _accumulate_optimism(engine, optimism, next(baseline_batches), settings, loss_scale)
         norm = engine.update(settings.learning_rate * rate_scale * schedule_factor(settings, step))
@@ -142,7 +155,7 @@ def run_fit(
         # The only reads of a step, besides that of the norm: a device that is asked earlier waits for its host.
         loss, accuracy, off_support, better, worse = engine.reduce_sum(sums).tolist()
         curve.add(loss=loss, accuracy=accuracy, better=better, worse=worse, norm=norm, off_support=off_support)
-        if len(apart) and curve.due() and curve.look(*_look(engine, objective, rows, columns, settings, apart, limit)):
+        if len(apart) and curve.due() and curve.look(*_look(engine, loss_of, rows, columns, apart, limit)):
             best = _copy(engine) if step + 1 < settings.steps else None
     if best is not None:
         engine.load(best)
@@ -180,12 +193,10 @@ def schedule_factor(settings: FitConfig, step: int) -> float:
 
 def _accumulate(
     engine: Engine,
-    objective: Objective,
+    loss: PairLoss,
     rows: Sequence[PairRow],
     columns: FrozenColumns,
-    settings: FitSettings,
     batch: np.ndarray,
-    loss_scale: float,
     mean_weight: float,
     limit: Limit,
 ) -> Tensor:
@@ -193,18 +204,35 @@ def _accumulate(
     policy/base of the better answers, of the worse ones], where the model is"""
     pairs = len(batch) * mean_weight
     tokens = float(sum(len(rows[i].chosen) + len(rows[i].rejected) for i in batch))
+    return _summed(engine, loss, rows, columns, batch, (pairs, tokens), limit, engine.accumulate)
+
+
+def _summed(
+    engine: Engine,
+    loss: PairLoss,
+    rows: Sequence[PairRow],
+    columns: FrozenColumns,
+    batch: np.ndarray,
+    whole: tuple[float, float],
+    limit: Limit,
+    run: Callable[[PairLoss, PairPass], Tensor],
+) -> Tensor:
+    """What this rank's passes over its share say, added up."""
+    objective = loss.objective
     sums = []
-    passes = _passes(engine, objective, rows, batch, limit)
-    for part in passes[engine.shard.rank]:
+    for part in _passes(engine, objective, rows, batch, limit)[engine.shard.rank]:
         # A rank that has run out of rows repeats one with weight zero: every rank takes part in every collective.
-        empty = len(part) == 0
-        part_rows = [rows[i] for i in (batch[:1] if empty else part)]
-        margins = [objective.margins[i] for i in (batch[:1] if empty else part)] if objective.margins else None
-        pair_loss, support_term, said = _micro_batch(engine.scorer, objective, part_rows, margins, columns, settings)
-        scale = 0.0 if empty else 1.0
-        loss = scale * (loss_scale * pair_loss / pairs + settings.support.weight * support_term / tokens)
-        engine.backward(loss)
-        sums.append(scale * said / said.new_tensor([pairs, pairs, tokens, pairs, pairs]))
+        chosen = part if len(part) else batch[:1]
+        texts = texts_of([rows[i] for i in chosen])
+        given = PairPass.of(
+            engine.scorer,
+            [rows[i] for i in chosen],
+            base=[columns.base_log_probs[text] for text in texts],
+            margins=[objective.margins[i] for i in chosen] if objective.margins else None,
+            supports=[columns.supports[text] for text in texts] if loss.support_weight > 0 else None,
+            whole=(*whole, 1.0 if len(part) else 0.0),
+        )
+        sums.append(run(loss, given))
     return torch.stack(sums).sum(0)
 
 
@@ -224,24 +252,17 @@ def _copy(engine: Engine) -> dict[str, Tensor]:
 @torch.no_grad()
 def _look(
     engine: Engine,
-    objective: Objective,
+    loss: PairLoss,
     rows: Sequence[PairRow],
     columns: FrozenColumns,
-    settings: FitSettings,
     apart: np.ndarray,
     limit: Limit,
 ) -> tuple[float, float]:
     """Mean loss and accuracy of the pairs that were kept apart."""
-    weight = sum(rows[i].weight for i in apart)
-    sums = []
-    passes = _passes(engine, objective, rows, apart, limit)
-    for part in passes[engine.shard.rank]:
-        chosen = part if len(part) else apart[:1]
-        margins = [objective.margins[i] for i in chosen] if objective.margins else None
-        *_, said = _micro_batch(engine.scorer, objective, [rows[i] for i in chosen], margins, columns, settings)
-        sums.append((1.0 if len(part) else 0.0) * said / weight)
-    loss, accuracy, *_ = engine.reduce_sum(torch.stack(sums).sum(0)).tolist()
-    return loss, accuracy
+    whole = (sum(rows[i].weight for i in apart), 1.0)
+    said = _summed(engine, loss, rows, columns, apart, whole, limit, engine.look)
+    mean, accuracy, *_ = engine.reduce_sum(said).tolist()
+    return mean, accuracy
 
 
 def _accumulate_optimism(
@@ -258,41 +279,3 @@ def _accumulate_optimism(
         log_probs = engine.scorer.log_probs(texts)[0]
         losses, _ = baseline_optimism_loss(log_probs, alpha=optimism.alpha)
         engine.backward((loss_scale if len(part) else 0.0) * losses.sum() / len(batch))
-
-
-def _micro_batch(
-    scorer: ResponseScorer,
-    objective: Objective,
-    rows: Sequence[PairRow],
-    margins: Sequence[float] | None,
-    columns: FrozenColumns,
-    settings: FitSettings,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums over a micro-batch: pair loss [], support loss [], and [pair loss, correctly ranked weight, mass off the
-    support, weighted log ratios of the better answers, of the worse ones] without gradient."""
-    texts = texts_of(rows)
-    supports = [columns.supports[text] for text in texts] if settings.support.weight > 0 else None
-    log_probs, supported, counts = scorer.log_probs(texts, supports)
-    numbers = [[columns.base_log_probs[text] for text in texts], [row.weight for row in rows], margins or []]
-    on_host = [torch.tensor(column, dtype=log_probs.dtype) for column in numbers]
-    base, weights, moved_margins = in_one_copy(on_host, log_probs.device)
-    ratios = log_probs - base
-    chosen, rejected, temperature = ratios[: len(rows)], ratios[len(rows) :], objective.temperature
-    given = None if margins is None else moved_margins
-    if objective.values and given is not None:
-        losses, metrics = value_loss(chosen, rejected, temperature=temperature, margins=given, weights=weights)
-    else:
-        losses, metrics = preference_loss(chosen, rejected, temperature=temperature, margins=given, weights=weights)
-    with torch.no_grad():
-        # of measured values the row does not say which answer is better, its margin does
-        first_better = (
-            given <= 0 if objective.values and given is not None else torch.ones_like(chosen, dtype=torch.bool)
-        )
-        better, worse = torch.where(first_better, chosen, rejected), torch.where(first_better, rejected, chosen)
-        said = [losses.sum(), (metrics["accurate"] * weights).sum(), (better * weights).sum(), (worse * weights).sum()]
-    nothing = losses.new_zeros(())
-    if supported is None or counts is None:
-        return losses.sum(), nothing, torch.stack([*said[:2], nothing, *said[2:]]).detach().double()
-    term, support_metrics = support_loss(supported, counts, tokens=1.0)
-    off_support = support_metrics["off_support_per_token"]
-    return losses.sum(), term, torch.stack([*said[:2], off_support, *said[2:]]).detach().double()

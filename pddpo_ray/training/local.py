@@ -84,6 +84,7 @@ class LocalTrainer:
             command.optimism,
             command.result,
         )
+        self.engine.end()
         weights = self.engine.weights()
         version = self._store(command, weights)
         metrics = curve.as_metrics()

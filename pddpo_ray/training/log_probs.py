@@ -24,7 +24,8 @@ from pddpo_ray.training.batches import Text, TextBatch, collate, padded_passes
 from pddpo_ray.training.memory import PACKED_FROM, PASS_TOKENS, Sizes, chunk_rows
 from pddpo_ray.training.packing import PackedBatch, can_pack, pack, switch_attention
 from pddpo_ray.training.progress import PROGRESS
-from pddpo_ray.training.response_head import SupportIndex, response_log_probs
+from pddpo_ray.training.response_head import SupportTable, response_log_probs
+from pddpo_ray.training.transfer import moved
 
 Layout = Literal["plain", "packed"]
 PROBE_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
@@ -40,6 +41,14 @@ class Support:
 
     counts: np.ndarray
     words: np.ndarray
+
+
+@dataclass(frozen=True)
+class TextPass:
+    """What one forward pass reads: texts, and the words that the reference supports at their response tokens."""
+
+    batch: TextBatch | PackedBatch
+    support: SupportTable | None
 
 
 class ResponseScorer(nn.Module):
@@ -66,31 +75,38 @@ class ResponseScorer(nn.Module):
 
         T runs over the response tokens of the different texts; a text that was given twice counts twice.
         """
-        device = device_of(self)
+        return self.log_probs_of(moved(self.to_read(texts, supports), device_of(self)))
+
+    def to_read(self, texts: Sequence[Text], supports: Sequence[Support] | None = None) -> TextPass:
+        """Texts as the model's layout wants them, on the host."""
         if self.layout == "plain":
-            mask = None if supports is None else support_mask(supports, self.vocabulary_size).to(device)
-            total, supported = self(collate(texts).to(device), mask)
+            return TextPass(collate(texts), None if supports is None else support_table(supports))
+        batch = pack(texts)
+        return TextPass(batch, None if supports is None else support_table(_of_different_texts(batch, supports)))
+
+    def log_probs_of(self, given: TextPass) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """`log_probs` of texts that are on the model's device."""
+        batch, support = given.batch, given.support
+        if isinstance(batch, TextBatch):
+            total, supported = self(batch, support)
             return total, supported, None if supported is None else torch.ones_like(supported)
-        on_host = pack(texts)
-        batch = on_host.to(device)
-        index = None if supports is None else _support_index(on_host, supports).to(device)
-        tokens, supported = self._packed_tokens(batch, index)
+        tokens, supported = self._packed_tokens(batch, support)
         total = tokens.new_zeros(batch.texts).index_add(0, batch.text, tokens)[batch.copies]
         return total, supported, None if supported is None else batch.times.to(supported)
 
-    def forward(self, batch: TextBatch, support: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """-> ([n] log pi(y|x), [T] log of the policy's mass on the supported words, or None)
+    @property
+    def number_type(self) -> torch.dtype:
+        """Type of log-probabilities: float32, or float64 where a packed model computes in it."""
+        wide = self.layout == "packed" and next(self.parameters()).dtype == torch.float64
+        return torch.float64 if wide else torch.float32
 
-        support: [T, V] bool.
-        """
+    def forward(self, batch: TextBatch, support: SupportTable | None = None) -> tuple[Tensor, Tensor | None]:
+        """-> ([n] log pi(y|x), [T] log of the policy's mass on the supported words, or None)"""
         logits = self.response_logits(batch).float()
         normaliser = torch.logsumexp(logits, dim=-1)
         token_log_probs = logits.gather(-1, batch.target[:, None])[:, 0] - normaliser
         total = token_log_probs.new_zeros(len(batch)).index_add(0, batch.row, token_log_probs)
-        if support is None:
-            return total, None
-        supported = torch.logsumexp(logits.masked_fill(~support, -torch.inf), dim=-1) - normaliser
-        return total, supported
+        return total, None if support is None else support.log_mass(logits) - normaliser
 
     def hidden(self, batch: TextBatch) -> Tensor:
         """Final-norm hidden states at the positions that predict the response tokens. -> [T, h]"""
@@ -131,7 +147,8 @@ class ResponseScorer(nn.Module):
             if self._compiled:
                 layer.forward = self._compiled[index]
             if index < self._recomputed:
-                layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+                # nothing is drawn inside: a scorer is always in its evaluating mode
+                layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
 
     def _layers(self) -> list[Any]:
         """The decoder's layers, whatever the model calls them: the list that is as long as its configuration says."""
@@ -142,7 +159,7 @@ class ResponseScorer(nn.Module):
             raise UserError(f"{kind} has no list of {count} layers: leave out trainer.activation_gib and model.compile")
         return list(lists[0])
 
-    def _packed_tokens(self, batch: PackedBatch, support: SupportIndex | None) -> tuple[Tensor, Tensor | None]:
+    def _packed_tokens(self, batch: PackedBatch, support: SupportTable | None) -> tuple[Tensor, Tensor | None]:
         """Log-probability and supported log mass of each response token. -> [R], [R] or None"""
         hidden = self.packed_states(batch).index_select(0, batch.predictor)
         head = self.head
@@ -244,13 +261,10 @@ def mean_hidden(scorer: ResponseScorer, texts: Sequence[Text]) -> np.ndarray:
     return result if result is not None else np.empty((0, 0))
 
 
-def support_mask(supports: Sequence[Support], vocabulary: int) -> Tensor:
-    """Supports of consecutive texts as one mask. -> [T, V] bool"""
+def support_table(supports: Sequence[Support]) -> SupportTable:
+    """Supports of consecutive texts as one table."""
     counts = np.concatenate([support.counts for support in supports])
-    words = np.concatenate([support.words for support in supports])
-    mask = np.zeros((len(counts), vocabulary), dtype=bool)
-    mask[np.repeat(np.arange(len(counts)), counts), words] = True
-    return torch.from_numpy(mask)
+    return SupportTable.of(counts, np.concatenate([support.words for support in supports]))
 
 
 def kept_bytes(scorer: ResponseScorer, texts: Sequence[Text]) -> int:
@@ -360,21 +374,14 @@ def _columns(mask: Tensor) -> Tensor:
     return torch.from_numpy(np.nonzero(mask.numpy())[1])  # twice as fast on the host
 
 
-def _support_index(batch: PackedBatch, supports: Sequence[Support]) -> SupportIndex:
-    """Supports of the given texts as entries of the different texts' response tokens. `batch` is on the host."""
+def _of_different_texts(batch: PackedBatch, supports: Sequence[Support]) -> list[Support]:
+    """Of the supports of the given texts those of the different ones. `batch` is on the host."""
     first = {text: position for position, text in reversed(list(enumerate(batch.copies.tolist())))}
-    own = [supports[first[text]] for text in range(batch.texts)]
-    counts = np.concatenate([support.counts for support in own])
-    words = np.concatenate([support.words for support in own])
-    return SupportIndex.of(counts, words)
+    return [supports[first[text]] for text in range(batch.texts)]
 
 
-def _plain_head(logits: Tensor, target: Tensor, support: SupportIndex | None) -> tuple[Tensor, Tensor | None]:
+def _plain_head(logits: Tensor, target: Tensor, support: SupportTable | None) -> tuple[Tensor, Tensor | None]:
     """The same as `response_log_probs`, from the whole matrix of logits [R, V]."""
     log_softmax = torch.log_softmax(logits.float(), dim=-1)
     tokens = log_softmax.gather(-1, target[:, None])[:, 0]
-    if support is None:
-        return tokens, None
-    mask = torch.zeros_like(log_softmax, dtype=torch.bool)
-    mask[support.row, support.word] = True
-    return tokens, torch.logsumexp(log_softmax.masked_fill(~mask, -torch.inf), dim=-1)
+    return tokens, None if support is None else support.log_mass(log_softmax)

@@ -12,14 +12,15 @@ every text gets the log-probability that it has alone. The positions of an answe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pddpo_ray.training.batches import Text, in_one_copy
+from pddpo_ray.training.batches import Text
+from pddpo_ray.training.transfer import moved
 
 ATTENTION = "pddpo_packed"
 """Name under which transformers finds the attention below."""
@@ -28,12 +29,13 @@ ATTENTION = "pddpo_packed"
 @dataclass(frozen=True)
 class Lines:
     """Where attention finds the texts. gather [s, L]: slot in the row of each token of each line (padding: any);
-    line, column [T]: where in the lines the output of each token of the row is taken from.
+    own [T]: the place among all tokens of all lines from which the output of each token of the row is taken; places
+    [T, m]: all places where a token of the row is, -1 behind the last (a prompt's token is in m lines at most).
     """
 
     gather: Tensor
-    line: Tensor
-    column: Tensor
+    own: Tensor
+    places: Tensor
 
 
 @dataclass(frozen=True)
@@ -57,11 +59,7 @@ class PackedBatch:
     texts: int
 
     def to(self, device: torch.device) -> PackedBatch:
-        names = ("ids", "positions", "slot", "predictor", "text", "target", "times", "copies")
-        own = [self.lines.gather, self.lines.line, self.lines.column, *(getattr(self, name) for name in names)]
-        gather, line, column, *moved = in_one_copy(own, device)
-        others: dict[str, Any] = dict(zip(names, moved, strict=True))
-        return replace(self, lines=Lines(gather, line, column), **others)
+        return moved(self, device)
 
     def __len__(self) -> int:
         return int(self.copies.shape[0])
@@ -95,6 +93,7 @@ def pack(texts: Sequence[Text]) -> PackedBatch:
             words = np.array(response, dtype=np.int64)
             response_parts.append((slots, predictors, np.full(len(response), member), words))
     line, column = (np.concatenate(part) for part in zip(*token_parts, strict=True))
+    lengths = [len(prompt) + len(response) for prompt, response in unique]
     # the order of the different texts, as in the padded batch, so that columns such as supports line up
     order = np.argsort(np.concatenate([part[2] for part in response_parts]), kind="stable")
     of_responses = [np.concatenate(part)[order] for part in zip(*response_parts, strict=True)]
@@ -104,7 +103,7 @@ def pack(texts: Sequence[Text]) -> PackedBatch:
         ids=torch.tensor([ids]),
         # a token's column in its line is its position in its text
         positions=torch.from_numpy(column)[None],
-        lines=Lines(*(torch.from_numpy(array) for array in (gather, line, column))),
+        lines=Lines(*map(torch.from_numpy, (gather, line * longest + column, _places(gather, lengths, len(ids))))),
         slot=slot,
         predictor=predictor,
         text=owner,
@@ -134,17 +133,59 @@ def packed_attention(
     if pddpo_lines is None:
         plain: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
         return plain
-    lines = pddpo_lines
-    count, longest = lines.gather.shape
-    flat = lines.gather.reshape(-1)
-
-    def of_lines(states: Tensor) -> Tensor:
-        picked = states[0].transpose(0, 1).index_select(0, flat)
-        return picked.view(count, longest, *picked.shape[1:]).transpose(1, 2)
-
+    of_lines = [_ToLines.apply(states[0].transpose(0, 1), pddpo_lines) for states in (query, key, value)]
     options["is_causal"] = True
-    read, _ = sdpa_attention_forward(module, of_lines(query), of_lines(key), of_lines(value), None, **options)
-    return read.reshape(count * longest, *read.shape[2:])[lines.line * longest + lines.column][None], None
+    read, _ = sdpa_attention_forward(module, *of_lines, None, **options)
+    return _FromLines.apply(read.flatten(0, 1), pddpo_lines)[None], None
+
+
+class _ToLines(torch.autograd.Function):
+    """A row's states in lines: [T, heads, d] -> [s, heads, L, d].
+
+    The gradient is read from where a token went. Sent back from there, as a gather's own derivative does it, it would
+    be added up by atomic operations, a third of a small model's step on a GPU.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, lines: Lines) -> Tensor:  # type: ignore[override]
+        ctx.lines = lines
+        picked = states.index_select(0, lines.gather.reshape(-1))
+        return picked.view(*lines.gather.shape, *picked.shape[1:]).transpose(1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        places: Tensor = ctx.lines.places
+        flat = slope.transpose(1, 2).flatten(0, 1)
+        came = flat.index_select(0, places.clamp_min(0).reshape(-1)).view(*places.shape, *flat.shape[1:])
+        return came.mul_((places >= 0)[..., None, None]).sum(dim=1), None
+
+
+class _FromLines(torch.autograd.Function):
+    """What attention read for each token of the row: [s * L, heads, d] -> [T, heads, d]."""
+
+    @staticmethod
+    def forward(ctx: Any, read: Tensor, lines: Lines) -> Tensor:  # type: ignore[override]
+        ctx.lines = lines
+        return read.index_select(0, lines.own)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        slot = ctx.lines.gather.reshape(-1)
+        # of a token that is in several lines one is read
+        taken = ctx.lines.own.index_select(0, slot) == torch.arange(len(slot), device=slot.device)
+        return slope.index_select(0, slot).mul_(taken[:, None, None]), None
+
+
+def _places(gather: np.ndarray, lengths: Sequence[int], tokens: int) -> np.ndarray:
+    """`Lines.places` of lines of these lengths in a row of so many tokens."""
+    real = np.arange(gather.shape[1]) < np.array(lengths)[:, None]
+    found = np.flatnonzero(real)
+    slots = gather[real]
+    order = np.argsort(slots, kind="stable")
+    counts = np.bincount(slots, minlength=tokens)
+    places = np.full((tokens, int(counts.max())), -1, dtype=np.int64)
+    places[np.arange(places.shape[1]) < counts[:, None]] = found[order]
+    return places
 
 
 def can_pack(model: nn.Module) -> bool:

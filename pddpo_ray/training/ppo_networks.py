@@ -53,6 +53,7 @@ def reinforce(
         command.settings,
         command.seed,
     )
+    engine.end()
     first_rank = engine.shard.rank == 0
     stored = [_stored(store, name, critic, first_rank) for name, critic in zip(NAMES, critics, strict=False)]
     metrics["ppo/seconds"] = time.perf_counter() - began

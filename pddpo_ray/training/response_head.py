@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pddpo_ray.training.batches import in_one_copy
 from pddpo_ray.training.memory import chunk_rows
 
 KEEP_BYTES = 32 * 2**20
@@ -22,36 +21,38 @@ KEEP_BYTES = 32 * 2**20
 
 
 @dataclass(frozen=True)
-class SupportIndex:
-    """Supported words of R response tokens: entry j says that `word[j]` belongs to the support of token `row[j]`.
+class SupportTable:
+    """Supported words of R response tokens, a row for each, filled up to the longest row.
 
-    Rows ascend, and every row has at least one word. `starts` [R + 1] says where each row begins; it stays on the host,
-    so that nothing has to be read back from a device.
+    word [R, K]; count [R]: how many of a row's words are its own, at least one; behind them is filling.
     """
 
-    row: Tensor
     word: Tensor
-    starts: np.ndarray
+    count: Tensor
 
     @classmethod
-    def of(cls, counts: np.ndarray, words: np.ndarray) -> SupportIndex:
+    def of(cls, counts: np.ndarray, words: np.ndarray) -> SupportTable:
         """counts [R]: words of each token; words [sum(counts)], token after token."""
-        rows = np.repeat(np.arange(len(counts)), counts)
-        starts = np.concatenate([[0], np.cumsum(counts)])
-        return cls(torch.from_numpy(rows), torch.from_numpy(words.astype(np.int64)), starts)
+        table = np.zeros((len(counts), int(counts.max())), dtype=np.int64)
+        table[np.arange(table.shape[1]) < counts[:, None]] = words
+        return cls(torch.from_numpy(table), torch.from_numpy(counts.astype(np.int64)))
 
-    def to(self, device: torch.device) -> SupportIndex:
-        row, word = in_one_copy([self.row, self.word], device)
-        return SupportIndex(row, word, self.starts)
+    def part(self, begin: int, end: int) -> SupportTable:
+        """The rows of tokens begin to end."""
+        return SupportTable(self.word[begin:end], self.count[begin:end])
 
-    def part(self, begin: int, end: int) -> SupportIndex:
-        """The entries of tokens begin to end, rows counted from begin."""
-        first, last = int(self.starts[begin]), int(self.starts[end])
-        return SupportIndex(self.row[first:last] - begin, self.word[first:last], self.starts[begin : end + 1] - first)
+    def log_probs(self, every: Tensor) -> Tensor:
+        """Log-probabilities of the supported words, -inf for filling, out of those of every word. [R, V] -> [R, K]"""
+        filling = torch.arange(self.word.shape[1], device=self.word.device) >= self.count[:, None]
+        return every.gather(-1, self.word).masked_fill(filling, -torch.inf)
+
+    def log_mass(self, every: Tensor) -> Tensor:
+        """Log of the sum over each row's supported words. [R, V] -> [R]"""
+        return self.log_probs(every).logsumexp(dim=-1)
 
 
 def response_log_probs(
-    hidden: Tensor, weight: Tensor, target: Tensor, support: SupportIndex | None = None, temperature: float = 1.0
+    hidden: Tensor, weight: Tensor, target: Tensor, support: SupportTable | None = None, temperature: float = 1.0
 ) -> tuple[Tensor, Tensor | None]:
     """log softmax(hidden @ weight.T / temperature) at the targets, and the log of the mass on the supported words.
 
@@ -71,7 +72,7 @@ class _ResponseHead(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         target: Tensor,
-        support: SupportIndex | None,
+        support: SupportTable | None,
         temperature: float,
     ) -> Tensor | tuple[Tensor, Tensor]:
         trains_hidden, trains_weight = ctx.needs_input_grad[:2]
@@ -83,7 +84,7 @@ class _ResponseHead(torch.autograd.Function):
             log_probs = _log_softmax(hidden[begin:end], weight, temperature)
             tokens.append(log_probs.gather(-1, target[begin:end, None])[:, 0])
             if support is not None:
-                masses.append(_log_mass(log_probs, support.part(begin, end)))
+                masses.append(support.part(begin, end).log_mass(log_probs))
             if early:
                 expected = log_probs.exp_().to(weight.dtype) @ weight
                 slopes.append(weight[target[begin:end]] - expected)
@@ -108,7 +109,7 @@ class _ResponseHead(torch.autograd.Function):
         if ctx.early:
             slopes = torch.cat(stored)
             return (slopes * slope[:, None].to(slopes.dtype)).to(hidden.dtype), None, None, None, None
-        support: SupportIndex | None = ctx.support
+        support: SupportTable | None = ctx.support
         trains_hidden, trains_weight = ctx.needs_input_grad[:2]
         hidden_slope = torch.empty_like(hidden) if trains_hidden else None
         # Summed in float32 or better: in a narrow type what a late chunk adds would be rounded away.
@@ -122,9 +123,9 @@ class _ResponseHead(torch.autograd.Function):
             logit_slope = log_probs.exp().mul_(-both[:, None])
             logit_slope.scatter_add_(1, target[begin:end, None], own[:, None])
             if support is not None:
-                index = support.part(begin, end)
-                inside = (log_probs[index.row, index.word] - ctx.mass[begin:end][index.row]).exp()
-                logit_slope[index.row, index.word] += inside * mass_slope[begin:end][index.row]  # type: ignore[index]
+                rows = support.part(begin, end)
+                inside = (rows.log_probs(log_probs) - ctx.mass[begin:end, None]).exp()
+                logit_slope.scatter_add_(1, rows.word, inside * mass_slope[begin:end, None])  # type: ignore[index]
             logit_slope = logit_slope.to(weight.dtype)
             if hidden_slope is not None:
                 torch.mm(logit_slope, weight, out=hidden_slope[begin:end])
@@ -142,11 +143,3 @@ def _log_softmax(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
     logits = hidden @ weight.T
     logits = logits if logits.dtype == torch.float64 else logits.float()
     return torch.log_softmax(logits if temperature == 1.0 else logits / temperature, dim=-1)
-
-
-def _log_mass(log_probs: Tensor, support: SupportIndex) -> Tensor:
-    """Log of the sum over each row's supported words, stable for tiny masses."""
-    entries = log_probs[support.row, support.word]
-    largest = entries.new_full((len(log_probs),), -torch.inf).scatter_reduce(0, support.row, entries, "amax")
-    total = torch.zeros_like(largest).index_add(0, support.row, (entries - largest[support.row]).exp())
-    return total.log() + largest

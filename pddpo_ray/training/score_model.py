@@ -75,7 +75,7 @@ class ScoreModel(nn.Module):
 
     def scores_of(self, hidden: Tensor) -> Tensor:
         """[n, h], what the head reads -> [n] float32"""
-        scores = self.score_head(hidden)[..., 0].float()
+        scores = self.score_head(hidden.to(self.score_head.weight.dtype))[..., 0].float()
         normalized: Tensor = self.normalizer(scores) if self.normalize else scores
         return normalized
 

@@ -55,7 +55,7 @@ SECONDS_EACH = 25.0
 """Processor seconds of tests, as measured without a mutant, after which a mutant counts as a survivor."""
 STATE = ROOT / ".cache" / "mutants"
 REASONS = Path(__file__).parent / "reasons.json"
-PAGE = ROOT / "docs" / "mutants.md"
+PAGE = ROOT / "lab" / "studies" / "mutants.md"
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ def _tests_that_reach(
 
 
 def page(mutants: Sequence[Drawn], results: Mapping[str, Mapping[str, Any]], total: int, seed: int) -> tuple[str, int]:
-    """The table of docs/mutants.md, and how many survivors have no reason yet."""
+    """The table of lab/studies/mutants.md, and how many survivors have no reason yet."""
     reasons = json.loads(REASONS.read_text(encoding="utf-8")) if REASONS.is_file() else {}
     survivors = [mutant for mutant in mutants if not results[mutant.key]["red"]]
     rows, without = [], 0

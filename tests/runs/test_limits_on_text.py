@@ -97,7 +97,7 @@ def test_a_network_under_limits_broken_off_in_mid_round_equals_the_unbroken_one(
         (["limits.rude.rate={regex: nowhere.txt}"], "nowhere.txt cannot be read as text"),
         (["limits.rude.rate={world: reward}"], "this world has no rate called `reward`"),
         (["prompts.inside.indices=[24]"], "the world has the prompts 0 to 23, not 24"),
-        (["algorithm=sacpo", "rounds=1", "dual.rule={kind: fixed}", "dual.first=1"], "holds one limit on the paper's"),
+        (["algorithm=sacpo", "rounds=1", "dual.rule={kind: fixed}", "dual.first=1"], "holds one limit, named cost"),
     ],
 )
 def test_what_a_text_world_cannot_hold_is_refused_in_one_line(

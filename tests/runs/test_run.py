@@ -68,8 +68,8 @@ def test_choosing_pairs_before_or_after_the_dual_step_changes_no_number(
     weights: list[tuple[float, float]] = []
     step = DualController.step
 
-    def seen(dual: DualController, estimates: Sequence[CostEstimate]) -> dict[str, float]:
-        before, following, after = dual.multiplier, step(dual, estimates), dual.multiplier
+    def seen(dual: DualController, estimates: Sequence[CostEstimate], covariance: Any) -> dict[str, float]:
+        before, following, after = dual.multiplier, step(dual, estimates, covariance), dual.multiplier
         weights.append((before, after))
         return following
 

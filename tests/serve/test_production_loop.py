@@ -30,7 +30,7 @@ class Users:
         return sent.raise_for_status().json()
 
     def ask(self, text: str, **headers: str) -> str:
-        """The reply's id. Drawn as the policy draws: what has a seed or ends earlier teaches nothing and is not kept."""
+        """The reply's id. Drawn as the policy draws: what has a seed or ends early teaches nothing and is not kept."""
         body = {"model": "round-1", "messages": [{"role": "user", "content": text}]}
         return str(self.post("/v1/chat/completions", body, **headers)["id"])
 

@@ -1,4 +1,4 @@
-"""Which functions docs/paper.md names in its tables, and which functions were entered."""
+"""Which functions docs/paper.md and its study name in their tables, and which functions were entered."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from typing import Any
 
 import pddpo_ray
 
-PAGE = Path(__file__).parents[2] / "docs" / "paper.md"
+ROOT = Path(__file__).parents[2]
+PAGES = (ROOT / "docs" / "paper.md", ROOT / "lab" / "studies" / "paper-verified.md")
 PACKAGE = str(Path(pddpo_ray.__file__).parent) + os.sep
 Entered = set[tuple[str, str]]
 """(file, qualified name) of functions."""
 
 
 def named() -> list[str]:
-    """Every function, class and module that a table of the page names, in order."""
-    rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    """Every function, class and module that a table of the pages names, in order."""
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    rows = [line for line in text.splitlines() if line.startswith("|")]
     return list(dict.fromkeys(re.findall(r"`(pddpo_ray\.[\w.]+)`", "\n".join(rows))))
 
 

@@ -207,6 +207,12 @@ CASES = (
     Case(ROLES, "a message with more text", {"messages": [{**user(ASK), "name": "Ana"}]},
          Aside("unread-text", "`messages[0].name`"),
          "is named"),
+    Case(ROLES, "a reply with `weight: 0`, `loss: false` or `train: false`",
+         {"prompt": [user(ASK)], "chosen": [bot("Dry it.", weight=0)], "rejected": [bot("Boil it.")]},
+         Aside("unread-label", "`chosen[0].weight`"), "is named: it is not to be learned"),
+    Case(ROLES, "an earlier turn with `weight: 0`",
+         {"messages": [user("Hm?"), bot("Hm.", weight=0), user(ASK), bot("Dry it.", weight=1)]},
+         Read(("user: Hm?", "assistant: Hm.", f"user: {ASK}"), ("Dry it.",)), "earlier turns are not learned"),
     # again
     Case(AGAIN, "texts", {"prompt": f"Question: {ASK}", "chosen": f"Question: {ASK} Answer: Dry it.",
          "rejected": f"Question: {ASK} Answer: Boil it."},

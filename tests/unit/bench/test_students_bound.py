@@ -36,6 +36,6 @@ def test_the_betting_test_keeps_its_level_where_students_does_not(limit: float, 
     assert false_pass_student(limit, draws) > (0.05 if limit < 0.3 else 0.045)
 
 
-def test_the_docs_hold_the_table() -> None:
-    docs = (Path(__file__).parents[3] / "docs" / "methods.md").read_text(encoding="utf-8")
-    assert [line for line in table().splitlines() if line not in docs] == []
+def test_the_study_holds_the_table() -> None:
+    study = (Path(__file__).parents[3] / "lab" / "studies" / "students-bound.md").read_text(encoding="utf-8")
+    assert [line for line in table().splitlines() if line not in study] == []

@@ -18,6 +18,7 @@ from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.build import dual_state
+from pddpo_ray.loop.held_limit import labelled_limits
 from tests.support.method_modules import METHODS
 
 SMALL = """
@@ -35,8 +36,6 @@ tables:
   - {kind: sweep, key: limit, title: Limits, of: b, setting: limits.cost.at_most, at: [0.0, 0.5]}
 dynamics: [a, b]
 """
-
-NO_WORLD = cast(Backends, SimpleNamespace(world=None, held_limits=()))
 
 
 def suite_file(folder: Path, text: str = SMALL) -> str:
@@ -118,7 +117,8 @@ def test_every_arm_of_a_shipped_suite_can_start_at_its_multiplier(name: str) -> 
         config = suite.config(arm, suite.seeds[0])
         if config.dual.rho is None and config.dual.upper is None:
             config = config.model_copy(update={"dual": config.dual.model_copy(update={"rho": 1.0})})
-        [constraint] = dual_state(config, NO_WORLD, config.rounds, {}).limits
+        backends = cast(Backends, SimpleNamespace(world=None, held_limits=labelled_limits(config.stated)))
+        [constraint] = dual_state(config, backends, config.rounds, {}).limits
         assert constraint.upper == (config.dual.upper or 2 * (config.dual.rho or 1.0))
         assert constraint.multiplier <= constraint.upper
 

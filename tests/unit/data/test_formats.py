@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from functools import partial
 from pathlib import Path
@@ -99,6 +100,7 @@ def test_trl_conversations_with_and_without_a_prompt_are_the_same() -> None:
     assert only(implicit)[1] == only(with_text)[1] == explicit
 
 
+@pytest.mark.run
 def test_an_implicit_prompt_of_messages_is_the_one_that_trl_finds() -> None:
     from trl.data_utils import extract_prompt
 
@@ -228,6 +230,22 @@ def test_json_arrays_folders_and_crlf_files_are_read(tmp_path: Path) -> None:
     assert [example.id for example in found] == ["row-1", "row-2", "row-3", "row-4", None, None]
     assert found[4].prompt[0].content == 'a "quoted" word,\nand a line'
     assert found[5].prompt[0].content == 'plain 5" pipe'
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("suffix", [".jsonl", ".ndjson", ".jsonl.gz"])
+def test_an_array_is_read_whatever_its_files_name_says(suffix: str, indent: int | None, tmp_path: Path) -> None:
+    content = json.dumps([pku(1), pku(2)], indent=indent).encode()
+    path = tmp_path / f"rows{suffix}"
+    path.write_bytes(gzip.compress(content) if suffix.endswith(".gz") else content)
+    assert [example.id for example in examples(path)] == ["row-1", "row-2"]
+
+
+def test_a_line_that_is_a_list_hides_no_later_line(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"[1, 2]\n" + lines(pku(1)))
+    found = inspect([str(path)], Settings())
+    assert ([problem.kind for problem in found.problems], found.good) == (["not-an-object"], 1)
 
 
 def test_the_pairs_that_ship_are_whole() -> None:

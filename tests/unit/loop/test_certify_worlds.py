@@ -167,11 +167,13 @@ def test_a_mean_without_bounds_is_named_as_estimated_only() -> None:
             "words": {"mean": {"rule": "words"}, "at_most": 80},
             "short": {"mean": {"rule": "words"}, "at_most": 80, "bounds": [0, 400]},
             "drift": {"kl": "reference", "at_most": 8},
+            "cost": {"mean": {"model": "cost"}, "at_most": 0, "bounds": [-5, 5]},
         }
     }
     reasons = {one.limit.name: cannot(one) for one in stated_limits(given, "test")}
     assert "state them, e.g. bounds" in (reasons["words"] or "")
     assert "never certified" in (reasons["drift"] or "")
+    assert reasons["cost"] == "a cost model's mean is estimated only, never certified"
     assert reasons["short"] is None
 
 

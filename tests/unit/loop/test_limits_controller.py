@@ -1,10 +1,10 @@
-"""What the controller of limits keeps of a round's measures, and what it says of them: audits, windows, seeds, bounds."""
+"""What the controller of limits keeps of a round's measures and says of them: audits, windows, seeds, bounds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from pddpo_ray.journal import Journal
 from pddpo_ray.limits.reading import stated_limit
 from pddpo_ray.loop.dual_step import DualController, LocalDual
 from pddpo_ray.loop.held_limit import HeldLimit
+from pddpo_ray.loop.label_estimates import LabelEstimates
 from pddpo_ray.loop.limits import ANSWERS, LimitsController
 from pddpo_ray.loop.outcome import OUTSIDE
 from pddpo_ray.loop.people_measuring import MACHINE, Audit
@@ -27,6 +28,8 @@ LENGTH = {"mean": {"function": "my:words"}, "at_most": 1, "bounds": [0, 2]}
 RUDE = {"rate": {"world": "cost"}, "at_most": "50 %", "labels_each": 1}
 LIMITS = [HeldLimit(stated_limit("length", LENGTH, "recipe"), 2.0, EVERYWHERE),
           HeldLimit(stated_limit("rude", RUDE, "recipe"), 1.0, EVERYWHERE)]  # fmt: skip
+NO_LABELS = LabelEstimates([], cast(Any, None), cast(Any, None), labels_each=1)
+"""Both limits have sources of their own."""
 
 
 class Auditors:
@@ -71,11 +74,11 @@ def controller(journal: Journal, costs: Sequence[Sequence[float]], **options: An
         none = np.zeros(table.shape)
         return MeasuredCosts(table, none, none > 0, np.full(table.shape, NAN), none)
 
-    about: dict[str, Any] = {"rho": 1.0, "rule": ProjectedFixed(0.1, 1.0, 1.0), "limit": 0.5}
+    about: dict[str, Any] = {"rho": 1.0, "rule": ProjectedFixed(1, 1.0, 1.0), "limit": 0.5}
     state = DualState(tuple(limit_state(one.name, first=1.0, **about) for one in LIMITS))
     given: dict[str, Any] = {
         "beta": 1.0, "by_covariance": True, "seed": 3, "due": None, "drift": None, "reference": None,
-        "log_probs": lambda policy, asked: np.zeros(len(asked)), **options,
+        "log_probs": lambda policy, asked: np.zeros(len(asked)), "labels": NO_LABELS, **options,
     }  # fmt: skip
     return LimitsController(journal, LIMITS, measure, DualController(LocalDual(state), journal), **given)
 

@@ -299,7 +299,7 @@ def test_the_temperature_is_the_last_one_that_keeps_the_sample_size() -> None:
     tiny = temper(base, 1e5 * optimism, ess_floor=1.5)
     assert tiny == pytest.approx(exact * 1e-5, rel=1e-2)
     # where the policy's own weights alone are even enough, the draw follows them and nothing else
-    assert temper(np.zeros(4), 1e15 * np.arange(4.0), ess_floor=3.999) == 0.0
+    assert temper(np.zeros(4), np.array([0.0, 1e15, 2e15, 3e15]), ess_floor=3.999) == 0.0
     assert effective_sample_size(np.log([1.0, 2.0, 3.0]) + 700.0) == pytest.approx(36.0 / 14.0)
 
 

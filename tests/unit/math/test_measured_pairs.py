@@ -164,10 +164,10 @@ def test_repetitions_show_the_noise_of_each_limit_by_itself() -> None:
 
 def test_means_by_people_alone_count_the_answers_that_people_were_asked_about() -> None:
     """Of the first limit two answers were shown, and one got the cost 0.5; of the second none was."""
-    shown = {"chance": np.array([0.5, 0.0])}
+    chance = np.array([0.5, 0.0])
     measured = [
-        replace(answer(0, 1, 1.0, 1.0), people=np.array([0.5, 9.0]), **shown),
-        replace(answer(0, 2, 1.0, 1.0), people=np.array([NAN, 9.0]), **shown),
+        replace(answer(0, 1, 1.0, 1.0), people=np.array([0.5, 9.0]), chance=chance),
+        replace(answer(0, 2, 1.0, 1.0), people=np.array([NAN, 9.0]), chance=chance),
         replace(answer(0, 3, 1.0, 1.0), people=np.array([9.0, 9.0])),
     ]
     assert means_by_people_alone(measured).tolist() == [0.25, np.inf]

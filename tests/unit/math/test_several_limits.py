@@ -208,7 +208,7 @@ def small(*overrides: str) -> Any:
 @pytest.mark.parametrize("algorithm", ["o-pd-dpo", "o-pd-dpo-paper", "pd-dpo"])
 def test_each_limit_has_a_stage_a_multiplier_and_labels_of_its_own(algorithm: str, tmp_path: Path) -> None:
     result = run_recipe(small("rounds=3", f"algorithm={algorithm}"), tmp_path / "run")
-    assert list(result["constraints"]) == ["cost", "privacy"]
+    assert list(result["limits"]) == ["cost", "privacy"]
     with read_journal(tmp_path / "run" / JOURNAL, "run") as journal:
         steps, versions, metrics = journal.dual_steps(), journal.versions(), journal.metrics()[3]
         labels = {name: len(journal.safety(2, name)) for name in ("cost", "privacy")}
@@ -219,12 +219,12 @@ def test_each_limit_has_a_stage_a_multiplier_and_labels_of_its_own(algorithm: st
     assert chain[1].base == chain[0].version.number
     assert labels == {"cost": 24, "privacy": 24}
     for name, step in zip(("cost", "privacy"), steps[-2:], strict=True):
-        found = result["constraints"][name]
+        found = result["limits"][name]
         assert found["multiplier_next"] == step.multiplier_after
-        eta_gap = step.eta * (step.estimate.value - found["threshold"])
+        eta_gap = step.eta * (step.estimate.value - found["bound"])
         rho = result["rho"]
         assert step.multiplier_after == pytest.approx(np.clip(step.multiplier_before + eta_gap, 0.0, 2 * rho))
-    assert metrics["privacy/exact/g_policy"] == pytest.approx(result["constraints"]["privacy"]["g_last"])
+    assert metrics["privacy/exact/g_policy"] == pytest.approx(result["limits"]["privacy"]["value_last"])
     assert result["multiplier_optimum"] == pytest.approx(0.441369, abs=1e-6)
     pairs = result["labels_pairs"]
     assert result["labels_used"] == 2 * result["labels_safety"] + 3 * pairs
@@ -243,7 +243,7 @@ def test_a_run_under_two_limits_that_breaks_off_goes_on_as_if_it_had_not(tmp_pat
         run_recipe(small("rounds=3"), tmp_path / "cut" / "run", progress=cut)
     resumed = run_recipe(small("rounds=3"), tmp_path / "cut" / "run", resume=True)
     whole = run_recipe(small("rounds=3"), tmp_path / "whole" / "run")
-    assert resumed["constraints"] == whole["constraints"]
+    assert resumed["limits"] == whole["limits"]
 
 
 @pytest.mark.run
@@ -257,8 +257,8 @@ def test_the_page_shows_both_limits(tmp_path: Path) -> None:
 @pytest.mark.run
 def test_a_threshold_of_its_own_moves_the_optimum(tmp_path: Path) -> None:
     result = run_recipe(small("rounds=1", "limits.privacy.at_most=0.5"), tmp_path / "run")
-    assert result["constraints"]["privacy"]["multiplier_optimum"] == pytest.approx(0.0, abs=1e-9)
-    assert result["constraints"]["cost"]["multiplier_optimum"] == pytest.approx(0.2348, abs=1e-3)
+    assert result["limits"]["privacy"]["multiplier_optimum"] == pytest.approx(0.0, abs=1e-9)
+    assert result["limits"]["cost"]["multiplier_optimum"] == pytest.approx(0.2348, abs=1e-3)
 
 
 @pytest.mark.parametrize(

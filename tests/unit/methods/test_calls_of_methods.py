@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -26,7 +26,10 @@ from pddpo_ray.algorithms.stages import (
     weighed_objective,
 )
 from pddpo_ray.config import MethodConfig
-from pddpo_ray.loop.labelled_limits import LabelledLimits
+from pddpo_ray.limits.reading import stated_limits
+from pddpo_ray.loop.held_limit import labelled_limits
+from pddpo_ray.loop.label_estimates import LabelEstimates
+from pddpo_ray.loop.limits import LimitsController
 from pddpo_ray.records import (
     HARM,
     CostEstimate,
@@ -101,6 +104,9 @@ class Rounds:
     def dual_steps(self) -> list[Any]:
         return []
 
+    def phases(self, like: str) -> list[Any]:
+        return []
+
 
 def numbered(name: str) -> Callable[..., str]:
     """name-1, name-2, ... in the order of calls."""
@@ -138,14 +144,20 @@ def calls_of(method: str, sizes: Sizes = SIZES, **parts: Any) -> tuple[Calls, Un
     } | parts  # fmt: skip
     estimate = known.pop("estimate", lambda labels: f"estimate of {labels}")
     window = (known["journal"], sizes.method.window) if method == "pd-dpo-adalag" else None
-    known["limits"] = labelled_limits(known, estimate, window)
+    known["limits"] = by_labels(known, estimate, window)
     found = METHODS[method].run(Parts(**known), sizes, "reference")  # type: ignore[arg-type]
     return [call for call in calls if call[0] != "preferences.cost_of"], found
 
 
-def labelled_limits(known: dict[str, Any], estimate: Any, window: Any = None) -> LabelledLimits:
-    dual, feedback = known["dual"], known["feedback"]
-    return LabelledLimits(dual, feedback, estimate, AtOnce(), beta=0.1, labels_each=3, window=window)
+def by_labels(known: dict[str, Any], estimate: Any, window: Any = None) -> LimitsController:
+    """One limit on the logit of a cost of its own name for each multiplier, labelled by the feedback."""
+    names, nothing = list(known["dual"].multipliers), cast(Any, None)
+    document = {"limits": {name: {"logit": {"world": name}, "at_most": 0.0} for name in names}}
+    labels = LabelEstimates(names, known["feedback"], estimate, labels_each=3, window=window)
+    return LimitsController(
+        known.get("journal", Rounds()), labelled_limits(stated_limits(document, "test")), None, known["dual"], beta=0.1,
+        by_covariance=False, drift=nothing, log_probs=nothing, reference=nothing, seed=0, due=AtOnce(), labels=labels,
+    )  # fmt: skip
 
 
 def bonus(stage: str) -> LossBonus:
@@ -207,7 +219,7 @@ def test_pd_dpo_fits_the_reward_once_and_a_chain_of_cost_fits_in_every_round() -
                 ("rollout.sample", "5 prompts", version, (), 1),
                 ("feedback.open_safety", f"answers-{number}", 3),
                 *answered(number),
-                ("dual.step", [labels(number, name) for name in ("harm", "length")]),
+                ("dual.step", [labels(number, name) for name in ("harm", "length")], None),
             ]
         assert calls == expected
         assert found == ALL
@@ -229,18 +241,17 @@ def test_adalag_answers_to_a_window_of_each_constraints_labels() -> None:
             ("feedback.open_safety", f"answers-{number}", 3),
             *answered(number),
         ]
-        expected.append(("dual.step", [f"estimate of {windows[number].format(name)}" for name in ("harm", "length")]))
+        estimates = [f"estimate of {windows[number].format(name)}" for name in ("harm", "length")]
+        expected.append(("dual.step", estimates, None))
     assert calls == expected
     assert found == LAST
 
 
 def windowed(journal: Any, name: str, count: int) -> list[Any]:
     """The labels that an estimate is made of."""
-    dual = Asked([], "dual", multipliers={name: 0.5})
-    limits = labelled_limits(
-        {"dual": dual, "feedback": Asked([], "feedback")}, lambda labels: labels, window=(journal, count)
-    )
-    return limits.estimates("answers")  # type: ignore[arg-type]
+    feedback: Any = Asked([], "feedback")
+    labels: Any = LabelEstimates([name], feedback, cast(Any, list), labels_each=3, window=(journal, count))
+    return list(labels("answers"))
 
 
 def test_a_window_reaches_back_as_far_as_it_must_and_never_before_round_1() -> None:
@@ -273,7 +284,7 @@ def test_o_pd_dpo_chooses_pairs_while_labels_are_given_and_begins_the_next_fit()
             ("explorer.update", "explorer.choose"),
             ("trainer.begin", reward(), "D_r"),
             *answered(number),
-            ("dual.step", [labels(number, name) for name in ("harm", "length")]),
+            ("dual.step", [labels(number, name) for name in ("harm", "length")], None),
         ]
     assert calls == expected
     assert found == ALL
@@ -300,7 +311,7 @@ def test_the_papers_method_has_each_stages_bonus_in_its_loss() -> None:
             ("explorer.choose", "rollout.candidates"),
             ("feedback.compare", "explorer.choose"),
             *answered(number),
-            ("dual.step", [labels(number, name) for name in ("harm", "length")]),
+            ("dual.step", [labels(number, name) for name in ("harm", "length")], None),
             ("preferences.extend", "feedback.compare"),
             ("explorer.update", "explorer.choose"),
         ]
@@ -550,7 +561,7 @@ def test_bounds_of_weighed_scores_and_one_estimate_for_each_constraint() -> None
     assert (Sizes(1, 1, 1, 1, 0.1).reward_max, Sizes(1, 1, 1, 1, 0.1).cost_max) == (2.0, 2.0)
     calls: Calls = []
     known = {"dual": Asked(calls, "dual", multipliers={"harm": 0.5}), "feedback": Asked(calls, "feedback")}
-    limits = labelled_limits(known, lambda labels: f"estimate of {labels}")
+    limits = by_labels(known, lambda labels: f"estimate of {labels}")
     assert limits.estimates("answers") == ["estimate of feedback.safety"]  # type: ignore[arg-type, comparison-overlap]
     assert calls == [("feedback.safety", "answers", 3, "harm")]
 

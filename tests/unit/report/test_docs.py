@@ -24,6 +24,7 @@ from tests.support.measuring_server import measuring_server
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+STUDIES = [ROOT / "CHANGELOG.md", *sorted((ROOT / "lab" / "studies").rglob("*.md"))]
 
 
 def blocks(language: str) -> list[tuple[str, str]]:
@@ -50,7 +51,7 @@ PDDPO += [
 
 
 KINDS = {"bash", "yaml", "yml", "python", "py", "json", "toml", "text"}
-"""What a fenced block may be: docs/what-is-run.md says what happens to each."""
+"""What a fenced block may be: lab/studies/what-is-run.md says what happens to each."""
 PROGRAMS = r"(?:pddpo|make|python|pip|ray|curl|kubectl|helm|docker|sbatch|source|export)\b"
 
 
@@ -85,7 +86,6 @@ def test_commands_within_sentences_name_verbs_and_options_that_exist() -> None:
     named = [
         (page.name, code)
         for page in PAGES
-        if page.name != "what-is-run.md"  # its commands are patterns
         for code in re.findall(
             r"`(pddpo [^`]+)`", re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.S | re.M)
         )
@@ -182,12 +182,29 @@ def _judged(question: str) -> str:
     return "[[tie]]" if "[answer B]" in question else "[[no]]"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, *STUDIES], ids=lambda page: page.stem)
 def test_links_lead_somewhere(page: Path) -> None:
     prose = re.sub(r"`[^`\n]*`|^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
-    for link in re.findall(r"\[[^]\n]+\]\(([^)\s]+)\)", prose):
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose):
         if "://" not in link:
-            assert (page.parent / link.partition("#")[0]).exists(), f"{page.name}: {link}"
+            file, _, anchor = link.partition("#")
+            target = page.parent / file if file else page
+            assert target.exists(), f"{page.name}: {link}"
+            if anchor and target.suffix == ".md" and not anchor.startswith("pddpo_ray."):
+                assert anchor in anchors(target.resolve()), f"{page.name}: {link}"
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    """The names by which a page's headings are linked to: as GitHub writes them and as the site does."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+    words = [re.sub(r"[^\w\s-]", "", heading).strip().lower() for heading in re.findall(r"^#+ (.*)$", text, re.M)]
+    return {re.sub(r"\s", "-", word) for word in words} | {re.sub(r"[\s-]+", "-", word) for word in words}
+
+
+@pytest.mark.parametrize("page", [*PAGES, *STUDIES], ids=lambda page: page.stem)
+def test_no_page_holds_both_sides_of_a_merge(page: Path) -> None:
+    assert re.findall(r"^(?:<{7}|={7}|>{7}).*$", page.read_text(encoding="utf-8"), re.M) == []
 
 
 def test_tests_and_files_that_a_page_names_exist() -> None:

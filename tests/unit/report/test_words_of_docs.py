@@ -13,6 +13,7 @@ from tests.unit.report.test_docs import PAGES, commands
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
+WHAT_IS_RUN = ROOT / "lab" / "studies" / "what-is-run.md"
 EVERYDAY = "–—·−→×²³⁵…§’“”"
 """Signs that need no explanation: punctuation, arithmetic, powers of ten."""
 SYMBOLS = re.compile(rf"[\u0370-\u03ff]|[^\x00-\x7f\w\s{EVERYDAY}]")
@@ -52,7 +53,7 @@ TERMS = (
     *("prompt set", "draw", "audit", "scorecard", "floor", "price"),
 )
 """Words that mean something particular here."""
-WRITTEN_BY_PROGRAMS = {"settings.md", "mutants.md"}
+WRITTEN_BY_PROGRAMS = {"settings.md"}
 """Pages that programs write; on the site their symbols explain themselves as on all pages."""
 OWN_WORDS = {"README", "CONTRIBUTING", "LICENSE", "NOTICE", "ENGINE", "E0N", "NOT", "OF", "RUN", "ARGS", "FILES"}
 OWN_WORDS |= {"NAME", "TOKEN", "PORT"}
@@ -115,8 +116,8 @@ def test_every_message_of_the_troubleshooting_page_is_one_that_the_program_print
 
 
 def rows() -> list[tuple[str, str, str]]:
-    """(pattern, executed by, reason) of docs/what-is-run.md."""
-    text = (DOCS / "what-is-run.md").read_text(encoding="utf-8").partition("\n## Commands\n")[2]
+    """(pattern, executed by, reason) of lab/studies/what-is-run.md."""
+    text = WHAT_IS_RUN.read_text(encoding="utf-8").partition("\n## Commands\n")[2]
     found = re.findall(r"^\| `([^`]+)` \| (?:`([^`]+)` )?\| ([^|]*)\|$", text, re.M)
     return [(pattern, test, reason.strip()) for pattern, test, reason in found]
 
@@ -136,7 +137,7 @@ def test_every_command_is_executed_by_a_test_or_has_a_reason_why_not() -> None:
 
 
 def test_every_other_block_has_a_row_that_says_what_happens_to_it() -> None:
-    text = (DOCS / "what-is-run.md").read_text(encoding="utf-8").partition("\n## Commands\n")[0]
+    text = WHAT_IS_RUN.read_text(encoding="utf-8").partition("\n## Commands\n")[0]
     table = re.findall(r"^\| `(\w+)` \| (?:`([\w./-]+)`|any) \| (.*) \|$", text, re.M)
     assert all(re.search(r"`tests/[\w/.]+`|not run|output", said) for _, _, said in table)
     found = set()

@@ -76,7 +76,7 @@ def test_a_head_is_fitted_and_calibrated_with_each_text_read_once(
     texts = texts_of(rows)
     assert sum(read) == len(set(texts)) == 120
     assert made.calibration["labels"] == 40
-    known = features_of(made.model, texts, tmp_path, 16, lambda line: None)
+    known = features_of(made.model, texts, tmp_path, lambda line: None)
     again = [*reversed(texts), *texts]
     np.testing.assert_allclose(
         head_scores(made.model, known, again), text_scores(made.model, again, 7), rtol=1e-5, atol=1e-5

@@ -1,6 +1,6 @@
 """Twelve ways by which a key of the lowest scope may try to ring or silence the alarm, or to teach the run something.
 
-The titles are those of docs/attacks.md, in its order; each test is the attack and what the product does.
+The titles are those of lab/studies/attacks.md, in its order; each test is the attack and what the product does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.unit.serving.test_app import CHAT, Caller, metrics_of
 from tests.unit.serving.test_measured_traffic import AT_MOST, Rung, unsafe
 from tests.unit.serving.test_request_fields import other_value
 
-PAGE = Path(__file__).parents[3] / "docs/attacks.md"
+PAGE = Path(__file__).parents[3] / "lab/studies/attacks.md"
 TURN = "<|im_end|>"
 ATTACKS: dict[str, Callable[..., None]] = {}
 
@@ -338,7 +338,7 @@ def test_consent_and_caps_are_the_keys_whatever_a_request_says(tmp_path: Path) -
 
 
 def test_the_page_has_these_attacks_and_names_their_tests() -> None:
-    """The list at the end of docs/attacks.md is made of this file."""
+    """The list at the end of lab/studies/attacks.md is made of this file."""
     text = PAGE.read_text(encoding="utf-8")
     assert len(ATTACKS) == 12
     assert re.findall(r"^### \d+\. (.*)$", text, re.MULTILINE) == list(ATTACKS)

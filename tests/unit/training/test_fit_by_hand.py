@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from pddpo_ray.training.fit import FrozenColumns, Shard, micro_batch_limit, run_
 from pddpo_ray.training.fit_watch import FitCurve, last_fifth
 from pddpo_ray.training.log_probs import Support
 from pddpo_ray.training.memory import Sizes, layer_bytes
+from pddpo_ray.training.pair_pass import PairLoss, PairPass
 
 ALONE = Shard()
 BASE = PolicyVersion(0, "reference", "0" * 64, "reference")
@@ -29,6 +31,14 @@ ROWS = [
 TEXTS: list[Text] = [(row.prompt, answer) for row in ROWS for answer in (row.chosen, row.rejected)]
 KNOWN = list(dict.fromkeys(TEXTS))
 SUPPORTS = {text: Support(np.ones(len(text[1]), dtype=np.int64), np.zeros(len(text[1]))) for text in KNOWN}
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Places of texts in KNOWN."""
+
+    places: Tensor
+    supported: bool
 
 
 class Words(nn.Module):
@@ -42,16 +52,21 @@ class Words(nn.Module):
         self.passes: list[int] = []
         self.again = -1
 
-    def log_probs(
-        self, texts: Sequence[Text], supports: Sequence[Support] | None = None
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    number_type = torch.float64
+
+    def to_read(self, texts: Sequence[Text], supports: Sequence[Support] | None = None) -> Chosen:
         self.passes.append(len(texts))
-        chosen = torch.tensor([KNOWN.index(text) for text in texts])
-        if supports is None:
-            return self.log_pi[chosen], None, None
-        assert list(supports) == [SUPPORTS[text] for text in texts]
-        masses = torch.cat([self.mass[index].expand(len(KNOWN[index][1])) for index in chosen.tolist()])
-        return self.log_pi[chosen], masses, torch.ones_like(masses)
+        assert supports is None or list(supports) == [SUPPORTS[text] for text in texts]
+        return Chosen(torch.tensor([KNOWN.index(text) for text in texts]), supports is not None)
+
+    def log_probs_of(self, given: Chosen) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        if not given.supported:
+            return self.log_pi[given.places], None, None
+        masses = torch.cat([self.mass[index].expand(len(KNOWN[index][1])) for index in given.places.tolist()])
+        return self.log_pi[given.places], masses, torch.ones_like(masses)
+
+    def log_probs(self, texts: Sequence[Text]) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        return self.log_probs_of(self.to_read(texts))
 
     def sizes(self, texts: Sequence[Text], tokens: int) -> Sizes:
         return Sizes(layers=3, width=4, layer=544.0, input=32.0)
@@ -70,6 +85,11 @@ class Plain:
 
     def backward(self, loss: Tensor) -> None:
         loss.backward()
+
+    def accumulate(self, loss: PairLoss, given: PairPass) -> Tensor:
+        value, said = loss(given)
+        self.backward(value)
+        return said
 
     def update(self, learning_rate: float) -> float:
         self.rates.append(learning_rate)
@@ -280,8 +300,21 @@ class OneNumber:
         self.gain = torch.zeros((), dtype=torch.float64, requires_grad=True)
         self.trace: list[float] = []
 
-    def log_probs(self, texts: Sequence[Text], supports: object = None) -> tuple[Tensor, None, None]:
-        return torch.stack([self.gain * (1.0 if answer[0] == 5 else 0.0) for _, answer in texts]), None, None
+    number_type = torch.float64
+
+    def to_read(self, texts: Sequence[Text], supports: object = None) -> Tensor:
+        return torch.tensor([1.0 if answer[0] == 5 else 0.0 for _, answer in texts], dtype=torch.float64)
+
+    def log_probs_of(self, given: Tensor) -> tuple[Tensor, None, None]:
+        return self.gain * given, None, None
+
+    def accumulate(self, loss: PairLoss, given: PairPass) -> Tensor:
+        value, said = loss(given)
+        self.backward(value)
+        return said
+
+    def look(self, loss: PairLoss, given: PairPass) -> Tensor:
+        return loss(given)[1]
 
     def recompute(self, layers: int) -> None:
         return

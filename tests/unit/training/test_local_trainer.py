@@ -23,7 +23,7 @@ from pddpo_ray.training.batches import Text, collate
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import FrozenColumns, Shard, run_fit, schedule_factor
 from pddpo_ray.training.local import LocalTrainer, carried, store_reference
-from pddpo_ray.training.log_probs import ResponseScorer, score_texts, support_mask, support_of_texts
+from pddpo_ray.training.log_probs import ResponseScorer, score_texts, support_of_texts, support_table
 from tests.support.tiny_language_model import save_policy, tiny_llama
 
 PROMPT = (1, 9, 4)
@@ -119,7 +119,7 @@ def test_support_term_keeps_mass_on_the_reference_support(trainer: LocalTrainer)
         supports = support_of_texts(trainer.engine.scorer, texts, 0.01)[1]
         trainer._load(version)
         with torch.no_grad():
-            mass = trainer.engine.scorer(collate(texts), support_mask(supports, trainer.engine.scorer.vocabulary_size))
+            mass = trainer.engine.scorer(collate(texts), support_table(supports))
         off[weight] = float(1 - mass[1].exp().mean())
     assert off[2.0] < 0.5 * off[0.0]
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from pddpo_ray.training.batches import collate, minibatches
-from pddpo_ray.training.log_probs import ResponseScorer, mean_hidden, score_texts, support_mask, support_of_texts
+from pddpo_ray.training.log_probs import ResponseScorer, mean_hidden, score_texts, support_of_texts, support_table
 from pddpo_ray.training.memory import PASS_TOKENS
+from pddpo_ray.training.response_head import SupportTable
 from tests.support.tiny_language_model import tiny_llama
 
 TEXTS = [((1, 9, 4), (7, 8, 2)), ((1, 5), (6, 2)), ((1, 9, 4, 11), (12, 13, 14, 15, 2)), ((1, 9, 4), (2,))]
@@ -57,7 +58,10 @@ def test_support_holds_exactly_the_words_above_the_floor(scorer: ResponseScorer)
     floor = 0.01
     log_probs, supports = support_of_texts(scorer, TEXTS, floor)
     np.testing.assert_allclose(log_probs, score_texts(scorer, TEXTS), atol=1e-5)
-    mask = support_mask(supports, scorer.vocabulary_size)
+    table = support_table(supports)
+    mask = torch.zeros((len(table.count), scorer.vocabulary_size), dtype=torch.bool)
+    for row, (words, count) in enumerate(zip(table.word, table.count.tolist(), strict=True)):
+        mask[row, words[:count]] = True
     with torch.no_grad():
         probabilities = torch.softmax(scorer.response_logits(collate(TEXTS)), dim=-1)
     assert torch.equal(mask, probabilities >= floor)
@@ -66,10 +70,9 @@ def test_support_holds_exactly_the_words_above_the_floor(scorer: ResponseScorer)
 
 def test_supported_mass_is_the_sum_of_the_supported_words(scorer: ResponseScorer) -> None:
     batch = collate(TEXTS)
-    mask = torch.zeros((len(batch.target), scorer.vocabulary_size), dtype=torch.bool)
-    mask[:, 5:20] = True
+    table = SupportTable(torch.arange(5, 25).repeat(len(batch.target), 1), torch.tensor(15).repeat(len(batch.target)))
     with torch.no_grad():
-        _, log_mass = scorer(batch, mask)
+        _, log_mass = scorer(batch, table)
         expected = torch.softmax(scorer.response_logits(batch), dim=-1)[:, 5:20].sum(dim=-1).log()
     torch.testing.assert_close(log_mass, expected)
 

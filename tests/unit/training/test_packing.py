@@ -19,7 +19,7 @@ from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import FrozenColumns, run_fit
 from pddpo_ray.training.log_probs import ResponseScorer, mean_hidden, score_texts, support_of_texts
 from pddpo_ray.training.packing import can_pack, pack
-from pddpo_ray.training.response_head import SupportIndex, _ResponseHead, response_log_probs
+from pddpo_ray.training.response_head import SupportTable, _ResponseHead, response_log_probs
 from tests.support.tiers import in_full
 from tests.support.tiny_language_model import tiny_llama
 
@@ -172,7 +172,7 @@ def test_the_chunked_head_has_the_derivatives_of_the_formula(
     hidden = torch.randn(40, 5, generator=generator, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(7, 5, generator=generator, dtype=torch.float64, requires_grad=True)
     target = torch.randint(7, (40,), generator=generator)
-    index = SupportIndex.of(np.full(40, 3), np.tile([0, 2, 5], 40))
+    index = SupportTable.of(np.full(40, 3), np.tile([0, 2, 5], 40))
     assert torch.autograd.gradcheck(
         lambda h, w: _ResponseHead.apply(h, w, target, index, temperature), (hidden, weight)
     )
