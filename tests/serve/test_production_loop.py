@@ -8,13 +8,16 @@ from typing import Any
 import httpx
 import pytest
 
+from pddpo_ray.config import load
 from pddpo_ray.journal import read_journal
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.storage.whole_files import JOURNAL
 from tests.support.served_process import served
+from tests.support.small_real_text import SMALL_REAL_TEXT
 from tests.unit.loop.test_production import recipe, texts_in
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.full]
+MOST = load("real-text", SMALL_REAL_TEXT).rollout.max_tokens
 CONTEXT = "world.reference.context=256"
 TAKING = "production={share: 40 %, verdicts: 0.5}"
 
@@ -30,8 +33,9 @@ class Users:
         return sent.raise_for_status().json()
 
     def ask(self, text: str, **headers: str) -> str:
-        """The reply's id. Drawn as the policy draws: what has a seed or ends early teaches nothing and is not kept."""
-        body = {"model": "round-1", "messages": [{"role": "user", "content": text}]}
+        """The reply's id. Drawn as the run draws: an answer of a seed, or cut shorter, is not kept, and a longer one of
+        these random weights is no text of its training."""
+        body = {"model": "round-1", "messages": [{"role": "user", "content": text}], "max_tokens": MOST}
         return str(self.post("/v1/chat/completions", body, **headers)["id"])
 
     def judge(self, reply: str, verdict: str) -> bool:

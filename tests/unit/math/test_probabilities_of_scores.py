@@ -1,4 +1,4 @@
-"""Temperature and zero of scores: where the likelihood's slope is 0, and what a score that says the wrong thing gets."""
+"""Temperature and zero of scores: where the likelihood has no slope, and what scores that mislead get."""
 
 from __future__ import annotations
 
