@@ -1,4 +1,7 @@
-"""Endpoints of several runs on one cluster: their names in Serve, and a route that is taken."""
+"""Endpoints of several runs on one cluster: their names in Serve, and a route that is taken.
+
+The session is this file's own: Serve is started in it at a port of the test, once in a session.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """A run asks the autoscaler for the nodes that it lacks. The autoscaler's part, to read the request and add a node, is
-played by this process; the request goes through Ray's own store."""
+played by this process; the request goes through Ray's own store.
+
+The head is this file's own: it has no place at all, so that all that a run needs is lacking.
+"""
 
 from __future__ import annotations
 

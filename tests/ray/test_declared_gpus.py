@@ -1,4 +1,7 @@
-"""The recipes for GPUs on nodes that declare some: Ray finds a place for every process, and the right device."""
+"""The recipes for GPUs on nodes that declare some: Ray finds a place for every process, and the right device.
+
+The head is this file's own: its nodes declare GPUs, which those of the shared session do not have.
+"""
 
 from __future__ import annotations
 

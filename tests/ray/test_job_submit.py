@@ -1,4 +1,7 @@
-"""`ray job submit` on a local cluster with token authentication runs a recipe to its end."""
+"""`ray job submit` on a local cluster with token authentication runs a recipe to its end.
+
+The head is this file's own: jobs are submitted to a dashboard, in a process apart from the tests.
+"""
 
 from __future__ import annotations
 

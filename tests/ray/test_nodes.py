@@ -1,4 +1,7 @@
-"""Several nodes: a node that goes away in mid-fit costs time and no number."""
+"""Several nodes: a node that goes away in mid-fit costs time and no number.
+
+The cluster is this file's own: it has three nodes, one of which is removed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Runs on Ray enter what docs/paper.md names, in the driver or in the process of the actor that does the work."""
+"""Runs on Ray enter what docs/paper.md names, in the driver or in the process of the actor that does the work.
+
+The session is this file's own: its workers start with an environment in which they note what they enter.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Sessions of this machine: a start that is lost, and who can reach them."""
+"""Sessions of this machine: a start that is lost, and who can reach them.
+
+The sessions are this file's own: how they start, and who reaches them, is what is tested.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Run by test_rollout.py in a process of its own: an endpoint is deployed anew under eight streams. Prints one line."""
+"""Run by test_rollout.py in a process of its own: an endpoint is deployed anew under eight streams. Prints one line.
+
+The session is this file's own: it is a process of its own, in which Serve replaces replicas.
+"""
 
 from __future__ import annotations
 

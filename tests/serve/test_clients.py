@@ -1,6 +1,8 @@
 """Third-party clients, unchanged, against `pddpo serve`: openai, LangChain, LiteLLM, and lm-eval against transformers.
 
 They live in an environment of their own (`make clients`), since they ask for other versions than the lock has.
+
+The endpoint is this file's own: its model has the tokenizer and template that the clients' libraries read too.
 """
 
 from __future__ import annotations

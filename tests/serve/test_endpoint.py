@@ -1,4 +1,7 @@
-"""The endpoint as its users meet it: `pddpo serve` in a process of its own, real vLLM, OpenAI's own client."""
+"""The endpoint as its users meet it: `pddpo serve` in a process of its own, real vLLM, OpenAI's own client.
+
+One endpoint for the whole file; it is its own, as its run gets rounds, releases and altered weights meanwhile.
+"""
 
 from __future__ import annotations
 

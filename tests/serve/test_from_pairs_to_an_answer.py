@@ -1,4 +1,7 @@
-"""A person's way, from the commands that `pddpo init` prints and docs/your-model.md: pairs in a file, answers out."""
+"""A person's way, from the commands that `pddpo init` prints and docs/your-model.md: pairs in a file, answers out.
+
+The endpoint is this file's own: it serves the run that the test has trained.
+"""
 
 from __future__ import annotations
 

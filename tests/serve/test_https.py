@@ -1,4 +1,7 @@
-"""The endpoint with a certificate of its own: clients that trust it are answered, others refuse to talk."""
+"""The endpoint with a certificate of its own: clients that trust it are answered, others refuse to talk.
+
+The endpoint is this file's own: it starts with a certificate for TLS.
+"""
 
 from __future__ import annotations
 

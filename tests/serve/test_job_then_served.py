@@ -1,4 +1,7 @@
-"""What a submitted job made is what the endpoint serves."""
+"""What a submitted job made is what the endpoint serves.
+
+The endpoint is this file's own: it serves the run that the job has trained.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""JSON mode on a real engine: a random byte-level model under a schema writes what the schema allows."""
+"""JSON mode on a real engine: a random byte-level model under a schema writes what the schema allows.
+
+The engine is this file's own: its model has random weights over bytes.
+"""
 
 from __future__ import annotations
 

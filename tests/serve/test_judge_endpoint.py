@@ -2,6 +2,8 @@
 
 Two models answer. `reference` has random weights and says nothing that could be read. `round-1` was trained for some
 seconds to end its answers with scores; what it scores has no meaning, but it is read out of a real model's text.
+
+The endpoint is this file's own: its model is one that judges, with a context as long as a judge's question.
 """
 
 from __future__ import annotations

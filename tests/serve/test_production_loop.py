@@ -1,4 +1,7 @@
-"""The whole loop with nothing left out: a run is trained and served, its users' prompts and verdicts come back."""
+"""The whole loop with nothing left out: a run is trained and served, its users' prompts and verdicts come back.
+
+Both endpoints are this file's own: they serve one run before and after further rounds, and keep what is asked.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""docs/tutorials/serve-and-certify.md from its page, made small: trained, certified, checked, served and asked."""
+"""docs/tutorials/serve-and-certify.md from its page, made small: trained, certified, checked, served and asked.
+
+The endpoint is this file's own: it serves the run that the tutorial's commands have made.
+"""
 
 from __future__ import annotations
 

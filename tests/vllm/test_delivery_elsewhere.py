@@ -1,4 +1,7 @@
-"""The delivery check of docs/integrations.md on an engine that vLLM's own class starts."""
+"""The delivery check of docs/integrations.md on an engine that vLLM's own class starts.
+
+The engine is this file's own: the page's script starts it, by vLLM's own class.
+"""
 
 from __future__ import annotations
 

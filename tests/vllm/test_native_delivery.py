@@ -1,4 +1,7 @@
-"""Adapters as files in a real vLLM engine, and a stored version as the source of vLLM's own weight transfer."""
+"""Adapters as files in a real vLLM engine, and a stored version as the source of vLLM's own weight transfer.
+
+The engine is this file's own: it is started for adapters of this rank, and weights come to it as files.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""vLLM and the trainer mean the same policy at a temperature: scores, returned log-probabilities, samples, canaries."""
+"""vLLM and the trainer mean the same policy at a temperature: scores, returned log-probabilities, samples, canaries.
+
+Each engine is started at the temperature that it is tested at, one with whole weights and one with adapters.
+"""
 
 from __future__ import annotations
 

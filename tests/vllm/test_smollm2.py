@@ -1,4 +1,7 @@
-"""A real pretrained model through one round with vLLM and adapters: delivered, verified, exported and loaded again."""
+"""A real pretrained model through one round with vLLM and adapters: delivered, verified, exported and loaded again.
+
+The engine is this file's own: the run starts it with that model.
+"""
 
 from __future__ import annotations
 

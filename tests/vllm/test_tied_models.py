@@ -1,4 +1,7 @@
-"""Models whose output head is their embedding: what a real vLLM engine computes with after a delivery in place."""
+"""Models whose output head is their embedding: what a real vLLM engine computes with after a delivery in place.
+
+Each engine is started from a model of its own: what is tied is a matter of the model's configuration.
+"""
 
 from __future__ import annotations
 

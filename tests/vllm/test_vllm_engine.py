@@ -1,4 +1,7 @@
-"""The real vLLM engine on a tiny Llama: draws, log-probabilities, deliveries, and those that must be refused."""
+"""The real vLLM engine on a tiny Llama: draws, log-probabilities, deliveries, and those that must be refused.
+
+The engine is this file's own: it starts without weights and with further tokens that end an answer.
+"""
 
 from __future__ import annotations
 
