@@ -279,5 +279,7 @@ def test_the_bias_of_few_labels_widens_an_interval_at_both_ends() -> None:
     prompts = [f"p{number}" for number in range(40)]
     wide, narrow = (estimated(one, prompts, 0.0, 0.95) for one in (drawn, replace(drawn, bias=0.0)))
     assert drawn.bias == bias_bound(5, 2.0) > 0.4
+    assert narrow.low is not None
+    assert narrow.high is not None
     assert (wide.low, wide.high) == pytest.approx((narrow.low - drawn.bias, narrow.high + drawn.bias))
     assert wide.value == narrow.value
