@@ -18,11 +18,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pddpo_ray.config import FitConfig
+from pddpo_ray.training.batches import moved
 from pddpo_ray.training.engine import ADAM_BETAS, copied, matched
-from pddpo_ray.training.fit import Shard, Tensors
+from pddpo_ray.training.fit import PairLoss, PairPass, Shard, Tensors
 from pddpo_ray.training.log_probs import ResponseScorer, device_of
-from pddpo_ray.training.pair_pass import PairLoss, PairPass
-from pddpo_ray.training.transfer import moved
 
 
 class DeepSpeedEngine:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from pddpo_ray.training.fit import PairPass
 from pddpo_ray.training.log_probs import TextPass
 from pddpo_ray.training.packing import Lines, PackedBatch
-from pddpo_ray.training.pair_pass import PairPass
 from pddpo_ray.training.response_head import SupportTable
 
 WASTE = 1.5

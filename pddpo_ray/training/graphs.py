@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from pddpo_ray.errors import one_line
+from pddpo_ray.training.batches import flat_of, moved, over
 from pddpo_ray.training.buckets import PassSizes, filled
-from pddpo_ray.training.pair_pass import PairPass
-from pddpo_ray.training.transfer import flat_of, moved, over
+from pddpo_ray.training.fit import PairPass
 
 logger = logging.getLogger("pddpo_ray.training")
 Run = Callable[[PairPass], Tensor]

@@ -20,12 +20,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from pddpo_ray.errors import UserError
-from pddpo_ray.training.batches import Text, TextBatch, collate, padded_passes
+from pddpo_ray.training.batches import Text, TextBatch, collate, moved, padded_passes
 from pddpo_ray.training.memory import PACKED_FROM, PASS_TOKENS, Sizes, chunk_rows
 from pddpo_ray.training.packing import PackedBatch, can_pack, pack, switch_attention
 from pddpo_ray.training.progress import PROGRESS
 from pddpo_ray.training.response_head import SupportTable, response_log_probs
-from pddpo_ray.training.transfer import moved
 
 Layout = Literal["plain", "packed"]
 PROBE_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}

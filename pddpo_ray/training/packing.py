@@ -19,8 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pddpo_ray.training.batches import Text
-from pddpo_ray.training.transfer import moved
+from pddpo_ray.training.batches import Text, moved
 
 ATTENTION = "pddpo_packed"
 """Name under which transformers finds the attention below."""
