@@ -42,9 +42,8 @@ SHAPES = {
     "135m": Shape(49_152, 576, 30, 9, 3, 1536, initial=0.04, device="cuda", dtype=torch.bfloat16),
     "1b": ONE,
     "7b": SEVEN,
-    "7b-quarter": replace(SEVEN, layers=8),
 }
-"""By what people call them; the last has a quarter of the layers, where the whole model is too long a wait."""
+"""By what people call them."""
 SEED, RATE = 1, 1e-4
 
 

@@ -139,28 +139,27 @@ class TorchEngine:
         for parameter in self._trainable:
             if self._graphs is None and parameter is not self._all_masters:
                 parameter.grad = None
-            elif parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-                if parameter is self._all_masters:
-                    self._gradients = dict(zip(self._masters, _parts(parameter.grad, self._masters), strict=True))
             else:
-                parameter.grad.zero_()
+                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.zero_()
+        if self._all_masters is not None and self._all_masters.grad is not None:
+            self._gradients = dict(zip(self._masters, _parts(self._all_masters.grad, self._masters), strict=True))
 
     def _give_to_master(self, parameter: Tensor) -> None:
-        if not self._gradients:
-            self._forget_gradients()
         if parameter.grad is not None:
             self._gradients[parameter].add_(parameter.grad)
             parameter.grad = None
 
     def _sum_gradients(self) -> None:
+        """In place, for later passes add to the same tensors."""
         if self.shard.ranks == 1:
             return
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._trainable]
+        for parameter in self._trainable:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = [parameter.grad for parameter in self._trainable if parameter.grad is not None]
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
         dist.all_reduce(flat)
-        for parameter, part in zip(self._trainable, flat.split([g.numel() for g in gradients]), strict=True):
-            parameter.grad = part.view_as(parameter)
+        torch._foreach_copy_(gradients, _parts(flat, gradients))
 
 
 def _parts(flat: Tensor, shapes: Iterable[Tensor]) -> list[Tensor]:

@@ -68,7 +68,7 @@ class PassGraphs:
                 # a model that asks the host within its pass, as mixtures of experts do
                 logger.warning("passes run kernel by kernel, for they cannot be recorded: %s", one_line(error))
                 self._recordable = False
-                return run(over(given, {dtype: flat.to(self._device) for dtype, flat in flats.items()}))
+                return run(moved(given, self._device))
         return self._replayed(self._graphs[sizes], flats)
 
     def _recorded(self, run: Run, given: PairPass, flats: Mapping[torch.dtype, Tensor]) -> _Graph:

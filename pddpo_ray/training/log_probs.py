@@ -146,7 +146,7 @@ class ResponseScorer(nn.Module):
             if self._compiled:
                 layer.forward = self._compiled[index]
             if index < self._recomputed:
-                # nothing is drawn inside: a scorer is always in its evaluating mode
+                # engines hold a scorer in its evaluating mode, in which nothing is drawn
                 layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
 
     def _layers(self) -> list[Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
 from pddpo_ray.config import SupportConfig
@@ -20,6 +21,7 @@ from pddpo_ray.records import Objective, PairRow, PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.masters import forget_masters, write_masters
 from pddpo_ray.training.engine import ADAM_BETAS, TorchEngine
+from pddpo_ray.training.fit import Shard
 from pddpo_ray.training.local import LocalTrainer, moved_share, sampled, store_reference
 from pddpo_ray.training.log_probs import ResponseScorer
 from pddpo_ray.training.lora import load_lora_trainer
@@ -112,6 +114,30 @@ def test_gradients_of_passes_are_added_up_in_float32() -> None:
     for _ in range(1000):
         engine.backward(weight.sum())
     assert engine.update(0.0) == 1000.0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_every_step_of_a_rank_is_taken_with_the_gradient_of_that_step(dtype: torch.dtype, tmp_path: Path) -> None:
+    """The other one of two ranks has no part of the loss and is left out: sums over the group are this rank's own."""
+    text = [((1, 7), (9, 12, 2))]
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        norms = []
+        for shard in (Shard(), Shard(0, 2)):
+            engine = TorchEngine(ResponseScorer(tiny_llama(5).to(dtype), "packed"), shard)
+            engine.begin(FitSettings(max_grad_norm=1e9))
+            own = []
+            for passes in (1, 2, 1):
+                for _ in range(passes):
+                    engine.backward(-engine.scorer.log_probs(text)[0].sum())
+                own.append(engine.update(0.0))
+            norms.append(own)
+    finally:
+        dist.destroy_process_group()
+    one, two, three = norms[0]
+    assert two == pytest.approx(2 * one, rel=1e-3)
+    assert three == one > 0
+    assert norms[1] == pytest.approx(norms[0])
 
 
 def test_the_next_fit_goes_on_from_the_masters_in_this_process_and_in_another(

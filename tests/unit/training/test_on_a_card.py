@@ -55,6 +55,7 @@ def step(kind: str, pairs: int, supports: bool) -> SimulatedCard:
     texts = texts_of(given)
     some = {text: Support(np.full(len(text[1]), 4), np.tile([5, 6, 7, 8], len(text[1]))) for text in texts}
     engine = (TorchEngine if kind == "full" else LoraEngine)(scorer)
+    engine.begin(FitSettings())
     with SimulatedCard() as card:
         given_pass = PairPass.of(
             scorer,
