@@ -18,8 +18,8 @@ BIN := $(VENV)/bin
 # Python 3.11 has the lock that every test runs on; without an interpreter set-up says so.
 LOCK := requirements/py$(or $(shell $(PYTHON) -c 'import sys; print("%d%d" % sys.version_info[:2])' 2>/dev/null),311).lock
 TORCH := torch==2.13.0
-# Set-up is skipped while neither the lock nor the package's own metadata changed.
-READY := $(VENV)/ready-$(shell cat $(LOCK) pyproject.toml 2>/dev/null | cksum | cut -d' ' -f1)
+# Set-up is skipped while neither the lock nor the metadata of the package and of the laboratory changed.
+READY := $(VENV)/ready-$(shell cat $(LOCK) pyproject.toml lab/pyproject.toml 2>/dev/null | cksum | cut -d' ' -f1)
 # The documentation is built in an environment of its own, whose packages nothing else needs.
 DOCS := .venv-docs
 DOCS_READY := $(DOCS)/ready-$(shell cat requirements/docs.lock 2>/dev/null | cksum | cut -d' ' -f1)
@@ -66,7 +66,7 @@ $(READY):
 	rm -f $(VENV)/ready-*
 	$(PIP) $(TORCH) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 	DS_BUILD_OPS=0 $(PIP) --no-deps --no-build-isolation -r $(LOCK)
-	$(PIP) --no-deps --no-build-isolation -e .
+	$(PIP) --no-deps --no-build-isolation -e . -e lab
 	$(BIN)/python requirements/build_ops.py
 	touch $@
 

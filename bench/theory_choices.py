@@ -18,6 +18,8 @@ from scipy.special import expit
 
 from bench.phase import with_interval
 from bench.study import FOLDER, Results, command, keep, known, registration, seeds_between
+from pddpo_lab.verify.methods import EXACT, SHIPPED
+from pddpo_lab.verify.simulate import simulate
 from pddpo_ray.config import AnytimeRule, NewtonRule, ProjectedRule
 from pddpo_ray.loop import dual_rules
 from pddpo_ray.records import Array, CostEstimate
@@ -27,8 +29,6 @@ from pddpo_ray.theory.dual import DualState, LogMultiplier, Rule, RuleContext, a
 from pddpo_ray.theory.objectives import preference_loss
 from pddpo_ray.theory.seeds import generator
 from pddpo_ray.training.engine import ADAM_BETAS
-from pddpo_ray.verify.methods import EXACT, SHIPPED
-from pddpo_ray.verify.simulate import simulate
 from pddpo_ray.worlds.oracle import mixture
 from pddpo_ray.worlds.tabular import TabularWorld, draw_answers, random_world, rare_world
 

@@ -26,6 +26,7 @@ KINDS: Mapping[str, str] = {
     "sources": "source",
     "rules": "rule",
     "trackers": "tracker",
+    "commands": "command",
 }
 """What can be extended: the end of an entry point's group, and what one of it is called."""
 
@@ -55,9 +56,15 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
         "tokens", "words", "characters", "sentences", "refusal", "empty", "reading_grade", "repeats",
     ),
     "trackers": _in("pddpo_ray.config.report", "tensorboard", "wandb", "mlflow"),
+    "commands": {},
 }  # fmt: skip
 """Entry points of this project itself. They stand here and not in its metadata, which a checkout may have of an older
 version."""
+
+
+LAB = ("verify", "compare", "score", "simulate-annotators", "world")
+"""Commands of the laboratory, which a checkout has in lab/ and this package does not bring."""
+NO_LAB = f"{', '.join(LAB)}: commands of pddpo-lab, which is not installed; `make setup` in a checkout installs it"
 
 
 class UnknownName(ValueError):
@@ -119,6 +126,13 @@ def code_of(kind: str, name: str) -> Any:
     """What the record of a name calls its code. Raises as `load` does."""
     code = load(kind, name, Extension).code
     return _loaded(kind, entry_of(kind, name), EntryPoint(name, code, f"pddpo_ray.{kind}"))
+
+
+def command(name: str) -> Any:
+    """A function or a Typer that an installed package brings as a command. Raises UserError where none does."""
+    if name not in names("commands"):
+        raise UserError(NO_LAB if name in LAB else f"there is no command `{name}`")
+    return load("commands", name, object)
 
 
 def checked(kind: str, name: str, given: Mapping[str, Any], where: str) -> BaseModel | None:

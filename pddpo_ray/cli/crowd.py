@@ -18,6 +18,7 @@ from pathlib import Path
 
 from pddpo_ray.config import Config
 from pddpo_ray.errors import UserError
+from pddpo_ray.registry import command
 
 logger = logging.getLogger("pddpo_ray.crowd")
 
@@ -46,9 +47,10 @@ def crowd_beside(config: Config, run_dir: Path, *, port: int, people: int, error
     run = ["--run", str(run_dir), "--wait", *(["--journal", config.journal] if config.journal else [])]
     commands = {"annotate": ["annotate", *run, "--port", str(port)]}
     if people:
+        command("simulate-annotators")
         manner = ["--people", str(people), "--error", str(error), "--seed", str(config.seed)]
         commands["simulate-annotators"] = ["simulate-annotators", *run, "--url", url, *manner]
-    helpers = [_Helper(name, command, run_dir / f"{name}.log") for name, command in commands.items()]
+    helpers = [_Helper(name, words, run_dir / f"{name}.log") for name, words in commands.items()]
     try:
         yield url
     finally:

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from pddpo_ray import __version__
+from pddpo_ray import __version__, registry
 from pddpo_ray.cli import (
     annotate,
     certify,
     chat,
-    compare,
     data,
     demo,
     doctor,
@@ -35,22 +35,53 @@ from pddpo_ray.cli import (
     recipes,
     release,
     report,
-    score,
     scorer,
     serve,
-    simulate_annotators,
     status,
     submit,
     train,
-    verify,
     withdraw,
-    world,
 )
 from pddpo_ray.cli import annotations as annotation_files
 from pddpo_ray.errors import PddpoError, UserError, missing_extra
+from pddpo_ray.registry import LAB, NO_LAB
+
+
+class Commands(TyperGroup):
+    """The shipped commands, and those of installed packages (entry points of the group `pddpo_ray.commands`)."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*super().list_commands(ctx), *registry.names("commands")]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if (shipped := super().get_command(ctx, cmd_name)) is not None:
+            return shipped
+        if cmd_name not in (*registry.names("commands"), *LAB):
+            return None
+        return _joined(cmd_name, registry.command(cmd_name))
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        if not set(LAB) <= set(registry.names("commands")):
+            formatter.write_paragraph()
+            formatter.write_text(NO_LAB)
+
+
+def _joined(name: str, command: Any) -> Any:
+    """A function, or a Typer of several, as a command of this name."""
+    group = typer.Typer(add_completion=False, rich_markup_mode=None)
+    if isinstance(command, typer.Typer):
+        group.add_typer(command, name=name)
+    else:
+        group.callback()(lambda: None)
+        group.command(name)(command)
+    made = typer.main.get_command(group)
+    assert isinstance(made, TyperGroup)
+    return made.commands[name]
+
 
 app = typer.Typer(
     name="pddpo",
+    cls=Commands,
     help="Align a language model online under a cost limit, with a delivery check on every round.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -68,9 +99,7 @@ VERBS: dict[str, Callable[..., Any]] = {
     "recipes": recipes.recipes,
     "explain": explain.explain,
     "init": init.init,
-    "verify": verify.verify,
     "annotate": annotate.annotate,
-    "simulate-annotators": simulate_annotators.simulate_annotators,
     "serve": serve.serve,
     "export": export.export,
     "chat": chat.chat,
@@ -80,8 +109,6 @@ VERBS: dict[str, Callable[..., Any]] = {
     "withdraw": withdraw.withdraw,
     "submit": submit.submit,
     "evaluate": evaluate.evaluate,
-    "score": score.score,
-    "compare": compare.compare,
 }
 for _name, _verb in VERBS.items():
     app.command(_name)(_verb)
@@ -90,7 +117,6 @@ app.add_typer(limits.app, name="limits")
 app.add_typer(certify.app, name="certificate")
 app.add_typer(model.app, name="model")
 app.add_typer(scorer.app, name="scorer")
-app.add_typer(world.app, name="world")
 app.add_typer(annotation_files.app, name="annotations")
 
 

@@ -24,7 +24,11 @@ def recipes(
             typer.echo(to_yaml(config), nl=False)
         return
     about = {recipe: load(recipe, check_files=False).about for recipe in recipe_names()}
-    brought = [{"kind": KINDS[kind], "name": own, "package": package} for kind, own, package in installed()]
+    brought = [
+        {"kind": KINDS[kind], "name": own, "package": package}
+        for kind, own, package in installed()
+        if kind != "commands"
+    ]
     if as_json:
         print_json({"recipes": about, "installed": brought})
         return

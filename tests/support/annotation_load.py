@@ -17,10 +17,10 @@ import httpx
 import numpy as np
 from sqlalchemy import select
 
+from pddpo_lab.simulated_people import Manner, Tally, enlist, simulate
 from pddpo_ray.annotation.questions import Question, screen_form
 from pddpo_ray.annotation.queue_rules import Rules
 from pddpo_ray.annotation.rounds import Rounds
-from pddpo_ray.annotation.simulation import Manner, Tally, enlist, simulate
 from pddpo_ray.config import load
 from pddpo_ray.journal import Journal
 from pddpo_ray.journal.annotation_schema import answer

@@ -20,9 +20,9 @@ from typing import Any
 import httpx
 import pytest
 
+from pddpo_lab.simulated_people import Manner, Tally, enlist, simulate
 from pddpo_ray.annotation.queue_rules import Rules
 from pddpo_ray.annotation.rounds import Rounds
-from pddpo_ray.annotation.simulation import Manner, Tally, enlist, simulate
 from pddpo_ray.journal import read_journal
 from pddpo_ray.journal.database import HEAD, known_revision, open_database
 from pddpo_ray.journal.transactions import Store

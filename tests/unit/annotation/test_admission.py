@@ -6,12 +6,12 @@ import itertools
 
 import pytest
 
+from pddpo_lab.simulated_people import Manner, decide
 from pddpo_ray.annotation.answers import Submission
 from pddpo_ray.annotation.exchange import contradictory, examples
 from pddpo_ray.annotation.leases import Lease
 from pddpo_ray.annotation.questions import contradicts_itself
 from pddpo_ray.annotation.queue_labeller import PeopleLabeller, Waiting
-from pddpo_ray.annotation.simulation import Manner, decide
 from pddpo_ray.records import HARM, Pair, Prompt, Response, Verdict
 from tests.support.annotation_queue import FreshQueue
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from deploy.annotation.listening import sole_server
+from pddpo_lab.simulated_people import wait_for_service
 from pddpo_ray.annotation.people import People, Role
-from pddpo_ray.annotation.simulation import wait_for_service
 from pddpo_ray.cli.annotate import ADMIN_TOKEN, _first_admin
 from pddpo_ray.cli.main import main
 from pddpo_ray.errors import UserError

@@ -12,9 +12,9 @@ import pytest
 from scipy.special import expit, logit
 
 from deploy.annotation.app import create_app
+from pddpo_lab.simulated_people import Manner, enlist, simulate
 from pddpo_ray.annotation.people import People, Role
 from pddpo_ray.annotation.queue_rules import Rules
-from pddpo_ray.annotation.simulation import Manner, enlist, simulate
 from pddpo_ray.annotation.world_truth import truth_of
 from pddpo_ray.config import Config, load
 from pddpo_ray.errors import ParkedError, UserError

@@ -9,9 +9,9 @@ import pytest
 from scipy.special import expit
 from scipy.stats import binomtest
 
+from pddpo_lab.simulated_people import Manner, decide, enlist, simulate
 from pddpo_ray.annotation.people import Role
 from pddpo_ray.annotation.quality import Quality
-from pddpo_ray.annotation.simulation import Manner, decide, enlist, simulate
 from pddpo_ray.annotation.world_truth import truth_of
 from pddpo_ray.config import load
 from pddpo_ray.errors import UserError

@@ -43,7 +43,7 @@ def test_no_module_prints_an_interval_of_a_function_without_a_row() -> None:
     shown = {part.strip().rpartition(".")[2] for row in ROWS.values() for part in row.function.split(",")}
     used = {
         alias.name
-        for folder in ("pddpo_ray", "actors", "deploy")
+        for folder in ("pddpo_ray", "actors", "deploy", "lab/pddpo_lab")
         for path in (ROOT / folder).rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pddpo_ray.theory")

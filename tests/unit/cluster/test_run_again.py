@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from deploy.annotation.app import create_app
+from pddpo_lab.simulated_people import Manner, enlist, simulate
 from pddpo_ray.annotation.people import People, Role
 from pddpo_ray.annotation.queue_rules import Rules
-from pddpo_ray.annotation.simulation import Manner, enlist, simulate
 from pddpo_ray.annotation.world_truth import truth_of
 from pddpo_ray.cli.run_again import LABEL, Jobs, look
 from pddpo_ray.config import load

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pddpo_ray.compare import tables
-from pddpo_ray.compare.command import compare, run_here
-from pddpo_ray.compare.page import render
-from pddpo_ray.compare.suite import Suite, load_suite
+from pddpo_lab.compare import tables
+from pddpo_lab.compare.command import compare, run_here
+from pddpo_lab.compare.page import render
+from pddpo_lab.compare.suite import Suite, load_suite
 from pddpo_ray.config import load
 from pddpo_ray.data.real_text import prepare_real_text
 from pddpo_ray.errors import UserError

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pddpo_ray.compare.runner import MemoryPeak, budget_of, run_arm
-from pddpo_ray.compare.sharing import SharedEngine, SharedTrainer, identity_of
-from pddpo_ray.compare.suite import load_suite
+from pddpo_lab.compare.runner import MemoryPeak, budget_of, run_arm
+from pddpo_lab.compare.sharing import SharedEngine, SharedTrainer, identity_of
+from pddpo_lab.compare.suite import load_suite
 from pddpo_ray.config import Config
 from pddpo_ray.contracts import Count, FitCommand, FitResult, FitSettings, Start
 from pddpo_ray.journal import read_journal

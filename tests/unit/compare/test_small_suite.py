@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pddpo_ray.compare.suite import load_suite
+from pddpo_lab.compare.suite import load_suite
 
 ROOT = Path(__file__).parents[3]
 

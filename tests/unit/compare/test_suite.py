@@ -10,10 +10,10 @@ from typing import cast
 
 import pytest
 
-from pddpo_ray.compare.facts import FACTS
-from pddpo_ray.compare.paper import ModelEntry, load_paper, missing_models, planned, scorers_of
-from pddpo_ray.compare.runner import Unit, run_unit, units_of
-from pddpo_ray.compare.suite import MethodsTable, SweepTable, load_suite, suite_names
+from pddpo_lab.compare.facts import FACTS
+from pddpo_lab.compare.paper import ModelEntry, load_paper, missing_models, planned, scorers_of
+from pddpo_lab.compare.runner import Unit, run_unit, units_of
+from pddpo_lab.compare.suite import MethodsTable, SweepTable, load_suite, suite_names
 from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
 from pddpo_ray.loop.backends import Backends

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from pddpo_ray.compare import tables
-from pddpo_ray.compare.page import render
-from pddpo_ray.compare.suite import MethodsTable, Suite, SweepTable, load_suite
+from pddpo_lab.compare import tables
+from pddpo_lab.compare.page import render
+from pddpo_lab.compare.suite import MethodsTable, Suite, SweepTable, load_suite
 from tests.unit.compare.test_suite import suite_file
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pddpo_ray.compare.runner import Row, run_arm
-from pddpo_ray.compare.suite import Suite, load_suite
+from pddpo_lab.compare.runner import Row, run_arm
+from pddpo_lab.compare.suite import Suite, load_suite
 from pddpo_ray.loop.in_process import make_backends
 
 SMALL = """

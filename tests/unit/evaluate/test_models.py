@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from pddpo_ray.compare.paper import compare_paper, load_paper
+from pddpo_lab.compare.paper import compare_paper, load_paper
 from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
 from pddpo_ray.evaluate.command import Plan, Scorers, evaluate

@@ -19,10 +19,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
+from pddpo_lab.worlds.exact_score import answer_scores, score
+from pddpo_lab.worlds.exported_world import prepare_exported
 from pddpo_ray.cli.main import app
 from pddpo_ray.evaluate.checkpoint_loading import load_checkpoint
-from pddpo_ray.evaluate.score import answer_scores, score
-from pddpo_ray.worlds.exported_world import prepare_exported
 from pddpo_ray.worlds.prepared_text import PreparedTextWorld
 from tests.support.exported_text_world import Exported, export_to
 from tests.support.tiny_language_model import save_policy

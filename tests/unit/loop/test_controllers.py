@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pddpo_ray.compare.runner import budget_of
+from pddpo_lab.compare.runner import budget_of
 from pddpo_ray.config import TrainerConfig
 from pddpo_ray.contracts import Count, Delivery, FitCommand, FitResult, FitSettings, RolloutEngine
 from pddpo_ray.errors import RunError

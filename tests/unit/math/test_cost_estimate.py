@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.special import expit, logit
 
+from pddpo_lab.verify.experiments import bias_table, interval_coverage
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import CostEstimate, Prompt, Response, SafetyLabels, Verdict
 from pddpo_ray.theory.cost_estimate import (
@@ -30,7 +31,6 @@ from pddpo_ray.theory.cost_estimate import (
     within_prompt_variance,
 )
 from pddpo_ray.theory.output import in_order_of_test, output_weights, shortfall
-from pddpo_ray.verify.experiments import bias_table, interval_coverage
 
 SAFE, UNSAFE, ABSTAIN, FAILED = Verdict.SAFE, Verdict.UNSAFE, Verdict.ABSTAIN, Verdict.FAILED
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pddpo_ray.verify.checks import FORMULAS, gap_bound, multiplier_from_reference_samples
+from pddpo_lab.verify.checks import FORMULAS, gap_bound, multiplier_from_reference_samples
 from pddpo_ray.worlds.oracle import InfeasibleError, Oracle, mixture
 from pddpo_ray.worlds.tabular import TabularWorld, random_world, trap_world
 

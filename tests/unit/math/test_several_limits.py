@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
+from pddpo_lab.verify.command import VerifyOptions, main
 from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import read_journal
@@ -23,7 +24,6 @@ from pddpo_ray.report.build import build_report
 from pddpo_ray.storage.whole_files import JOURNAL
 from pddpo_ray.theory.feasibility import largest_margin
 from pddpo_ray.theory.several_limits import LagrangianDual, minimise
-from pddpo_ray.verify.command import VerifyOptions, main
 from pddpo_ray.worlds.oracle import InfeasibleError, Limit, Oracle
 from pddpo_ray.worlds.tabular import random_world, trap_world, two_limits_world
 from pddpo_ray.worlds.tabular_files import load_world, world_json, world_of

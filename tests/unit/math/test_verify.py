@@ -14,14 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pddpo_ray.contracts import FitCommand, FitSettings, Start
-from pddpo_ray.errors import UserError
-from pddpo_ray.records import Objective, PairRow
-from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.verify import command
-from pddpo_ray.verify.checks import FORMULAS, Check, exact_dual_run
-from pddpo_ray.verify.command import VerifyOptions, main, run_single
-from pddpo_ray.verify.experiments import (
+from pddpo_lab.verify import command
+from pddpo_lab.verify.checks import FORMULAS, Check, exact_dual_run
+from pddpo_lab.verify.command import VerifyOptions, main, run_single
+from pddpo_lab.verify.experiments import (
     bias_table,
     curve,
     e2_table,
@@ -30,7 +26,7 @@ from pddpo_ray.verify.experiments import (
     random_worlds_table,
     theory_table,
 )
-from pddpo_ray.verify.methods import (
+from pddpo_lab.verify.methods import (
     COMPARED,
     EXACT,
     NO_BONUS,
@@ -43,10 +39,14 @@ from pddpo_ray.verify.methods import (
     paper,
     split,
 )
-from pddpo_ray.verify.page import WORDS, gap_chart, render
-from pddpo_ray.verify.pieces import Pieces
-from pddpo_ray.verify.simulate import _bonuses, _collect, _initial, _policies, simulate
-from pddpo_ray.verify.split_roles import split_role_claims
+from pddpo_lab.verify.page import WORDS, gap_chart, render
+from pddpo_lab.verify.pieces import Pieces
+from pddpo_lab.verify.simulate import _bonuses, _collect, _initial, _policies, simulate
+from pddpo_lab.verify.split_roles import split_role_claims
+from pddpo_ray.contracts import FitCommand, FitSettings, Start
+from pddpo_ray.errors import UserError
+from pddpo_ray.records import Objective, PairRow
+from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.worlds.tabular import TabularWorld, random_world, trap_world
 from pddpo_ray.worlds.tabular_files import load_world, world_json
 from pddpo_ray.worlds.tabular_parts import TabularTrainer
@@ -219,8 +219,8 @@ def test_every_row_of_the_tables_runs(world: TabularWorld, method: Any) -> None:
 
 def test_full_tables_have_a_row_per_method(world: TabularWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     few = dataclasses.replace(EXACT, responses=8)
-    monkeypatch.setattr("pddpo_ray.verify.experiments.TABLE", (few,))
-    monkeypatch.setattr("pddpo_ray.verify.experiments.RANDOM_WORLD_ROWS", (few.name,))
+    monkeypatch.setattr("pddpo_lab.verify.experiments.TABLE", (few,))
+    monkeypatch.setattr("pddpo_lab.verify.experiments.RANDOM_WORLD_ROWS", (few.name,))
     (row,) = e2_table(world, seeds=[0, 1], progress=quiet, horizons=(2, 5))
     assert {"gap_2", "gap_5", "se_5", "last", "se_last"} < set(row)
     assert float(str(row["gap_5"])) >= float(str(row["marginal"]))
@@ -250,7 +250,7 @@ def test_long_tables_that_broke_off_go_on_with_the_rows_they_have(tmp_path: Path
 
 def test_rows_of_other_sources_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Pieces(tmp_path).row("one", lambda: {"gap": 1.0})
-    monkeypatch.setattr("pddpo_ray.verify.pieces.fingerprint", lambda: "another" * 8)
+    monkeypatch.setattr("pddpo_lab.verify.pieces.fingerprint", lambda: "another" * 8)
     assert Pieces(tmp_path).row("one", lambda: {"gap": 2.0}) == {"gap": 2.0}
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from bench.small_runs import HERE, METHODS, TABLE, TEXT, VARIANTS
+from pddpo_lab.verify import checks, experiments
+from pddpo_lab.verify.methods import COMPARED
+from pddpo_lab.verify.simulate import simulate
 from pddpo_ray.config import load
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.serving.catalog import drawn_round
-from pddpo_ray.verify import checks, experiments
-from pddpo_ray.verify.methods import COMPARED
-from pddpo_ray.verify.simulate import simulate
 from pddpo_ray.worlds.tabular import trap_world
 from tests.support.method_modules import METHODS as ALL_METHODS
 from tests.support.reach import Entered, entered, functions_of, missing, named, resolved
@@ -44,7 +44,7 @@ NO_RUN = (
 
 
 def by_runs() -> list[str]:
-    return [name for name in named() if name not in NO_RUN and not name.startswith("pddpo_ray.verify.")]
+    return [name for name in named() if name not in NO_RUN and not name.startswith("pddpo_lab.verify.")]
 
 
 @pytest.fixture(scope="module")

@@ -27,9 +27,7 @@ TRUTH = tuple(
 """Modules that hold true scores."""
 SEES_TRUTH = (
     "pddpo_ray/worlds/",
-    "pddpo_ray/verify/",
     "pddpo_ray/evaluate/world.py",
-    "pddpo_ray/evaluate/score.py",
     # assemble the parts and hand the world's labeller and evaluation to them
     "pddpo_ray/loop/in_process",
     "pddpo_ray/loop/result.py",

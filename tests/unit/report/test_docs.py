@@ -73,7 +73,9 @@ def assert_exists(where: str, command: str) -> None:
     group = program()
     verb, options = group, set()
     for word in command.split()[1:]:
-        if word in getattr(verb, "commands", {}):
+        if verb is group and word in group.list_commands(None):
+            verb = group.get_command(None, word)
+        elif word in getattr(verb, "commands", {}):
             verb = verb.commands[word]
         elif verb is group:
             assert word.startswith("-"), (where, command)
@@ -97,7 +99,7 @@ def test_commands_within_sentences_name_verbs_and_options_that_exist() -> None:
 
 def test_commands_that_messages_name_exist() -> None:
     """Every `pddpo ...` between backticks in a text of the program, also of its pages, is one that it has."""
-    files = [path for room in ("pddpo_ray", "actors", "deploy") for path in (ROOT / room).rglob("*.*")]
+    files = [path for room in ("pddpo_ray", "actors", "deploy", "lab/pddpo_lab") for path in (ROOT / room).rglob("*.*")]
     texts = {path: path.read_text("utf-8") for path in files if path.suffix in (".py", ".js", ".html", ".yaml")}
     named = [
         (path.name, re.sub(r'"\s*f?"', "", code))
@@ -121,7 +123,7 @@ def test_there_are_commands_to_check() -> None:
 def test_documented_commands_parse(page: str, words: list[str]) -> None:
     group = program()
     assert isinstance(group, click.core.Group) or hasattr(group, "commands")
-    verb: Any = group.commands[words[0]]
+    verb: Any = group.get_command(None, words[0])
     with verb.make_context(words[0], list(words[1:])) as context:
         if words[0] == "train":
             own = context.params["recipe"] in OWN_FILES

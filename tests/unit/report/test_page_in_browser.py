@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from pddpo_ray.verify.checks import FORMULAS
-from pddpo_ray.verify.experiments import curve
-from pddpo_ray.verify.methods import OFFLINE
-from pddpo_ray.verify.page import render
+from pddpo_lab.verify.checks import FORMULAS
+from pddpo_lab.verify.experiments import curve
+from pddpo_lab.verify.methods import OFFLINE
+from pddpo_lab.verify.page import render
 from pddpo_ray.worlds.tabular import trap_world
 from tests.support.tiers import in_full
 

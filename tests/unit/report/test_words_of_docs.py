@@ -94,7 +94,7 @@ def test_a_page_with_symbols_leads_to_the_glossary(page: Path) -> None:
 def templates() -> list[str]:
     """Every text of the program, a hole where a value goes."""
     found = []
-    for room in ("pddpo_ray", "actors", "deploy"):
+    for room in ("pddpo_ray", "actors", "deploy", "lab/pddpo_lab"):
         for file in (ROOT / room).rglob("*.py"):
             for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.JoinedStr):

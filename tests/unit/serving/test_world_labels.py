@@ -20,13 +20,13 @@ from fastapi.testclient import TestClient
 from scipy.special import expit
 from scipy.stats import chi2
 
-from deploy.serving.world_labels import create_app
+from pddpo_lab.worlds.exported_world import prepare_exported
+from pddpo_lab.worlds.label_server import create_app
+from pddpo_lab.worlds.labels_by_text import LabelsByText
 from pddpo_ray.config import EndpointConfig
 from pddpo_ray.records import Verdict
 from pddpo_ray.scoring.endpoint import ChatEndpoint
 from pddpo_ray.scoring.judge import Judge
-from pddpo_ray.worlds.exported_world import prepare_exported
-from pddpo_ray.worlds.labels_by_text import LabelsByText
 from pddpo_ray.worlds.prepared_text import PreparedTextWorld
 from tests.support.exported_text_world import Exported, export_to
 

@@ -13,6 +13,7 @@ import yaml
 from scipy.special import expit
 
 import pddpo_ray
+from pddpo_lab.compare.suite import SUITES
 from pddpo_ray.config import DrawnFamilyConfig, LogitLimitConfig, RateLimitConfig, TextWorldConfig, load
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import HARM, Pair, Response
@@ -247,8 +248,8 @@ def test_labels_follow_the_truth_and_the_share_that_is_turned_round(noise: float
 
 def test_no_shipped_recipe_or_suite_uses_a_held_out_seed() -> None:
     """Unless it says so in its name."""
-    package = Path(pddpo_ray.__file__).parent
-    files = [path for folder in ("recipes", "suites") for path in (package / folder).rglob("*.yaml")]
+    folders = (Path(pddpo_ray.__file__).parent / "recipes", SUITES)
+    files = [path for folder in folders for path in folder.rglob("*.yaml")]
     assert len(files) > 20
     for path in files:
         used = _integers(yaml.safe_load(path.read_text(encoding="utf-8")), ("seed", "seeds", "world.seed"))

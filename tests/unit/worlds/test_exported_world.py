@@ -17,13 +17,13 @@ from scipy.special import expit
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
+from pddpo_lab.commands.world import choose_world
+from pddpo_lab.worlds.exported_world import exported_settings, prepare_exported
+from pddpo_lab.worlds.labels_by_text import LabelsByText
 from pddpo_ray.cli.main import app
-from pddpo_ray.cli.world import choose_world
 from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import Verdict
-from pddpo_ray.worlds.exported_world import exported_settings, prepare_exported
-from pddpo_ray.worlds.labels_by_text import LabelsByText
 from pddpo_ray.worlds.prepared_text import prepare_text_world
 from tests.support.exported_text_world import Exported, export_to
 

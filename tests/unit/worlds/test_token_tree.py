@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from pddpo_ray.worlds.token_tree import score_tree
+from pddpo_lab.worlds.token_tree import score_tree
 
 END = 30
 

@@ -12,6 +12,10 @@ import numpy as np
 from scipy import stats
 from scipy.special import expit
 
+from pddpo_lab.verify.checks import Check, at_least, at_most
+from pddpo_lab.verify.methods import EXACT, NO_BONUS, OFFLINE, SHIPPED, TABLE, Method, TheoryBonus
+from pddpo_lab.verify.pieces import Pieces, Row
+from pddpo_lab.verify.simulate import Trace, simulate
 from pddpo_ray.records import Array
 from pddpo_ray.theory.cost_estimate import (
     Mode,
@@ -19,10 +23,6 @@ from pddpo_ray.theory.cost_estimate import (
     estimate_from_shares,
     interval,
 )
-from pddpo_ray.verify.checks import Check, at_least, at_most
-from pddpo_ray.verify.methods import EXACT, NO_BONUS, OFFLINE, SHIPPED, TABLE, Method, TheoryBonus
-from pddpo_ray.verify.pieces import Pieces, Row
-from pddpo_ray.verify.simulate import Trace, simulate
 from pddpo_ray.worlds.tabular import TabularWorld, draw_answers, full_coverage, random_world
 
 Progress = Callable[[str], None]

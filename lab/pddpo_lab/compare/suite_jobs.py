@@ -10,8 +10,8 @@ import ray
 from ray.util.queue import Empty, Queue
 
 from actors.session import ray_session
-from pddpo_ray.compare.runner import Row, Tell, Unit, run_unit
-from pddpo_ray.compare.suite import Suite
+from pddpo_lab.compare.runner import Row, Tell, Unit, run_unit
+from pddpo_lab.compare.suite import Suite
 from pddpo_ray.errors import RunError
 
 POLL_S = 1.0

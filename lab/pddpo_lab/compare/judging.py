@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pddpo_ray.compare.suite import HeldOutEntry
+from pddpo_lab.compare.suite import HeldOutEntry
 from pddpo_ray.config import Config
 from pddpo_ray.data.real_text import PreparedRealText
 from pddpo_ray.loop.backends import Backends

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pddpo_ray.compare.page import render
-from pddpo_ray.compare.runner import Row, Tell, Unit, rows_so_far, run_unit, units_of
-from pddpo_ray.compare.suite import Suite
-from pddpo_ray.compare.tables import csv_of_runs, csv_of_traces
+from pddpo_lab.compare.page import render
+from pddpo_lab.compare.runner import Row, Tell, Unit, rows_so_far, run_unit, units_of
+from pddpo_lab.compare.suite import Suite
+from pddpo_lab.compare.tables import csv_of_runs, csv_of_traces
 from pddpo_ray.storage.whole_files import write_whole
 
 PAGE = "compare.html"

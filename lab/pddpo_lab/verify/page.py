@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from pddpo_lab.verify.checks import gap_bound
+from pddpo_lab.verify.experiments import Curve
+from pddpo_lab.verify.methods import PICTURES
 from pddpo_ray.report.charts import Line, color_of, line_chart
 from pddpo_ray.report.shell import page
 from pddpo_ray.report.text import escape, number, table
-from pddpo_ray.verify.checks import gap_bound
-from pddpo_ray.verify.experiments import Curve
-from pddpo_ray.verify.methods import PICTURES
 from pddpo_ray.worlds.tabular import TabularWorld
 
 SMALLEST = 1e-4

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pddpo_lab.worlds.token_tree import score_tree
+from pddpo_lab.worlds.tokenised_world import WorldTexts, reads_the_worlds_words, tokenised
 from pddpo_ray.errors import UserError
 from pddpo_ray.evaluate.checkpoint_loading import Checkpoint
-from pddpo_ray.evaluate.tokenised_world import WorldTexts, reads_the_worlds_words, tokenised
 from pddpo_ray.evaluate.world import exact_values
 from pddpo_ray.rollout.policy_temperature import divide_logits
 from pddpo_ray.storage.artifacts import ArtifactStore
@@ -21,7 +22,6 @@ from pddpo_ray.worlds.exact_evaluation import covered_best
 from pddpo_ray.worlds.prepared_text import PreparedTextWorld
 from pddpo_ray.worlds.text import with_rest
 from pddpo_ray.worlds.text_scoring import score_answers
-from pddpo_ray.worlds.token_tree import score_tree
 
 Array = NDArray[np.float64]
 

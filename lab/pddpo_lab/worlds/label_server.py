@@ -22,9 +22,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from deploy.serving.requests import error_reply
 from deploy.web.http_errors import ApiError, Failure
 from deploy.web.web_app import bearer_token, healthy, web_app
+from pddpo_lab.worlds.labels_by_text import LabelsByText
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import HARM, LabelledPair, Verdict
-from pddpo_ray.worlds.labels_by_text import LabelsByText
 
 BODY_MAX = 64 * 1024
 LABELS_MAX = 1000

@@ -29,7 +29,7 @@ def verify(
         raise UserError("--method and --rounds select a run on a world: add --world FILE")
     if world is not None and not world.is_file():
         raise UserError(f"--world {world} does not exist; give the path of a world file (JSON)")
-    from pddpo_ray.verify.command import VerifyOptions, main
+    from pddpo_lab.verify.command import VerifyOptions, main
 
     chosen = VerifyOptions(seed=seed, json=as_json, full=full, out=str(out))
     if world is not None:

@@ -57,8 +57,8 @@ def export(
 ) -> None:
     """Write prompts, offline pairs, reference model and settings of a text world for any trainer."""
     chosen = choose_world(name, seed, overrides or [])
+    from pddpo_lab.worlds.exported_world import Wanted, export_world, refuse_full
     from pddpo_ray.loop.provenance import sitting
-    from pddpo_ray.worlds.exported_world import Wanted, export_world, refuse_full
 
     target = to.expanduser().absolute()
     refuse_full(target, force)
@@ -86,9 +86,9 @@ def serve(
     """Serve labels drawn from a text world's truth, as plain HTTP and as an OpenAI-style judge."""
     refuse_open_network(host, behind_proxy, "the token")
     chosen = choose_world(name, seed, overrides or [])
-    from deploy.serving.world_labels import serve as serve_labels
+    from pddpo_lab.worlds.label_server import serve as serve_labels
+    from pddpo_lab.worlds.labels_by_text import LabelsByText
     from pddpo_ray.storage.cache import cache_folder
-    from pddpo_ray.worlds.labels_by_text import LabelsByText
 
     file = (token_file or cache_folder() / TOKEN).expanduser().absolute()
     token = _token_in(file)
@@ -107,7 +107,7 @@ class ChosenWorld:
         """Reference and truth. A reference that is in no cache yet is trained first."""
         from transformers.utils import logging
 
-        from pddpo_ray.worlds.exported_world import prepare_exported
+        from pddpo_lab.worlds.exported_world import prepare_exported
         from pddpo_ray.worlds.prepared_text import prepare_text_world
 
         logging.disable_progress_bar()
@@ -122,7 +122,7 @@ def choose_world(name: str, seed: int | None, overrides: Sequence[str]) -> Chose
         if seed is not None or overrides:
             given = f"--seed {seed}" if seed is not None else overrides[0]
             raise UserError(f"--world {name} has its settings in world.json: leave {given} out")
-        from pddpo_ray.worlds.exported_world import exported_settings
+        from pddpo_lab.worlds.exported_world import exported_settings
 
         folder = Path(name).absolute()
         return ChosenWorld(exported_settings(folder), folder)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pddpo_ray.compare.suite import MethodsTable, Suite, SweepTable
+from pddpo_lab.compare.suite import MethodsTable, Suite, SweepTable
 
 Row = Mapping[str, Any]
 Value = Callable[[Row], float | None]

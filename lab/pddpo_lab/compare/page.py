@@ -6,10 +6,10 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pddpo_ray.compare import tables
-from pddpo_ray.compare.facts import FACTS
-from pddpo_ray.compare.suite import MethodsTable, Suite, SweepTable
-from pddpo_ray.compare.tables import Column, Mean
+from pddpo_lab.compare import tables
+from pddpo_lab.compare.facts import FACTS
+from pddpo_lab.compare.suite import MethodsTable, Suite, SweepTable
+from pddpo_lab.compare.tables import Column, Mean
 from pddpo_ray.report.charts import Dot, Level, Line, color_of, line_chart, plane
 from pddpo_ray.report.shell import page
 from pddpo_ray.report.text import MISSING, escape, number, short, table

@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 
 from pydantic import AliasChoices, Field, ValidationError, model_validator
 
-from pddpo_ray.compare.suite import PAPER, SUITES
+from pddpo_lab.compare.suite import PAPER, SUITES
 from pddpo_ray.config import Strict
 from pddpo_ray.config.document import parse_value, read_document
 from pddpo_ray.errors import UserError

@@ -9,11 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pddpo_ray
 from pddpo_ray.storage.whole_files import write_whole
 
 Row = dict[str, object]
 
-SOURCES = ("verify/*.py", "worlds/*.py", "exploration/*.py", "theory/*.py")
+SOURCES = (
+    *(Path(pddpo_ray.__file__).parent / room for room in ("worlds", "exploration", "theory")),
+    Path(__file__).parent,
+)
 """What decides the rows; after a change of any of it they are computed anew."""
 
 
@@ -49,8 +53,8 @@ class Pieces:
 
 def fingerprint() -> str:
     """sha256 of the sources that decide the rows."""
-    root, content = Path(__file__).parents[1], hashlib.sha256()
-    for pattern in SOURCES:
-        for file in sorted(root.glob(pattern)):
-            content.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())
+    content = hashlib.sha256()
+    for room in SOURCES:
+        for file in sorted(room.glob("*.py")):
+            content.update(f"{room.name}/{file.name}".encode() + b"\0" + file.read_bytes())
     return content.hexdigest()

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pddpo_ray.compare.sharing import SharedEngine, SharedTrainer
-from pddpo_ray.compare.suite import HeldOutEntry, Suite
+from pddpo_lab.compare.sharing import SharedEngine, SharedTrainer
+from pddpo_lab.compare.suite import HeldOutEntry, Suite
 from pddpo_ray.config import Config, NoWorldConfig
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import JournalReader
@@ -37,7 +37,7 @@ from pddpo_ray.storage.recall import Memory
 from pddpo_ray.storage.whole_files import ARTIFACTS, JOURNAL, write_json
 
 if TYPE_CHECKING:
-    from pddpo_ray.compare.judging import HeldOutJudge
+    from pddpo_lab.compare.judging import HeldOutJudge
 
 STATUS = Path("/proc/self/status")
 CLEAR = Path("/proc/self/clear_refs")
@@ -306,7 +306,7 @@ class _Common:
 
     def judge(self, config: Config, settings: HeldOutEntry) -> HeldOutJudge:
         """The seed's judge, made when a first run on real text is finished."""
-        from pddpo_ray.compare.judging import HeldOutJudge
+        from pddpo_lab.compare.judging import HeldOutJudge
         from pddpo_ray.data.real_text import PreparedRealText
 
         if self._judge is None:

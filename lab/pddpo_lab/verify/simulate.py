@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
+from pddpo_lab.verify.methods import Method
 from pddpo_ray.exploration.bonus import elliptical, theory_amplitude, theory_precision
 from pddpo_ray.exploration.design import inverse
 from pddpo_ray.exploration.resampling import exact_base, resampling_weights
@@ -23,7 +24,6 @@ from pddpo_ray.theory.cost_stage import SKIP_SHARE, skips_cost_stage
 from pddpo_ray.theory.dual import DualState, Fixed, ProjectedFixed, ascend, limit_state
 from pddpo_ray.theory.margins import bonus_margin, printed_margin, score_margin
 from pddpo_ray.theory.mle import box_mle
-from pddpo_ray.verify.methods import Method
 from pddpo_ray.worlds.oracle import Oracle
 from pddpo_ray.worlds.tabular import TabularWorld, draw_answers
 from pddpo_ray.worlds.tabular_parts import one_hot_gram

@@ -13,7 +13,7 @@ from pddpo_ray.cli.output import print_columns, print_json
 from pddpo_ray.errors import RunError, UserError
 
 if TYPE_CHECKING:
-    from pddpo_ray.compare.command import RunUnits
+    from pddpo_lab.compare.command import RunUnits
 
 
 def compare(
@@ -53,8 +53,8 @@ def compare(
     if suite == "paper":
         _paper(overrides or [], runs, dry_run=dry_run, as_json=as_json)
         return
-    from pddpo_ray.compare import command
-    from pddpo_ray.compare.suite import load_suite
+    from pddpo_lab.compare import command
+    from pddpo_lab.compare.suite import load_suite
 
     chosen = load_suite(suite, seeds=_numbers(seeds), only=_words(only), overrides=overrides or [])
     folder = (runs or Path("runs") / f"compare-{chosen.name}").expanduser().absolute()
@@ -80,7 +80,7 @@ def compare(
 
 
 def _paper(given: list[str], out: Path | None, *, dry_run: bool, as_json: bool) -> None:
-    from pddpo_ray.compare.paper import compare_paper, load_paper, planned
+    from pddpo_lab.compare.paper import compare_paper, load_paper, planned
     from pddpo_ray.evaluate.command import PAGE
 
     if dry_run:
@@ -101,7 +101,7 @@ def _paper(given: list[str], out: Path | None, *, dry_run: bool, as_json: bool) 
 
 
 def _own(folders: list[str], out: Path | None, *, as_json: bool) -> None:
-    from pddpo_ray.compare.own_runs import compare_runs
+    from pddpo_lab.compare.own_runs import compare_runs
     from pddpo_ray.report.text import seconds, short
 
     path, rows = compare_runs(folders, out, shlex.join(["pddpo", "compare", *folders]))
@@ -121,7 +121,7 @@ def _own(folders: list[str], out: Path | None, *, as_json: bool) -> None:
 
 def _over_ray(jobs: int, address: str | None) -> RunUnits:
     # Imported here: Ray takes seconds to load, and --jobs 0 does without it.
-    from actors.suite_jobs import run_over_ray
+    from pddpo_lab.compare.suite_jobs import run_over_ray
 
     return functools.partial(run_over_ray, jobs=jobs, address=address)
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from pddpo_lab.commands.world import Overrides, Seed, World, choose_world
 from pddpo_ray.cli.output import print_columns, print_json
-from pddpo_ray.cli.world import Overrides, Seed, World, choose_world
 
 SHOWN = ("gap", "violation", "kl", "f", "g", "unsafe_rate", "off_grammar")
 
@@ -28,8 +28,8 @@ def score(
     """Measure a checkpoint exactly: gap to the optimum, violation of the limit, KL to the world's reference."""
     chosen = choose_world(name, seed, overrides or [])
     # Imported here: a mistake in the options is told before torch is loaded.
+    from pddpo_lab.worlds.exact_score import score as measure
     from pddpo_ray.evaluate.checkpoint_loading import load_checkpoint
-    from pddpo_ray.evaluate.score import score as measure
 
     loaded = load_checkpoint(checkpoint, base)
     limit = next(iter(chosen.config.thresholds.values()))

@@ -9,10 +9,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pddpo_ray.errors import UserError
-from pddpo_ray.storage.whole_files import write_whole
-from pddpo_ray.verify.checks import FORMULAS, Check
-from pddpo_ray.verify.experiments import (
+from pddpo_lab.verify.checks import FORMULAS, Check
+from pddpo_lab.verify.experiments import (
     Curve,
     bias_table,
     compare,
@@ -24,11 +22,13 @@ from pddpo_ray.verify.experiments import (
     random_worlds_table,
     theory_table,
 )
-from pddpo_ray.verify.methods import COMPARED, PUBLIC, SHIPPED, Method
-from pddpo_ray.verify.page import render
-from pddpo_ray.verify.pieces import Pieces
-from pddpo_ray.verify.simulate import simulate
-from pddpo_ray.verify.split_roles import split_role_claims
+from pddpo_lab.verify.methods import COMPARED, PUBLIC, SHIPPED, Method
+from pddpo_lab.verify.page import render
+from pddpo_lab.verify.pieces import Pieces
+from pddpo_lab.verify.simulate import simulate
+from pddpo_lab.verify.split_roles import split_role_claims
+from pddpo_ray.errors import UserError
+from pddpo_ray.storage.whole_files import write_whole
 from pddpo_ray.worlds.tabular import TabularWorld, random_world, trap_world
 from pddpo_ray.worlds.tabular_files import load_world
 

@@ -1,0 +1,1 @@
+"""The laboratory: what studies the product and is not installed with it."""

@@ -1,0 +1,1 @@
+"""Commands that join `pddpo` where the laboratory is installed."""

@@ -1,0 +1,1 @@
+"""Text worlds for other trainers: exported, labelled by their truth, and scored against it."""
