@@ -121,7 +121,7 @@ chaos: setup
 # reads REAL_DATA (docs/real-model.md) and goes on where it was killed; ARGS="--seeds 0,1,2" are for it.
 real: setup
 	$(BIN)/pytest -m real
-	$(BIN)/python -m bench.real_model --data $(REAL_DATA) $(ARGS)
+	$(BIN)/python -m lab.studies.real_model.run --data $(REAL_DATA) $(ARGS)
 
 compare: setup
 	$(BIN)/pddpo compare text-world --jobs 2 $(ARGS)
@@ -135,15 +135,15 @@ bench: setup
 
 # Cells that are in the file are not simulated again: ARGS="--out FILE" begins another one.
 verify-certificates: setup
-	$(BIN)/python -m bench.certificates $(ARGS)
-	$(BIN)/python -m bench.coverage
+	$(BIN)/python -m lab.studies.certificates.run $(ARGS)
+	$(BIN)/python -m lab.studies.certificates.coverage
 
 # Worlds that are in the file are not played again: ARGS="--out FILE" begins another one.
 phase: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m bench.phase all $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m lab.studies.exploration.run all $(ARGS)
 
 fair: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m bench.fair all $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m lab.studies.comparison.run all $(ARGS)
 
 # What looks at the environment, or calls the endpoint from outside, has an environment of its own: neither decides
 # which versions the project runs with.

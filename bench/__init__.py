@@ -1,1 +1,1 @@
-"""Experiments and benchmarks that take longer than tests; their tables are in docs/."""
+"""Speed, against other implementations; what is studied stands in lab/studies, developers' programs in tools."""

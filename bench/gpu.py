@@ -31,7 +31,6 @@ from typing import Any
 
 import torch
 
-from bench import small_runs
 from pddpo_ray.cli.recipe_of_run import find_run
 from pddpo_ray.config import RayCluster, load
 from pddpo_ray.errors import UserError
@@ -39,6 +38,7 @@ from pddpo_ray.journal import read_journal
 from pddpo_ray.journal.filesystems import demand_local
 from pddpo_ray.plan.resources import bundles
 from pddpo_ray.storage.whole_files import JOURNAL, RESULT
+from tools import small_runs
 
 SMALL = [
     *["seed=5", "rounds=2", "offline.compare_rounds=0", "offline.pairs=100", "cluster.mode=ray"],

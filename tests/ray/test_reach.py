@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from actors import launch
-from bench.small_runs import HERE, METHODS, ON_RAY, TABLE, TEXT, VARIANTS
 from pddpo_ray.config import load
 from pddpo_ray.loop.run import run_recipe
 from tests.support.ray_session import session
 from tests.support.reach import Entered, entered, missing
 from tests.unit.methods.test_reach import CERTIFIED, ON_TABLES, ONLY_TEXTS, WORLD, by_runs
+from tools.small_runs import HERE, METHODS, ON_RAY, TABLE, TEXT, VARIANTS
 
 pytestmark = pytest.mark.ray
 

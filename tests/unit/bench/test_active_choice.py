@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from bench.active_choice import deciding, registered, table
-from bench.phase_runs import ROUNDS, Arm, Cell, played
-from bench.phase_worlds import table_ground
+from lab.studies.active_choice.run import deciding, registered, table
+from lab.studies.exploration.played import ROUNDS, Arm, Cell, played
+from lab.studies.exploration.worlds import table_ground
 
 
 def test_both_arms_ask_for_the_same_labels_and_choose_different_pairs() -> None:

@@ -27,10 +27,10 @@ from bench import (
     stored_policies,
 )
 from bench.__main__ import main
-from bench.compare import Arm, markdown
 from bench.own_process import alone
 from bench.ratio import interleaved, of_pairs
 from bench.workload import Shape, endless, preference_rows, prompts_of
+from lab.studies.first_world.run import Arm, markdown
 from pddpo_ray.journal import PhaseEntry
 from pddpo_ray.records import Prompt
 from tests.support.tiny_language_model import save_policy

@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from bench.certificates import CONTROLS, DRAWS, FACTORS, ON_A_LOGIT, RESULTS, SCENARIOS, bound, share_of_false, table
+from lab.studies.certificates.run import (
+    CONTROLS,
+    DRAWS,
+    FACTORS,
+    ON_A_LOGIT,
+    RESULTS,
+    SCENARIOS,
+    bound,
+    share_of_false,
+    table,
+)
 
 RUNS = 400
 
@@ -33,4 +43,4 @@ def test_the_committed_cells_are_whole_within_their_bounds_and_those_of_the_page
                 cell = cells[f"{name} {limit:g} {factor:g}"]
                 assert cell["runs"] == 10_000
                 assert cell["false"] <= bound(name, 10_000)
-    assert table(cells) in (Path(__file__).parents[3] / "lab" / "studies" / "certificates.md").read_text()
+    assert table(cells) in (Path(__file__).parents[3] / "lab" / "studies" / "certificates" / "README.md").read_text()

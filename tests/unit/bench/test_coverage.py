@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.coverage import LEVEL, ROWS, coverage, key_of, least_allowed, table
+from lab.studies.certificates.coverage import LEVEL, ROWS, coverage, key_of, least_allowed, table
 
 ROOT = Path(__file__).parents[3]
 MAKERS = {

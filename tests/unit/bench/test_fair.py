@@ -14,9 +14,8 @@ import pytest
 from scipy.optimize import minimize
 from scipy.special import softmax
 
-from bench import fair
-from bench.fair import ARMS, OURS, best_trial, gap_of, learned, pairs_before, registered, table
-from bench.fair_parts import (
+from lab.studies.comparison import run as fair
+from lab.studies.comparison.parts import (
     BETA,
     PRIOR_SD,
     REFERENCE,
@@ -30,8 +29,9 @@ from bench.fair_parts import (
     fair_ground,
     with_models,
 )
-from bench.phase import registered as phase_registered
-from bench.study import seeds_between
+from lab.studies.comparison.run import ARMS, OURS, best_trial, gap_of, learned, pairs_before, registered, table
+from lab.studies.exploration.run import registered as phase_registered
+from lab.studies.study import seeds_between
 from pddpo_ray.algorithms.stages import lagrangian_objective, reward_objective
 from pddpo_ray.records import Prompt
 from pddpo_ray.worlds.text_family import HELD_OUT_SEEDS

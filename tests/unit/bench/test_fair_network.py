@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from bench.fair import registered
-from bench.fair_network import ARMS, LABELS_A_PAIR, OFFLINE, OURS, SEEDS, config_of, table
-from bench.phase import registered as phase_registered
-from bench.study import seeds_between
+from lab.studies.comparison.network import ARMS, LABELS_A_PAIR, OFFLINE, OURS, SEEDS, config_of, table
+from lab.studies.comparison.run import registered
+from lab.studies.exploration.run import registered as phase_registered
+from lab.studies.study import seeds_between
 from pddpo_ray.worlds.text_family import HELD_OUT_SEEDS
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from bench.label_economy import registered, spent, table
-from bench.phase_runs import ARMS, PROMPTS, ROUNDS, Cell, Estimated, played
-from bench.phase_worlds import GROUNDS
+from lab.studies.exploration.played import ARMS, PROMPTS, ROUNDS, Cell, Estimated, played
+from lab.studies.exploration.worlds import GROUNDS
+from lab.studies.label_economy.run import registered, spent, table
 from pddpo_ray.config import load
 
 SPLITS = [(name, total) for name, arm in registered()["arms"].items() for total in arm["totals"]]

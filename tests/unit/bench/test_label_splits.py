@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import label_splits
-from bench.label_splits import LIMIT, Ended, Split, played, table
-from bench.limit_worlds import table_world
+from lab.studies.label_splits import run as label_splits
+from lab.studies.label_splits.run import LIMIT, Ended, Split, played, table
+from lab.studies.limits.worlds import table_world
 
 
 def test_a_run_spends_what_its_split_says_and_is_compared_with_its_best_round() -> None:

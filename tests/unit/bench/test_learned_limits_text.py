@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.special import softmax
 
-from bench.learned_limits_text import (
+from lab.studies.limits.text import (
     LABELS,
     LEVELS,
     arguments,

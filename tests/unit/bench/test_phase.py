@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench import phase
-from bench.phase import (
+from lab.studies.exploration import run as phase
+from lab.studies.exploration.played import ARMS, ROUNDS, Cell, played
+from lab.studies.exploration.run import (
     PRIMARY,
     adjusted_p,
     best_of,
@@ -23,9 +24,8 @@ from bench.phase import (
     registered,
     registered_worlds,
 )
-from bench.phase_runs import ARMS, ROUNDS, Cell, played
-from bench.phase_worlds import table_ground, twin_ground
-from bench.study import seeds_between
+from lab.studies.exploration.worlds import table_ground, twin_ground
+from lab.studies.study import seeds_between
 from pddpo_ray.worlds.tabular import full_coverage, rare_world
 from pddpo_ray.worlds.text_family import HELD_OUT_SEEDS
 

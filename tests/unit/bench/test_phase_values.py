@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from bench.fair_parts import fair_ground
-from bench.phase_values import arm_of, played, registered, registered_worlds, table
+from lab.studies.comparison.parts import fair_ground
+from lab.studies.exploration_values.run import arm_of, played, registered, registered_worlds, table
 
 
 def test_every_registered_world_is_played_once_and_the_quick_cells_come_first() -> None:

@@ -1,4 +1,4 @@
-"""`python -m bench.real_model` on a tiny model and made-up files: every step, killed in the midst of one."""
+"""`python -m lab.studies.real_model.run` on a tiny model and made-up files: every step, killed in the midst of one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from bench.real_model import METHODS, run_folder, steps
+from lab.studies.real_model.run import METHODS, run_folder, steps
 from pddpo_ray.errors import PddpoError
 from pddpo_ray.journal import read_journal
 from tests.support.scorer_rows import rows_of_words
@@ -50,7 +50,17 @@ def made_up_data(folder: Path) -> Path:
 
 
 def experiment(data: Path, work: Path, *more: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "bench.real_model", "--data", str(data), "--work", str(work), *more, *SMALL_ALIGN]
+    command = [
+        sys.executable,
+        "-m",
+        "lab.studies.real_model.run",
+        "--data",
+        str(data),
+        "--work",
+        str(work),
+        *more,
+        *SMALL_ALIGN,
+    ]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench import releases
-from bench.limit_worlds import table_world
-from bench.releases import LIMIT, on_table, run_study, summary, table
+from lab.studies.limits.worlds import table_world
+from lab.studies.releases import run as releases
+from lab.studies.releases.run import LIMIT, on_table, run_study, summary, table
 from pddpo_ray.loop.certifying import reason_against
 from pddpo_ray.worlds.tabular_files import load_world
 

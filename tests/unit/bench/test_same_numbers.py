@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from bench import run_numbers
-from bench.run_numbers import numbers_of, questions_of
-from bench.same_numbers import answer, compare, main
-from bench.small_runs import LEFT_OUT, MEASURED, cases
 from pddpo_ray.config import load, recipe_names
 from tests.unit.loop.small_run import finish, small
+from tools import run_numbers
+from tools.run_numbers import numbers_of, questions_of
+from tools.same_numbers import answer, compare, main
+from tools.small_runs import LEFT_OUT, MEASURED, cases
 
 ROOT = Path(__file__).resolve().parents[3]
 RECORDED: dict[str, Any] = {

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.scorer_causes import ARMS, TrueScorer, config_of, drawn_answers, opener, table
+from lab.studies.scorers.run import ARMS, TrueScorer, config_of, drawn_answers, opener, table
 from pddpo_ray.records import Array, Response
 from pddpo_ray.worlds.prepared_text import prepare_text_world
 

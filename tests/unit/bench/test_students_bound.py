@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bench.students_bound import false_pass_betting, false_pass_student, student_bound, table
+from lab.studies.students_bound.run import false_pass_betting, false_pass_student, student_bound, table
 
 
 def test_the_bound_is_that_of_a_t_test_on_the_labels() -> None:
@@ -37,5 +37,5 @@ def test_the_betting_test_keeps_its_level_where_students_does_not(limit: float, 
 
 
 def test_the_study_holds_the_table() -> None:
-    study = (Path(__file__).parents[3] / "lab" / "studies" / "students-bound.md").read_text(encoding="utf-8")
+    study = (Path(__file__).parents[3] / "lab" / "studies" / "students_bound" / "README.md").read_text(encoding="utf-8")
     assert [line for line in table().splitlines() if line not in study] == []

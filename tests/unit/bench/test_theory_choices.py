@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bench.study import known
-from bench.theory_choices import PLAYED, RESULTS, ada_lag, cost_pairs, registered, table, worlds
+from lab.studies.study import known
+from lab.studies.theory_choices.run import PLAYED, RESULTS, ada_lag, cost_pairs, registered, table, worlds
 from pddpo_ray.config import load
 from pddpo_ray.theory.intervals import student_half_width
 from pddpo_ray.theory.seeds import generator

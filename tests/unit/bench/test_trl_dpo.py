@@ -19,7 +19,7 @@ STEPS, LEARNING_RATE = 12, 1e-3
 def documented() -> list[list[str]]:
     """The commands under "Export, train, score"."""
     page = (ROOT / "docs" / "benchmark.md").read_text("utf-8")
-    block = page.split("## Export, train, score")[1].split("`bench/trl_dpo.py`")[0]
+    block = page.split("## Export, train, score")[1].split("`examples/trl_dpo.py`")[0]
     return [shlex.split(line) for line in block.splitlines() if line.strip() and not line.startswith("```")]
 
 

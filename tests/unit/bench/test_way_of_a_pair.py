@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.way_of_a_pair import LOSS, METHOD, carries, way
 from pddpo_ray.contracts import FitSettings
 from pddpo_ray.records import PairRow, PolicyVersion
+from tools.pair_trace import LOSS, METHOD, carries, way
 
 
 def test_what_holds_a_pair_is_told_from_settings_and_names() -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
-from bench.small_runs import FIRST_WORLD
 from pddpo_ray.cli.main import main
 from pddpo_ray.config import Config, load
 from pddpo_ray.errors import UserError
@@ -28,6 +27,7 @@ from tests.runs.test_text_run import tiny_text
 from tests.support.measuring_server import every_fifth_fails, measuring_server
 from tests.unit.loop.small_run import MEASURED, SMALL
 from tests.unit.loop.test_twin_run import TINY, twin
+from tools.small_runs import FIRST_WORLD
 
 BATCH_DRAWS = 64
 MANY = 60 * BATCH_DRAWS

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
-from bench.small_runs import FIRST_WORLD
 from pddpo_ray.config import Config, load
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal.identity import open_folder
@@ -33,6 +32,7 @@ from pddpo_ray.theory.levels import Allocation
 from tests.support.measuring_server import every_fifth_fails, measuring_server
 from tests.unit.loop.small_run import MEASURED, SMALL, ledger, small
 from tests.unit.loop.test_twin_run import TINY, twin
+from tools.small_runs import FIRST_WORLD
 
 RATE = (
     "limits.cost={rate: {world: cost}, learned_from: comparisons}",

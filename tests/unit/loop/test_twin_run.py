@@ -11,7 +11,6 @@ import pytest
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
-from bench.small_runs import FIRST_WORLD
 from pddpo_ray.cli.main import app
 from pddpo_ray.config import Config, load
 from pddpo_ray.errors import UserError
@@ -19,6 +18,7 @@ from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.loop.run import PhaseChanged, run_recipe
 from pddpo_ray.storage.whole_files import WEIGHTS
 from tests.unit.loop.small_run import story
+from tools.small_runs import FIRST_WORLD
 
 SMALL = (
     "rounds=6",

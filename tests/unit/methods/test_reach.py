@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.small_runs import HERE, METHODS, TABLE, TEXT, VARIANTS
 from pddpo_lab.verify import checks, experiments
 from pddpo_lab.verify.methods import COMPARED
 from pddpo_lab.verify.simulate import simulate
@@ -16,6 +15,7 @@ from pddpo_ray.serving.catalog import drawn_round
 from pddpo_ray.worlds.tabular import trap_world
 from tests.support.method_modules import METHODS as ALL_METHODS
 from tests.support.reach import Entered, entered, functions_of, missing, named, resolved
+from tools.small_runs import HERE, METHODS, TABLE, TEXT, VARIANTS
 
 WORLD = "world={kind: tabular, name: random, seed: 3}"
 ON_TABLES = {name: [f"algorithm={name}", "dual.upper=4.0", *own] for name, own in METHODS.items()}

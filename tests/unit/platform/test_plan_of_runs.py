@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.small_runs import HERE, METHODS, TEXT
 from pddpo_ray.config import load
 from pddpo_ray.journal import JournalReader, read_journal
 from pddpo_ray.loop.run import run_recipe
@@ -15,6 +14,7 @@ from pddpo_ray.plan.work import prompts_of, work
 from pddpo_ray.storage.whole_files import JOURNAL
 from tests.support.small_real_text import SMALL_REAL_TEXT
 from tests.support.tiers import in_full
+from tools.small_runs import HERE, METHODS, TEXT
 
 ALONE = [*TEXT, "offline.compare_rounds=0", *HERE]
 

@@ -210,7 +210,7 @@ def test_no_page_holds_both_sides_of_a_merge(page: Path) -> None:
 
 
 def test_tests_and_files_that_a_page_names_exist() -> None:
-    path = re.compile(r"`((?:tests|bench|deploy|actors|pddpo_ray)/[\w./-]+)`")
+    path = re.compile(r"`((?:tests|bench|tools|lab|deploy|actors|pddpo_ray)/[\w./-]+)`")
     named = {(page.name, one) for page in PAGES for one in path.findall(page.read_text(encoding="utf-8"))}
     assert len(named) > 50
     assert [one for one in sorted(named) if not (ROOT / one[1].rstrip("/")).exists()] == []

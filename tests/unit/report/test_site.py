@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 import pddpo_ray
-from bench import concept_pictures
+from tools import concept_pictures
 
 ROOT = Path(__file__).parents[3]
 MKDOCS = ROOT / ".venv-docs" / "bin" / "mkdocs"
