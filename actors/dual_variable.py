@@ -16,7 +16,7 @@ from ray.exceptions import RayActorError
 from actors.calls import Answerer, AnsweringActor, Handle, wait_for
 from actors.placement import beside_driver
 from pddpo_ray.errors import RunError
-from pddpo_ray.loop.dual_step import Estimates, LocalDual
+from pddpo_ray.parts.dual_step import Estimates, LocalDual
 from pddpo_ray.theory.dual import DualState
 from pddpo_ray.theory.matrix_dual import JointStep
 
@@ -53,7 +53,7 @@ class DualVariableActor(AnsweringActor):
 
 
 class DualVariableHandle(Handle[DualVariableActor]):
-    """Satisfies `pddpo_ray.loop.dual_step.DualOwner`.
+    """Satisfies `pddpo_ray.parts.dual_step.DualOwner`.
 
     A lost actor is started again and gets every step that it had taken, from this handle, before the next call.
     """

@@ -18,7 +18,7 @@ import ray
 from actors.calls import Answerer, AnsweringActor, Handle
 from pddpo_ray.contracts import Count, Delivery, Draw, RolloutEngine
 from pddpo_ray.errors import RunError
-from pddpo_ray.loop.sampling import VerifyDelivery
+from pddpo_ray.parts.sampling import VerifyDelivery
 from pddpo_ray.records import Array, Decoding, PolicyVersion, Prompt
 from pddpo_ray.rollout.draws import counts
 

@@ -31,11 +31,12 @@ from actors.session import check_nodes, ray_session
 from actors.trainer_group import MakeBackend, TrainerGroup, TrainerInTurns, TrainerSettings
 from actors.weights import SendCommand
 from actors.workers import given_labeller, tabular_engine, tabular_trainer, text_engine, text_trainer
+from pddpo_ray.backends import in_process
+from pddpo_ray.backends.backends import Backends
+from pddpo_ray.backends.preflight import given_by_users
 from pddpo_ray.config import Config, RayCluster, TabularWorldConfig, VllmRollout
 from pddpo_ray.contracts import Labeller
-from pddpo_ray.loop import in_process, run
-from pddpo_ray.loop.backends import Backends
-from pddpo_ray.loop.beginning import given_by_users
+from pddpo_ray.driver import run
 from pddpo_ray.plan.resources import Bundle, bundles
 from pddpo_ray.records import PolicyVersion
 from pddpo_ray.rollout.delivery_check import DeliveryCheck
@@ -52,7 +53,7 @@ COLLECTIVES = "cpu:gloo,cuda:nccl"
 def run_recipe(
     config: Config, run_dir: Path, *, resume: bool = False, progress: run.Progress | None = None
 ) -> dict[str, Any]:
-    """Run a recipe on Ray to its end; arguments, result and errors are those of `pddpo_ray.loop.run.run_recipe`."""
+    """Run a recipe on Ray to its end; arguments, result and errors are those of `pddpo_ray.driver.run.run_recipe`."""
     metrics = RunMetrics(config, Path(run_dir).name)
 
     def tell(event: run.Event) -> None:
@@ -229,7 +230,7 @@ def tabular_backends(groups: Groups) -> Backends:
 
 def text_backends(groups: Groups) -> Backends:
     """The parts of a run on texts as actors. The driver trains the reference if the cache has none."""
-    from pddpo_ray.loop.in_process_text import prepare_texts, text_world_backends
+    from pddpo_ray.backends.in_process_text import prepare_texts, text_world_backends
     from pddpo_ray.training.local import store_reference
 
     config = groups.config

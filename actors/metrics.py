@@ -14,7 +14,7 @@ from typing import Any
 import ray
 
 from pddpo_ray.config import Config
-from pddpo_ray.loop import run
+from pddpo_ray.driver import run
 
 OF_ROUND: Mapping[str, tuple[str, str]] = {
     "pddpo_multiplier": ("dual/multiplier", "Multiplier of the last round"),

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pddpo_ray.backends.in_process import tabular_backends
 from pddpo_ray.config import Config, TabularWorldConfig
 from pddpo_ray.contracts import Labeller, RolloutEngine, TrainerBackend
-from pddpo_ray.loop.in_process import tabular_backends
 from pddpo_ray.records import PolicyVersion
 from pddpo_ray.rollout.factory import language_engine
 from pddpo_ray.storage.artifacts import ArtifactStore

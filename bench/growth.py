@@ -17,7 +17,7 @@ from bench.workload import language_model
 from pddpo_ray.config import BudgetRefit, SupportConfig, UnionRefit
 from pddpo_ray.config.trainer import Refit
 from pddpo_ray.contracts import FitSettings
-from pddpo_ray.loop.fitting import older_rows
+from pddpo_ray.parts.fitting import older_rows
 from pddpo_ray.records import Objective, PairRow, PolicyVersion
 from pddpo_ray.theory.refit import limit_rows
 from pddpo_ray.training.batches import texts_of

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.ratio import Ratio, of_pairs
-from pddpo_ray.loop.result import START, WALL
+from pddpo_ray.driver.result import START, WALL
 from pddpo_ray.report.run_data import RunData, read_run
 
 RUN = "PDDPO_BENCH_RUN"

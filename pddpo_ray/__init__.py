@@ -29,22 +29,22 @@ __all__ = [
 ]  # fmt: skip
 
 if TYPE_CHECKING:
+    from pddpo_ray.certificates.release import certify_folder as certify
+    from pddpo_ray.driver.recipe_of_rows import load_recipe
+    from pddpo_ray.driver.run import run_recipe as run
     from pddpo_ray.evaluate.checkpoint_loading import load_checkpoint as load_policy
     from pddpo_ray.evaluate.from_python import evaluate_models
-    from pddpo_ray.loop.recipe_of_rows import load_recipe
-    from pddpo_ray.loop.releasing import certify_folder as certify
-    from pddpo_ray.loop.run import run_recipe as run
     from pddpo_ray.scoring.limit_rows import check_limits
     from pddpo_ray.theory.certificate import first_certified, upper_bound
 
 PLACES = {
-    "certify": ("pddpo_ray.loop.releasing", "certify_folder"),
+    "certify": ("pddpo_ray.certificates.release", "certify_folder"),
     "check_limits": ("pddpo_ray.scoring.limit_rows", "check_limits"),
     "evaluate_models": ("pddpo_ray.evaluate.from_python", "evaluate_models"),
     "first_certified": ("pddpo_ray.theory.certificate", "first_certified"),
     "load_policy": ("pddpo_ray.evaluate.checkpoint_loading", "load_checkpoint"),
-    "load_recipe": ("pddpo_ray.loop.recipe_of_rows", "load_recipe"),
-    "run": ("pddpo_ray.loop.run", "run_recipe"),
+    "load_recipe": ("pddpo_ray.driver.recipe_of_rows", "load_recipe"),
+    "run": ("pddpo_ray.driver.run", "run_recipe"),
     "upper_bound": ("pddpo_ray.theory.certificate", "upper_bound"),
 }
 """Where the public names are; each is loaded when it is used, so that `pddpo --help` waits for none of them."""

@@ -78,7 +78,7 @@ class Work:
         """Listens to the interpreter, and to the modules of runs and of optimisers where tests have imported them."""
         sys.addaudithook(self._hear)
         time.sleep = self._counting_sleep(time.sleep)  # type: ignore[assignment]
-        if runs := sys.modules.get("pddpo_ray.loop.run"):
+        if runs := sys.modules.get("pddpo_ray.driver.run"):
             runs.drive = self._noting("runs a recipe", runs.drive)  # type: ignore[attr-defined]
         if "torch" in sys.modules:
             from torch.optim.optimizer import register_optimizer_step_post_hook

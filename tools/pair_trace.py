@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from pddpo_ray.config import Config, load
-from pddpo_ray.loop.run import PhaseChanged, run_recipe
+from pddpo_ray.driver.run import PhaseChanged, run_recipe
 from pddpo_ray.records import LabelledPair, Pair, PairRow, Response
 from pddpo_ray.training.batches import TextBatch
 from pddpo_ray.training.log_probs import Support

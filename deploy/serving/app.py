@@ -30,7 +30,7 @@ from deploy.serving.traffic import SOON_S
 from deploy.web.http_errors import ApiError, hidden
 from deploy.web.web_app import address, bearer_token, healthy, web_app
 from pddpo_ray import __version__
-from pddpo_ray.loop.taking_back import take_back
+from pddpo_ray.driver.withdrawal import take_back
 from pddpo_ray.serving.catalog import NotServed, facts
 from pddpo_ray.serving.keys import ApiKey, Scope
 

@@ -35,12 +35,12 @@ from deploy.serving.settings import ONGOING_MAX, EngineSettings, ServeArgs, engi
 from deploy.serving.stopping import StopSignals, let_finish
 from deploy.serving.waits import DEAD, Waits
 from deploy.serving.warm_engines import warm_up
+from pddpo_ray.certificates.testing import decoding_of
 from pddpo_ray.config import Config
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.read_only import open_to_read
 from pddpo_ray.journal.transactions import Store
-from pddpo_ray.loop.certifying import decoding_of
 from pddpo_ray.serving.catalog import ServedPolicy, read_catalog
 from pddpo_ray.serving.keys import ApiKeys
 from pddpo_ray.storage.checkpoints import control_tokens

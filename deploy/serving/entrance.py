@@ -22,13 +22,13 @@ from deploy.serving.traffic import HANGS_S, Traffic
 from deploy.web.http_errors import ApiError
 from deploy.web.request_limits import RateLimit
 from pddpo_ray.annotation.webhook import send
+from pddpo_ray.certificates.release_history import ALARM, Releases
 from pddpo_ray.journal.served import Caps
 from pddpo_ray.journal.tokens import hashed
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.serving.alarms import Watched, released_weights
 from pddpo_ray.serving.catalog import Catalog, ServedPolicy, Stamp, read_catalog, stamp_of
 from pddpo_ray.serving.keys import ApiKey, ApiKeys, Scope
-from pddpo_ray.serving.releases import ALARM, Releases
 from pddpo_ray.serving.scrubbing import scrubber
 from pddpo_ray.theory.alarm import Alarm
 

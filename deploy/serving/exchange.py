@@ -25,11 +25,11 @@ from deploy.serving.requests import Call, error_body, error_reply
 from deploy.serving.tracing import Span
 from deploy.serving.traffic import ENGINE_S
 from deploy.web.http_errors import ApiError, Failure, hidden
+from pddpo_ray.certificates.certified import Certified
 from pddpo_ray.journal.served import Sent
 from pddpo_ray.limits.sources import Answer
 from pddpo_ray.serving.alarms import answering_weights
 from pddpo_ray.serving.catalog import NONE, RELEASED, ServedPolicy
-from pddpo_ray.serving.certified import Certified
 from pddpo_ray.serving.keys import ApiKey
 
 logger = logging.getLogger("deploy.serving")

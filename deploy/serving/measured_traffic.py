@@ -17,11 +17,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from deploy.serving.metrics import ServingMetrics
+from pddpo_ray.certificates.testing import bounded, cannot
 from pddpo_ray.config import Config
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.limits.quantities import Limit
 from pddpo_ray.limits.sources import Answer, Source, Unmeasured
-from pddpo_ray.loop.certifying import bounded, cannot
 from pddpo_ray.scoring.limit_sources import source_in_run
 from pddpo_ray.serving.alarms import Alarms, Watched
 from pddpo_ray.theory.alarm import Alarm

@@ -25,7 +25,6 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Engine
 
-from pddpo_ray.annotation.estimates import FromShares, three_fillings
 from pddpo_ray.annotation.languages import LanguageOf
 from pddpo_ray.annotation.quality import Quality
 from pddpo_ray.annotation.questions import (
@@ -47,6 +46,7 @@ from pddpo_ray.errors import DecisionNeeded, ParkedError, RunError
 from pddpo_ray.journal.transactions import Clock, Store, now_ms
 from pddpo_ray.records import HARM, CostEstimate, LabelledPair, Pair, Response, SafetyLabels, Verdict
 from pddpo_ray.theory.cost_estimate import estimate_from_shares
+from pddpo_ray.theory.people_estimates import FromShares, three_fillings
 from pddpo_ray.theory.seeds import generator
 
 logger = logging.getLogger("pddpo_ray.annotation")

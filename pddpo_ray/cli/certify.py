@@ -15,8 +15,8 @@ from pddpo_ray.cli.output import print_json
 from pddpo_ray.errors import UserError
 
 if TYPE_CHECKING:
-    from pddpo_ray.loop.certificate_file import Json
-    from pddpo_ray.loop.ledger import Entry
+    from pddpo_ray.certificates.document import Json
+    from pddpo_ray.certificates.ledger import Entry
 
 EXIT = {"certified": 0, "undecided": 5, "rejected": 6}
 
@@ -59,7 +59,7 @@ def certify(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Draw prompts, answers and labels for a policy until its limits are certified, or one is shown to be broken."""
-    from pddpo_ray.loop.certificate_file import sentences
+    from pddpo_ray.certificates.document import sentences
 
     folder, bounds = run.expanduser().absolute(), _limits(limit or [])
     if limits is not None and prompts is not None:
@@ -81,17 +81,17 @@ def verify(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compute a certificate again from its draws, and from the labels in the run's journal where it lies beside."""
-    from pddpo_ray.loop.certificate_file import sentences, verified
+    from pddpo_ray.certificates.document import sentences, verified
 
     checked = verified(file.expanduser().absolute())
     _show(checked, [*sentences(checked), checked["verified"]], as_json=as_json)
 
 
 def _of_run(folder: Path, policy: str, bounds: dict[str, float], budget: int | None) -> tuple[Entry, Json]:
+    from pddpo_ray.certificates.release import certify_and_release
     from pddpo_ray.cli.recipe_of_run import find_run
     from pddpo_ray.integrations.certifying import is_ledger
     from pddpo_ray.integrations.saved_policies import saved_names
-    from pddpo_ray.loop.releasing import certify_and_release
     from pddpo_ray.storage.whole_files import JOURNAL
 
     kept = (folder / JOURNAL).is_file()

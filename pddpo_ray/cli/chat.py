@@ -41,8 +41,8 @@ def chat(
         raise UserError(f"the policies of {run} are {policies}, not language models: there is nobody to talk with")
     # Imported here: torch and transformers take seconds to load.
     from pddpo_ray.journal.reading import JournalReader
-    from pddpo_ray.report.exported import policy_to_take, renderer_of, weights_of
     from pddpo_ray.serving.catalog import read_catalog
+    from pddpo_ray.serving.export import policy_to_take, renderer_of, weights_of
     from pddpo_ray.storage.artifacts import ArtifactStore
     from pddpo_ray.storage.whole_files import ARTIFACTS
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from pddpo_ray.backends.machine import inspect_machine
 from pddpo_ray.cli.chat import chat
 from pddpo_ray.cli.train import (
     check_resources,
@@ -20,7 +21,6 @@ from pddpo_ray.cli.train import (
     write_report,
 )
 from pddpo_ray.config import Config, load
-from pddpo_ray.loop.machine import inspect_machine
 from pddpo_ray.storage.whole_files import explain_disk
 
 RECIPE = "demo"
@@ -65,9 +65,9 @@ def _aim(config: Config) -> str:
 def _show(config: Config, result: dict[str, Any], folder: Path, given: Path, page: Path | None) -> None:
     """The ten lines at the end: outcome, one answer of the released model, and what to do next."""
     # Imported here: journal and report take seconds to load, and --help needs neither.
+    from pddpo_ray.certificates.document import FILE, verified
+    from pddpo_ray.certificates.outcome import Outcome
     from pddpo_ray.journal.identity import open_folder
-    from pddpo_ray.loop.certificate_file import FILE, verified
-    from pddpo_ray.loop.outcome import Outcome
     from pddpo_ray.report.plain_words import known_of, plain_outcome
 
     outcome = Outcome.from_json(result["outcome"])

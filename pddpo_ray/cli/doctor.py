@@ -45,8 +45,8 @@ def doctor(
 
 def _examine_model(model: str, engines: list[str], *, as_json: bool) -> bool:
     """Whether the model goes the whole way; one line per step as it ends."""
+    from pddpo_ray.backends.machine import inspect_machine
     from pddpo_ray.errors import UserError
-    from pddpo_ray.loop.machine import inspect_machine
 
     quieten_libraries(inspect_machine())
     from pddpo_ray.plan.conformance import EngineName, Step, steps_of

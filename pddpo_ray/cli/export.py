@@ -28,9 +28,9 @@ def export(
         policies = stored.config.policies
         raise UserError(f"the policies of {run} are {policies}, not language models: there is nothing to export")
     # Imported here: configuration and storage take a second to load.
-    from pddpo_ray.report.exported import export as write_policy
-    from pddpo_ray.report.exported import policy_to_take, refuse_full
     from pddpo_ray.serving.catalog import read_catalog
+    from pddpo_ray.serving.export import export as write_policy
+    from pddpo_ray.serving.export import policy_to_take, refuse_full
 
     target = to.expanduser().absolute()
     refuse_full(target)

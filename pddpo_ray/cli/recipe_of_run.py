@@ -79,7 +79,7 @@ def find_queue(run: Path, journal: str | None) -> FoundQueue:
 
 def rules_for(config: Config) -> Rules:
     """The queue's rules of a run."""
-    from pddpo_ray.loop.mixed_labelling import rules_of
+    from pddpo_ray.parts.mixed_labelling import rules_of
 
     return rules_of(config.queue)
 

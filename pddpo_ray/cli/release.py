@@ -17,7 +17,7 @@ from pddpo_ray.cli.recipe_of_run import find_run, store_of
 from pddpo_ray.errors import UserError
 
 if TYPE_CHECKING:
-    from pddpo_ray.serving.releases import Releases
+    from pddpo_ray.certificates.release_history import Releases
 
 RUN = Annotated[Path, typer.Argument(help="Run folder.", metavar="RUN")]
 REASON = Annotated[str, typer.Option(help="Why; kept in the history.")]
@@ -44,7 +44,7 @@ def release(
     as_json: JSON = False,
 ) -> None:
     """Release a round by hand, at once or in stages, or show what was released and refused so far."""
-    from pddpo_ray.serving.staging import HOUR_MS
+    from pddpo_ray.certificates.staging import HOUR_MS
 
     with _releases(run, journal, to_read=round_ is None) as releases:
         if round_ is not None:
@@ -64,7 +64,7 @@ def rollback(run: RUN, reason: REASON = "", journal: DATABASE = None, as_json: J
 
 @contextmanager
 def _releases(run: Path, journal: str | None, *, to_read: bool = False) -> Iterator[Releases]:
-    from pddpo_ray.serving.releases import Releases
+    from pddpo_ray.certificates.release_history import Releases
 
     with store_of(find_run(run, journal), to_read=to_read) as store:
         yield Releases(store)

@@ -13,8 +13,8 @@ from pddpo_ray.cli.recipe_of_run import FoundRun, find_run, rules_for, store_of
 
 if TYPE_CHECKING:
     from pddpo_ray.annotation.rounds import RoundStatus
+    from pddpo_ray.certificates.outcome import Outcome
     from pddpo_ray.journal.transactions import Store
-    from pddpo_ray.loop.outcome import Outcome
 
 KINDS = {
     "safety": "safe-or-unsafe labels", "pair": "compared pairs", "better": "better answers", "number": "numbers",
@@ -49,9 +49,9 @@ def about(stored: FoundRun, store: Store) -> dict[str, Any]:
     from deploy.annotation.listening import served_at
     from pddpo_ray.annotation.quality import Quality
     from pddpo_ray.annotation.rounds import Rounds
+    from pddpo_ray.certificates.outcome import outcome_of
     from pddpo_ray.journal.lock import is_driven
     from pddpo_ray.journal.reading import JournalReader
-    from pddpo_ray.loop.outcome import outcome_of
 
     rules, config, journal = rules_for(stored.config), stored.config, JournalReader(store.engine, store.run)
     done = journal.next_round - 1

@@ -13,29 +13,29 @@ from typing import Annotated, Any, Protocol, TextIO, cast
 
 import typer
 
+from pddpo_ray.backends.machine import Machine, inspect_machine
 from pddpo_ray.cli.output import print_columns, print_json
 from pddpo_ray.cli.run_log import RunLog, stoppable
 from pddpo_ray.config import Config, load, to_yaml
 from pddpo_ray.errors import PddpoError, UserError
-from pddpo_ray.loop.machine import Machine, inspect_machine
 from pddpo_ray.plan.sizes import demand_possible_sizes
 from pddpo_ray.storage.whole_files import explain_disk
 
 SPOKEN = (
     "pddpo_ray.annotation",  # what a run waits for
     "pddpo_ray.data.real_text",
-    "pddpo_ray.loop.cut_answers",
-    "pddpo_ray.loop.fitting",
-    "pddpo_ray.loop.scorer_fits",
-    "pddpo_ray.loop.scorer_gate",
-    "pddpo_ray.loop.releasing",
+    "pddpo_ray.driver.cut_answers",
+    "pddpo_ray.parts.fitting",
+    "pddpo_ray.scorers.fits",
+    "pddpo_ray.scorers.gate",
+    "pddpo_ray.certificates.release",
     "pddpo_ray.training.progress",
 )
 """Loggers whose words belong to what a person sees of a run."""
 
 
 class Runner(Protocol):
-    """Runs a recipe to its end: `pddpo_ray.loop.run.run_recipe` in this process, `actors.launch.run_recipe` on Ray."""
+    """Runs a recipe to its end: `driver.run.run_recipe` in this process, `actors.launch.run_recipe` on Ray."""
 
     def __call__(
         self, config: Config, run_dir: Path, *, resume: bool, progress: Callable[[Any], None]
@@ -122,7 +122,7 @@ def quieten_libraries(machine: Machine) -> None:
 
 def holds_run(config: Config, run: Path | None) -> bool:
     """Whether --go-on finds a run. Raises UserError without a folder: a new one each time would never go on."""
-    from pddpo_ray.loop.beginning import has_begun
+    from pddpo_ray.backends.preflight import has_begun
 
     if run is None:
         raise UserError("--go-on needs the run folder: add --run DIR")
@@ -165,7 +165,7 @@ def demand_makeable(run: Path) -> None:
 
 def look_before_resuming(config: Config, run_dir: Path, *, new_id: bool) -> None:
     """Refuses what cannot go on before anything in the folder is touched; `new_id`: a copy becomes its own run."""
-    from pddpo_ray.loop.beginning import resumed_run, take_new_identity
+    from pddpo_ray.backends.preflight import resumed_run, take_new_identity
 
     if new_id:
         typer.echo(f"a run of its own: {take_new_identity(config, run_dir)}", err=True)
@@ -189,7 +189,7 @@ def runner(config: Config) -> Runner:
         from actors import launch
 
         return launch.run_recipe
-    from pddpo_ray.loop import run
+    from pddpo_ray.driver import run
 
     return run.run_recipe
 
@@ -328,8 +328,8 @@ def measured_plan(config: Config, machine: Machine) -> dict[str, Any]:
 
 def show_result(config: Config, result: Mapping[str, Any], run_dir: Path, page: Path | None) -> None:
     """The outcome in words, what to do next, and the few numbers that say how well the run went."""
-    from pddpo_ray.loop.beginning import fixed_for_its_rounds
-    from pddpo_ray.loop.outcome import Outcome
+    from pddpo_ray.backends.preflight import fixed_for_its_rounds
+    from pddpo_ray.certificates.outcome import Outcome
     from pddpo_ray.report.text import seconds, short
 
     outcome = Outcome.from_json(result["outcome"])

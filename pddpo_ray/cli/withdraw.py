@@ -22,7 +22,7 @@ def withdraw(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Take back prompts that users gave to training, with all answers, labels and pairs that came of them."""
-    from pddpo_ray.loop.taking_back import take_back
+    from pddpo_ray.driver.withdrawal import take_back
 
     source = find_run(run, journal)
     with store_of(source) as store:

@@ -89,7 +89,7 @@ class RuleKind(Extension):
     `theory.dual.Rule`."""
 
 
-MAKERS = "pddpo_ray.loop.dual_rules"
+MAKERS = "pddpo_ray.parts.dual_rules"
 PROJECTED = RuleKind(f"{MAKERS}:projected", ProjectedRule)
 ANYTIME = RuleKind(f"{MAKERS}:anytime", AnytimeRule)
 NEWTON = RuleKind(f"{MAKERS}:newton", NewtonRule)

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from scipy.special import expit
 
+from pddpo_ray.backends.in_process import tabular_view
 from pddpo_ray.config import Config, TabularWorldConfig, TextWorldConfig
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import JournalReader, VersionEntry
-from pddpo_ray.loop.in_process import tabular_view
 from pddpo_ray.records import Array
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import ARTIFACTS
@@ -49,7 +49,7 @@ def world_view(config: Config, store: ArtifactStore) -> WorldView:
     if isinstance(config.world, TabularWorldConfig):
         return tabular_view(tabular_world(config.world), store, config)
     if isinstance(config.world, TextWorldConfig):
-        from pddpo_ray.loop.in_process_text import text_view
+        from pddpo_ray.backends.in_process_text import text_view
         from pddpo_ray.worlds.prepared_text import prepare_text_world
 
         return text_view(config, prepare_text_world(config), store)

@@ -20,6 +20,11 @@ import numpy as np
 import torch
 from pydantic import ValidationError
 
+from pddpo_ray.backends.backends import Backends
+from pddpo_ray.backends.in_process_text import opened_sources
+from pddpo_ray.certificates.document import certificate_of, write_certificate
+from pddpo_ray.certificates.ledger import Entry, read_ledger
+from pddpo_ray.certificates.testing import ask_about, tested_limits
 from pddpo_ray.config import Config
 from pddpo_ray.config.document import read_document
 from pddpo_ray.data.real_text import NoTruth
@@ -28,14 +33,9 @@ from pddpo_ray.integrations.saved_policies import DTYPE, policy_folder, prompts_
 from pddpo_ray.journal import Journal
 from pddpo_ray.journal.identity import new_identity, open_folder
 from pddpo_ray.limits.reading import StatedLimit, beside, stated_limits
-from pddpo_ray.loop.backends import Backends
-from pddpo_ray.loop.certificate_file import certificate_of, write_certificate
-from pddpo_ray.loop.certifying import ask_about, tested_limits
-from pddpo_ray.loop.held_limit import held_limits
-from pddpo_ray.loop.in_process_text import opened_sources
-from pddpo_ray.loop.ledger import Entry, read_ledger
-from pddpo_ray.loop.measuring import SourceMeasures
-from pddpo_ray.loop.prompts import spread
+from pddpo_ray.parts.held_limit import held_limits
+from pddpo_ray.parts.measuring import SourceMeasures
+from pddpo_ray.parts.prompts import spread
 from pddpo_ray.records import Decoding, PolicyVersion, Prompt, Response
 from pddpo_ray.rollout.checkpoint import tokenizer_fingerprint
 from pddpo_ray.rollout.factory import language_engine

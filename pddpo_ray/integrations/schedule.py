@@ -21,7 +21,7 @@ from pddpo_ray.config.dual import (
 )
 from pddpo_ray.errors import UserError
 from pddpo_ray.limits.reading import StatedLimit
-from pddpo_ray.loop.dual_rules import first_state
+from pddpo_ray.parts.dual_rules import first_state
 from pddpo_ray.theory.dual import DualState, LimitState
 
 STEPWISE = DualConfig(rule=StepwiseRule(), rho=10.0, first=0.0)

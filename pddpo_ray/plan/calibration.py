@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from pddpo_ray.backends.backends import Backends
+from pddpo_ray.backends.in_process import make_backends
 from pddpo_ray.config import Config, ModelFeedback
 from pddpo_ray.contracts import FitCommand, FitResult, Start
+from pddpo_ray.driver.build import fit_plan
+from pddpo_ray.driver.offline_setup import neighbours
 from pddpo_ray.errors import UserError
-from pddpo_ray.loop.backends import Backends
-from pddpo_ray.loop.before import neighbours
-from pddpo_ray.loop.build import fit_plan
-from pddpo_ray.loop.in_process import make_backends
 from pddpo_ray.records import HARM, Array, Decoding, LabelledPair, Objective, PairRow, PolicyVersion, Response, Verdict
 from pddpo_ray.rollout.delivery_check import DeliveryCheck
 from pddpo_ray.scoring.interface import AnswerScorer

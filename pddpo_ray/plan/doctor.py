@@ -23,8 +23,8 @@ from typing import Literal
 from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 
+from pddpo_ray.backends.machine import GIB, Machine, inspect_machine
 from pddpo_ray.errors import one_line
-from pddpo_ray.loop.machine import GIB, Machine, inspect_machine
 
 Status = Literal["ok", "warn", "fail"]
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from pddpo_ray.backends.machine import GIB
 from pddpo_ray.config import Config, LoraParameters, ModelFeedback, NoWorldConfig, RayCluster, VllmRollout
 from pddpo_ray.errors import UserError
-from pddpo_ray.loop.machine import GIB
 from pddpo_ray.rollout.factory import Device
 from pddpo_ray.storage.checkpoints import checkpoint_folder, weight_files
 from pddpo_ray.storage.whole_files import KEPT_WHOLE

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from pddpo_ray.backends.machine import Machine
+from pddpo_ray.certificates.margins import draws_rows
 from pddpo_ray.config import Config
-from pddpo_ray.loop.machine import Machine
-from pddpo_ray.loop.margins import draws_rows
 from pddpo_ray.plan.limits import measurements
 from pddpo_ray.plan.memory import by_process, host_bytes, memory, model_shape, stored_bytes
 from pddpo_ray.plan.reached import kept_in_world

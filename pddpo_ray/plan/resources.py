@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
+from pddpo_ray.backends.machine import GIB, Machine
 from pddpo_ray.config import Config, ModelFeedback, RayCluster, TabularRollout, VllmRollout
-from pddpo_ray.loop.machine import GIB, Machine
 from pddpo_ray.plan.memory import host_bytes, memory, model_shape
 from pddpo_ray.rollout.factory import Device
 

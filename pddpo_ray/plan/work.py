@@ -14,8 +14,8 @@ from typing import Any
 
 from pddpo_ray.config import Config, FitConfig, MixedFeedback, ModelFeedback, NoWorldConfig, TextWorldConfig
 from pddpo_ray.config.feedback import TrainedScores
-from pddpo_ray.loop.before import calibration_size, offline_answers, prompts_of_the_term, proposal_of
-from pddpo_ray.loop.fitting import with_steps
+from pddpo_ray.driver.offline_setup import calibration_size, offline_answers, prompts_of_the_term, proposal_of
+from pddpo_ray.parts.fitting import with_steps
 from pddpo_ray.worlds.text_family import grammar_of
 
 STRETCHES = {"before": "before round 1", "first_round": "round 1", "round": "each later round"}

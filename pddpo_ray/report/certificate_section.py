@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pddpo_ray.loop.certificate_file import statements
-from pddpo_ray.loop.certificate_groups import GroupFinding, by_group, by_prompt
-from pddpo_ray.loop.ledger import Entry, TestedLimit, finding
+from pddpo_ray.certificates.document import statements
+from pddpo_ray.certificates.groups import GroupFinding, by_group, by_prompt
+from pddpo_ray.certificates.ledger import Entry, TestedLimit, finding
 from pddpo_ray.report.charts import Level, Line, color_of, line_chart
 from pddpo_ray.report.run_data import RunData
 from pddpo_ray.report.text import escape, number, prose, short, table

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pddpo_ray.loop.result import WALL
+from pddpo_ray.driver.result import WALL
 from pddpo_ray.report.charts import Dot, Level, Line, line_chart, plane, stacked_bars
 from pddpo_ray.report.run_data import RunData, ShownLimit
 

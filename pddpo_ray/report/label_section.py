@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pddpo_ray.loop.before import LEFT_OUT
+from pddpo_ray.driver.offline_setup import LEFT_OUT
 from pddpo_ray.report.run_data import RunData
 from pddpo_ray.report.text import escape, number, table
 from pddpo_ray.report.theory import half_width

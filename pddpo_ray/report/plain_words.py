@@ -9,9 +9,9 @@ from typing import Any
 
 from rich.console import Console
 
+from pddpo_ray.certificates.outcome import Outcome
+from pddpo_ray.driver.run import Event, PhaseChanged, RoundFinished, RunFinished, RunStarted
 from pddpo_ray.limits.quantities import Quantity
-from pddpo_ray.loop.outcome import Outcome
-from pddpo_ray.loop.run import Event, PhaseChanged, RoundFinished, RunFinished, RunStarted
 from pddpo_ray.report.progress import LONG_S, Progress, said_of
 from pddpo_ray.report.text import seconds, short
 

@@ -22,13 +22,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from pddpo_ray.driver.result import WALL
+from pddpo_ray.driver.run import Event, PhaseChanged, RoundFinished, RunFinished, RunStarted
+from pddpo_ray.driver.run import Progress as Listener
 from pddpo_ray.journal import JournalEvent
-from pddpo_ray.loop.result import WALL
-from pddpo_ray.loop.run import Event, PhaseChanged, RoundFinished, RunFinished, RunStarted
-from pddpo_ray.loop.run import Progress as Listener
-from pddpo_ray.loop.scorecard_words import brief
 from pddpo_ray.report.text import seconds, short
 from pddpo_ray.report.trackers import TrackedRun, opened
+from pddpo_ray.scorecard.words import brief
 
 START_UP = "model, engine and sources come up"
 LONG_S = 10.0

@@ -14,19 +14,19 @@ from typing import Any
 
 from sqlalchemy import case, func, select
 
+from pddpo_ray.certificates.groups import SETS, answers_of
+from pddpo_ray.certificates.ledger import Entry, read_ledger
+from pddpo_ray.certificates.outcome import SCALE, Outcome, outcome_of, said_of, with_prefixes
 from pddpo_ray.config import Policies
+from pddpo_ray.driver.result import read_result
 from pddpo_ray.journal import DeliveryEntry, DualEntry, JournalReader, PhaseEntry, VersionEntry, schema
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.limits.estimate import LimitEstimate
 from pddpo_ray.limits.of_recipe import stated_of, typed_limits
 from pddpo_ray.limits.quantities import Limit
-from pddpo_ray.loop.certificate_groups import SETS, answers_of
-from pddpo_ray.loop.ledger import Entry, read_ledger
-from pddpo_ray.loop.outcome import SCALE, Outcome, outcome_of, said_of, with_prefixes
-from pddpo_ray.loop.result import read_result
-from pddpo_ray.loop.scorecard_cards import ASKED, cards, trials_in
 from pddpo_ray.records import PolicyVersion, Response, Verdict
+from pddpo_ray.scorecard.cards import ASKED, cards, trials_in
 from pddpo_ray.scoring.held_out import Trials
 
 Series = list[tuple[int, float]]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pddpo_ray.loop.scorecard_cards import alarm_of, divergence
-from pddpo_ray.loop.scorecard_words import FIGURES, REFUSAL_ACCURACY
 from pddpo_ray.report.run_data import RunData
 from pddpo_ray.report.text import escape, number, table
+from pddpo_ray.scorecard.cards import alarm_of, divergence
+from pddpo_ray.scorecard.words import FIGURES, REFUSAL_ACCURACY
 
 SHOWN = 6
 """Rounds shown beside the reference: the first and the last ones."""

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from pddpo_ray.limits.quantities import Amount
-from pddpo_ray.loop.reachable import PHASE as REACHABLE
+from pddpo_ray.parts.reachable import PHASE as REACHABLE
 from pddpo_ray.records import by_prompt
 from pddpo_ray.report.certificate_section import certificates
 from pddpo_ray.report.figures import POINT_STYLE, figures

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from pddpo_ray.driver.run import Event, RoundFinished
 from pddpo_ray.errors import PddpoError
-from pddpo_ray.loop.run import Event, RoundFinished
 from pddpo_ray.registry import checked, code_of
 
 logger = logging.getLogger(__name__)

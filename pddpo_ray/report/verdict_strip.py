@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from pddpo_ray.loop.ledger import Entry, TestedLimit
-from pddpo_ray.loop.scorecard_words import FIGURES
+from pddpo_ray.certificates.ledger import Entry, TestedLimit
 from pddpo_ray.report.certificate_section import STATE, newest
 from pddpo_ray.report.run_data import RunData, ShownLimit
 from pddpo_ray.report.text import both_ends, escape, number, short
+from pddpo_ray.scorecard.words import FIGURES
 
 MARKS = {"good": "✓", "bad": "✗", "open": "?"}
 ESTIMATED = {True: ("good", "estimated to hold"), False: ("bad", "estimated to be broken"), None: ("open", "undecided")}

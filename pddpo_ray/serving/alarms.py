@@ -11,12 +11,12 @@ from typing import Any
 
 from sqlalchemy import select
 
+from pddpo_ray.certificates.release_history import ALARM
 from pddpo_ray.journal.annotation_schema import audit_event
 from pddpo_ray.journal.audit import record_event
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.serving.catalog import Catalog, ServedPolicy
-from pddpo_ray.serving.releases import ALARM
 from pddpo_ray.theory.alarm import Alarm
 
 MEASURED, RANG = "serving.measured", "serving.alarm"

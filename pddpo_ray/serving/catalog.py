@@ -22,6 +22,10 @@ from typing import Any
 
 from sqlalchemy import func, select
 
+from pddpo_ray.certificates.certified import PHASE as CERTIFIED
+from pddpo_ray.certificates.certified import Certified, read_certified
+from pddpo_ray.certificates.release_history import UNRELEASED, Released, Releases
+from pddpo_ray.certificates.staging import Stage, keyed
 from pddpo_ray.journal import JournalReader, VersionEntry
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.schema import phase as phase_table
@@ -32,11 +36,7 @@ from pddpo_ray.journal.schema import run as run_table
 from pddpo_ray.journal.schema import sample as sample_table
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.records import PolicyVersion
-from pddpo_ray.serving.certified import PHASE as CERTIFIED
-from pddpo_ray.serving.certified import Certified, read_certified
 from pddpo_ray.serving.keys import Scope
-from pddpo_ray.serving.releases import UNRELEASED, Released, Releases
-from pddpo_ray.serving.staging import Stage, keyed
 
 MIXTURE, RELEASED, REFERENCE, NONE = "mixture", "released", "reference", "none"
 ROUND, TAIL = "round-", "tail-"

@@ -1,7 +1,7 @@
 """How much of the past a fit sees: what keeps the work of a run linear in its rounds, not quadratic.
 
 A fit that goes over all pairs in every round costs as much as all rounds before it together. Most refits of a recipe
-(`config.trainer`, `loop.fitting.older_rows`) see the new pairs and a fixed number of older ones, drawn evenly and
+(`config.trainer`, `parts.fitting.older_rows`) see the new pairs and a fixed number of older ones, drawn evenly and
 weighted by what they stand for, so that the expected loss is that of the union; they differ in when the whole union is
 seen again.
 """

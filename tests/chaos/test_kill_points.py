@@ -21,9 +21,9 @@ import pytest
 
 from actors import launch
 from pddpo_ray.config import load
+from pddpo_ray.driver import run
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import read_journal
-from pddpo_ray.loop import run
 from tests.support.kill_points import (
     ACTORS,
     PHASES,

@@ -13,8 +13,8 @@ import ray
 
 from actors import launch
 from pddpo_ray.config import load
+from pddpo_ray.driver import run
 from pddpo_ray.errors import UserError
-from pddpo_ray.loop import run
 from tests.support.ray_session import session
 from tests.support.traces import trace
 

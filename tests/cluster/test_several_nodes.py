@@ -9,8 +9,8 @@ import pytest
 
 from actors import launch
 from pddpo_ray.config import load
+from pddpo_ray.driver import run
 from pddpo_ray.journal import read_journal
-from pddpo_ray.loop import run
 from tests.support.kill_points import living
 from tests.support.local_cluster import LocalCluster, local_cluster
 from tests.support.small_demo import SMALL_DEMO

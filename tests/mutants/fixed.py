@@ -54,14 +54,14 @@ FIXED = (
     ),
     mutant(
         "the sign of the margin where a run computes it",
-        "loop/exploring ExplorationController.loss_bonus",
+        "parts/exploring ExplorationController.loss_bonus",
         "bonus_margin(self._bonus_of(stage, chosen), self._bonus_of(stage, rejected))",
         "bonus_margin(self._bonus_of(stage, rejected), self._bonus_of(stage, chosen))",
         "test_the_margin_of_a_run_is_the_bonus_of_the_rejected_answer_less_that_of_the_chosen_one",
     ),
     mutant(
         "the cost stage gets the reward's bonus",
-        "loop/exploring ExplorationController._bonus_of",
+        "parts/exploring ExplorationController._bonus_of",
         'return reward if stage == "reward" else cost',
         "return reward",
         "test_the_margin_of_a_run_is_the_bonus_of_the_rejected_answer_less_that_of_the_chosen_one",
@@ -117,7 +117,7 @@ FIXED = (
     ),
     mutant(
         "chosen and rejected swapped in the cost stage of a text",
-        "loop/preferences cost_rows",
+        "parts/preferences cost_rows",
         "return _rows(item, item.label(comparison), number, first_is_chosen=Verdict.SECOND)",
         "return _rows(item, item.label(comparison), number, first_is_chosen=Verdict.FIRST)",
         "test_the_cheaper_answer_is_chosen_and_the_better_one_too",
@@ -187,7 +187,7 @@ FIXED = (
     ),
     mutant(
         "the carried cost part is rescaled the wrong way round",
-        "loop/fitting start_of",
+        "parts/fitting start_of",
         "min(now / before, CARRY_MAX)",
         "min(before / now, CARRY_MAX)",
         "test_a_cost_fit_carries_last_rounds_cost_part_rescaled_to_the_new_multiplier",
@@ -259,7 +259,7 @@ FIXED = (
     ),
     mutant(
         "lambda of the next round",
-        "loop/dual_step LocalDual.multipliers",
+        "parts/dual_step LocalDual.multipliers",
         "if number + step.estimate.rounds_late < round_",
         "if number + step.estimate.rounds_late <= round_",
         "test_each_multiplier_answers_its_own_estimate_from_the_next_round_on",
@@ -402,7 +402,7 @@ FIXED = (
     ),
     mutant(
         "the bonus in the loss never learns of a pair",
-        "loop/exploring ExplorationController.update",
+        "parts/exploring ExplorationController.update",
         "self._bonus.update(pairs)",
         "self._bonus.update([])",
         "test_pairs_of_a_round_enter_both_the_choice_and_the_bonus_in_the_loss",
@@ -451,7 +451,7 @@ FIXED = (
     ),
     mutant(
         "all rounds share a fit's seed",
-        "loop/fitting TrainerController._command",
+        "parts/fitting TrainerController._command",
         'seed=seed_of(self._seed, round_, objective.stage, link, "fit")',
         'seed=seed_of(self._seed, objective.stage, link, "fit")',
         "test_fits_of_different_rounds_and_stages_draw_differently",

@@ -70,14 +70,14 @@ PLANTED = (
     ),
     fault(
         "chances of being shown to people left out",
-        "pddpo_ray/annotation/estimates sample_for_people",
+        "pddpo_ray/theory/people_estimates sample_for_people",
         "chances[others] = drawn.size / others.size",
         "chances[others] = 1.0",
         "unit/annotation/test_estimates",
     ),
     fault(
         "labels a round later than the bound",
-        "pddpo_ray/loop/due_labels DueLabels._decided",
+        "pddpo_ray/parts/due_labels DueLabels._decided",
         "number > now - self._rounds_late",
         "number > now - self._rounds_late - 1",
         "unit/loop/test_late_labels",
@@ -91,7 +91,7 @@ PLANTED = (
     ),
     fault(
         "a policy without a certificate is released",
-        "pddpo_ray/loop/releasing settle",
+        "pddpo_ray/certificates/release settle",
         'if kept.state == "certified":',
         'if kept.state != "undecided":',
         "runs/test_certify",

@@ -16,10 +16,10 @@ import ray
 
 from actors import launch
 from pddpo_ray.config import load
+from pddpo_ray.driver import run
 from pddpo_ray.errors import PddpoError, UserError
 from pddpo_ray.journal import read_journal
-from pddpo_ray.loop import run
-from pddpo_ray.loop.dual_step import Estimates
+from pddpo_ray.parts.dual_step import Estimates
 from pddpo_ray.records import CostEstimate
 from tests.support.ray_session import living_actors
 from tests.support.traces import phases_done, trace, workers_by_round

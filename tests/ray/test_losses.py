@@ -19,7 +19,7 @@ from actors.engine_group import RolloutHandle, RolloutSettings
 from actors.trainer_group import TrainerGroup, TrainerSettings
 from pddpo_ray.contracts import Count, Delivery, Draw, RolloutEngine
 from pddpo_ray.errors import RunError
-from pddpo_ray.loop.dual_step import Estimates
+from pddpo_ray.parts.dual_step import Estimates
 from pddpo_ray.records import Array, CostEstimate, Decoding, PolicyVersion, Prompt
 from pddpo_ray.rollout.delivery_check import VerifiedDelivery
 from pddpo_ray.rollout.draws import counts

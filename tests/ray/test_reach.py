@@ -13,7 +13,7 @@ import pytest
 
 from actors import launch
 from pddpo_ray.config import load
-from pddpo_ray.loop.run import run_recipe
+from pddpo_ray.driver.run import run_recipe
 from tests.support.ray_session import session
 from tests.support.reach import Entered, entered, missing
 from tests.unit.methods.test_reach import CERTIFIED, ON_TABLES, ONLY_TEXTS, WORLD, by_runs

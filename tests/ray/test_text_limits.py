@@ -8,9 +8,9 @@ import pytest
 
 from actors import launch
 from pddpo_ray.config import load
+from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import ParkedError
 from pddpo_ray.journal.identity import open_folder
-from pddpo_ray.loop.run import run_recipe
 from tests.runs.test_people_limits import AT_ONCE, PARKED, QUESTION, long, nobody_twice
 from tests.support.answering_people import answering
 from tests.support.traces import trace, workers_by_round

@@ -11,8 +11,8 @@ import pytest
 
 from actors import launch
 from pddpo_ray.config import Config, load
+from pddpo_ray.driver import run
 from pddpo_ray.journal import read_journal
-from pddpo_ray.loop import run
 from tests.support.ray_session import living_actors
 from tests.support.traces import trace, workers_by_round
 

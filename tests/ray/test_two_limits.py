@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from actors import launch
+from pddpo_ray.certificates.ledger import read_ledger
+from pddpo_ray.certificates.testing import certify
 from pddpo_ray.config import load
+from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.journal.identity import open_folder
-from pddpo_ray.loop.certifying import certify
-from pddpo_ray.loop.ledger import read_ledger
-from pddpo_ray.loop.run import run_recipe
 from tests.support.ray_session import session
 from tests.support.tiers import in_full
 from tests.support.traces import trace

@@ -18,16 +18,16 @@ from pddpo_ray.config import load
 from pddpo_ray.errors import DecisionNeeded, UserError
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.journal.transactions import Store
-from pddpo_ray.loop.beginning import take_new_identity
-from pddpo_ray.loop.certificate_file import FILE, certificate_of, sentences, verified, write_certificate
-from pddpo_ray.loop.certificate_groups import group_bounds
-from pddpo_ray.loop.certifying import certify
-from pddpo_ray.loop.ledger import Entry, read_ledger
-from pddpo_ray.loop.releasing import certify_and_release
-from pddpo_ray.loop.run import run_recipe
+from pddpo_ray.backends.preflight import take_new_identity
+from pddpo_ray.certificates.document import FILE, certificate_of, sentences, verified, write_certificate
+from pddpo_ray.certificates.groups import group_bounds
+from pddpo_ray.certificates.testing import certify
+from pddpo_ray.certificates.ledger import Entry, read_ledger
+from pddpo_ray.certificates.release import certify_and_release
+from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.report.build import build_report
-from pddpo_ray.serving.certified import read_certified
-from pddpo_ray.serving.releases import Releases
+from pddpo_ray.certificates.certified import read_certified
+from pddpo_ray.certificates.release_history import Releases
 from pddpo_ray.theory.certificate import first_certified, upper_bound
 from pddpo_ray.theory.levels import Allocation
 from pddpo_ray.theory.measured_draws import bias_bound, logit_draws
@@ -65,7 +65,7 @@ def exact_rate(run_dir: Path) -> float:
     """Expected unsafe rate of the last policy by the world's own tables."""
     from scipy.special import expit
 
-    from pddpo_ray.loop.in_process import make_backends
+    from pddpo_ray.backends.in_process import make_backends
 
     backends = make_backends(small(*RATE), run_dir)
     assert backends.world is not None

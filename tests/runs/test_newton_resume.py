@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pddpo_ray.loop.run import PhaseChanged, run_recipe
+from pddpo_ray.driver.run import PhaseChanged, run_recipe
 from tests.unit.loop.small_run import small, story
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from pddpo_ray.journal import JournalReader
 from pddpo_ray.journal.identity import open_folder
-from pddpo_ray.loop import order_of_tests
-from pddpo_ray.loop.order_of_tests import PooledAnswers
-from pddpo_ray.loop.outcome import ORDER
-from pddpo_ray.loop.run import run_recipe
+from pddpo_ray.certificates import candidate_order as order_of_tests
+from pddpo_ray.certificates.candidate_order import PooledAnswers
+from pddpo_ray.certificates.outcome import ORDER
+from pddpo_ray.driver.run import run_recipe
 from tests.unit.loop.small_run import small
 
 pytestmark = pytest.mark.run

@@ -18,14 +18,14 @@ from pddpo_ray.journal import read_journal
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.journal.transactions import Store
-from pddpo_ray.loop.certificate_file import FILE, sentences, verified
-from pddpo_ray.loop.ledger import read_ledger
-from pddpo_ray.loop.outcome import Outcome, outcome_of
-from pddpo_ray.loop.releasing import why_not_asked
-from pddpo_ray.loop.run import run_recipe
+from pddpo_ray.certificates.document import FILE, sentences, verified
+from pddpo_ray.certificates.ledger import read_ledger
+from pddpo_ray.certificates.outcome import Outcome, outcome_of
+from pddpo_ray.certificates.release import why_not_asked
+from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.report.progress import watching
 from pddpo_ray.report.text import seconds
-from pddpo_ray.serving.releases import Releases
+from pddpo_ray.certificates.release_history import Releases
 from pddpo_ray.storage.whole_files import JOURNAL, RESULT
 from tests.support.finished_runs import FinishedRuns
 from tests.unit.loop.small_run import run_of, small

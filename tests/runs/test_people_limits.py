@@ -24,8 +24,8 @@ from pddpo_ray.journal.annotation_schema import question_round, task
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.journal.transactions import Store
-from pddpo_ray.loop.certifying import certify
-from pddpo_ray.loop.run import PhaseChanged, run_recipe
+from pddpo_ray.certificates.testing import certify
+from pddpo_ray.driver.run import PhaseChanged, run_recipe
 from pddpo_ray.report.build import build_report
 from pddpo_ray.storage.whole_files import JOURNAL
 from pddpo_ray.theory.certificate import upper_bound

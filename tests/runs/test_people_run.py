@@ -15,7 +15,7 @@ from pddpo_ray.annotation.queue_rules import Rules
 from pddpo_ray.annotation.rounds import Rounds
 from pddpo_lab.simulated_people import Manner, enlist, simulate
 from pddpo_ray.annotation.worklog import WorkLog
-from pddpo_ray.annotation.world_truth import truth_of
+from pddpo_ray.worlds.truth_by_text import truth_of
 from pddpo_ray.config import load
 from pddpo_ray.errors import ParkedError
 from pddpo_ray.journal import read_journal
@@ -23,10 +23,10 @@ from pddpo_ray.journal.annotation_schema import answer as answer_table
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.journal.transactions import Store
-from pddpo_ray.loop.beginning import take_new_identity
-from pddpo_ray.loop.certifying import certify
-from pddpo_ray.loop.ledger import read_ledger
-from pddpo_ray.loop.run import run_recipe
+from pddpo_ray.backends.preflight import take_new_identity
+from pddpo_ray.certificates.testing import certify
+from pddpo_ray.certificates.ledger import read_ledger
+from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.records import Verdict
 from pddpo_ray.report.people_section import people
 from pddpo_ray.report.run_data import read_run

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import Table
 
 from pddpo_ray.journal import Journal, read_journal, schema
-from pddpo_ray.loop.run import PhaseChanged, run_recipe
+from pddpo_ray.driver.run import PhaseChanged, run_recipe
 from pddpo_ray.storage.whole_files import JOURNAL
 from tests.support.tiers import in_full
 from tests.unit.loop.small_run import SMALL, finish, small, story
@@ -94,7 +94,7 @@ def test_a_process_killed_in_mid_round_is_continued_by_another(tmp_path: Path) -
         import os, signal
         from pathlib import Path
         from pddpo_ray.config import load
-        from pddpo_ray.loop.run import PhaseChanged, run_recipe
+        from pddpo_ray.driver.run import PhaseChanged, run_recipe
 
         def die(event):
             if isinstance(event, PhaseChanged) and (event.event.round, event.event.phase) == (2, "safety"):

@@ -12,7 +12,7 @@ import pytest
 
 from pddpo_ray.config import ScorerJob, load
 from pddpo_ray.data.real_text import prepare_real_text
-from pddpo_ray.loop.run import run_recipe
+from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.scoring.scorer_job import train_from_files
 from tests.support.small_real_text import SMALL_REAL_TEXT
 

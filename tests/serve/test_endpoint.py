@@ -28,9 +28,9 @@ from scipy.stats import chisquare
 from deploy.serving.metrics import NAMES
 from pddpo_ray.annotation.queue_rules import Rules
 from pddpo_ray.annotation.rounds import Rounds
+from pddpo_ray.certificates.release_history import Releases
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.serving.catalog import drawn_round
-from pddpo_ray.serving.releases import Releases
 from tests.support.collector import Collector, collector
 from tests.support.killed_processes import CORE, GOOD, REPLICA, WAIT, killed_under_clients, processes
 from tests.support.served_process import Served, served

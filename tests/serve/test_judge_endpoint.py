@@ -24,9 +24,9 @@ import pytest
 from pddpo_ray.config import EndpointConfig, JudgeFeedback
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
-from pddpo_ray.loop.labellers import judge_labeller
-from pddpo_ray.loop.labelling import FeedbackController
+from pddpo_ray.parts.labelling import FeedbackController
 from pddpo_ray.records import HARM, Pair, Verdict
+from pddpo_ray.scorers.labellers import judge_labeller
 from pddpo_ray.scoring.endpoint import ChatEndpoint, Lost
 from pddpo_ray.scoring.judge import Judge, parse_scores
 from pddpo_ray.scoring.judge_prompts import SYSTEM, harmlessness_question, helpfulness_question, safety_question

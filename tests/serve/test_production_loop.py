@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from pddpo_ray.config import load
+from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.journal import read_journal
-from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.storage.whole_files import JOURNAL
 from tests.support.served_process import served
 from tests.support.small_real_text import SMALL_REAL_TEXT

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pddpo_ray.config import Config
-from pddpo_ray.loop.run import run_recipe
+from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.storage.whole_files import RESULT
 
 

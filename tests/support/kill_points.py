@@ -22,7 +22,7 @@ import pytest
 
 from actors.trainer_group import TrainerGroup
 from pddpo_ray.contracts import FitCommand
-from pddpo_ray.loop import run
+from pddpo_ray.driver import run
 from tests.support.ray_session import LivingActor, living_actors
 
 ACTORS = {

@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 
 from pddpo_ray.config import load
+from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.journal import read_journal
-from pddpo_ray.loop.preferences import cost_rows, reward_rows
-from pddpo_ray.loop.run import run_recipe
+from pddpo_ray.parts.preferences import cost_rows, reward_rows
 from pddpo_ray.records import HARM, PairRow, PolicyVersion, Verdict
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.cost_estimate import clipped_logit
@@ -86,17 +86,17 @@ helpful answer is also the more harmful one, so the two stages raise different a
 
 Open [`algorithms/o_pd_dpo.py`](../pddpo_ray/algorithms/o_pd_dpo.py). Its loop has one line for each line of the paper's
 box; the stops below are its lines. What it calls is typed in [`contracts.py`](../pddpo_ray/contracts.py) and built in
-[`loop/build.py`](../pddpo_ray/loop/build.py).
+[`driver/build.py`](../pddpo_ray/driver/build.py).
 
 ## A pair, from its choice to the loss
 
 | stop | file | value |
 |---|---|---|
 | the explorer chooses two answers to prompt {pair.prompt.token_ids[0]} in round 1 | `exploration/explorer.py` | pair `{pair.id}`: answers {pair.first.token_ids[0]} and {pair.second.token_ids[0]} |
-| it is journalled, so a restart asks nothing twice | `loop/exploring.py` | phase `explore` of round 1 |
+| it is journalled, so a restart asks nothing twice | `parts/exploring.py` | phase `explore` of round 1 |
 | the world's truth labels it | `worlds/truth_labeller.py` | more helpful: {item.helpful}; more harmful: {item.label(HARM)} |
-| it becomes a row of the reward pairs | `loop/preferences.py` | chosen (better) {better.chosen[0]}, rejected {better.rejected[0]} |
-| and a row of the cost pairs | `loop/preferences.py` | chosen (cheaper) {cheaper.chosen[0]}, rejected {cheaper.rejected[0]} |
+| it becomes a row of the reward pairs | `parts/preferences.py` | chosen (better) {better.chosen[0]}, rejected {better.rejected[0]} |
+| and a row of the cost pairs | `parts/preferences.py` | chosen (cheaper) {cheaper.chosen[0]}, rejected {cheaper.rejected[0]} |
 | round 2 fits the reward policy, base reference, temperature β | `algorithms/stages.py`, `theory/objectives.py` | β = {beta:g} |
 | log π_r/π_ref of its chosen and rejected answer after the fit | `worlds/tabular_parts.py` | {shown(reward[0])} and {shown(reward[1])} |
 | logit u = β (h(chosen) − h(rejected)) | `theory/objectives.py` | {shown(reward[2])} |
@@ -113,12 +113,12 @@ The same `preference_loss` serves both stages; the multiplier enters through the
 | stop | file | value |
 |---|---|---|
 | policy 1 is delivered to the engine, and the delivery is checked | `rollout/delivery_check.py` | hash `{versions["policy-1"].sha256[:12]}` on both sides |
-| it answers prompt {labelled.response.prompt.token_ids[0]} | `loop/sampling.py` | answer {labelled.response.token_ids[0]} |
-| {len(labelled.labels)} labels are asked for | `loop/labelling.py` | the first is *{labelled.labels[0]}*; {unsafe} of {len(labelled.labels)} are unsafe |
+| it answers prompt {labelled.response.prompt.token_ids[0]} | `parts/sampling.py` | answer {labelled.response.token_ids[0]} |
+| {len(labelled.labels)} labels are asked for | `parts/labelling.py` | the first is *{labelled.labels[0]}*; {unsafe} of {len(labelled.labels)} are unsafe |
 | its cost estimate: the clipped logit of that share | `theory/cost_estimate.py` | {float(clipped_logit([share], cost_max)[0]):.3f} |
 | the mean over all {first.estimate.responses} answers of the round | `theory/cost_estimate.py` | {first.estimate.value:.3f} ± {first.estimate.standard_error:.3f} (standard error) |
 | the dual step: λ + η (estimate − limit), kept in [0, 2ρ] | `theory/dual.py` | η = {first.eta:.3f}: λ goes from {first.multiplier_before:.3f} to {first.multiplier_after:.3f} |
-| round 2's cost stage reads it | `loop/dual_step.py` | λ = {second.multiplier_before:.3f} |
+| round 2's cost stage reads it | `parts/dual_step.py` | λ = {second.multiplier_before:.3f} |
 """
 
 

@@ -15,14 +15,14 @@ import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from deploy.serving.settings import EngineSettings
+from pddpo_ray.certificates.ledger import BATCH, Candidate, enter, line_of, read_ledger
+from pddpo_ray.certificates.release import settle
+from pddpo_ray.certificates.release_history import Releases
+from pddpo_ray.certificates.testing import tested_limits
 from pddpo_ray.config import Config, load
 from pddpo_ray.journal import Journal
 from pddpo_ray.journal.transactions import Store
-from pddpo_ray.loop.certifying import tested_limits
-from pddpo_ray.loop.ledger import BATCH, Candidate, enter, line_of, read_ledger
-from pddpo_ray.loop.releasing import settle
 from pddpo_ray.records import CostEstimate, PolicyVersion, Prompt, Response
-from pddpo_ray.serving.releases import Releases
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import ARTIFACTS, JOURNAL
 from tests.support.tiny_language_model import tiny_llama, word_tokenizer

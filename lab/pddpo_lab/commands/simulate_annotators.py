@@ -36,7 +36,7 @@ def simulate_annotators(
         raise UserError(f"--lazy {lazy} of --people {people}: there are not so many")
     config = find_run(run, journal, wait=wait).config
     from pddpo_lab.simulated_people import Manner, enlist, simulate, wait_for_service
-    from pddpo_ray.annotation.world_truth import truth_of
+    from pddpo_ray.worlds.truth_by_text import truth_of
 
     if wait:
         wait_for_service(url)

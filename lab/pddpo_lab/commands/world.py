@@ -58,7 +58,7 @@ def export(
     """Write prompts, offline pairs, reference model and settings of a text world for any trainer."""
     chosen = choose_world(name, seed, overrides or [])
     from pddpo_lab.worlds.exported_world import Wanted, export_world, refuse_full
-    from pddpo_ray.loop.provenance import sitting
+    from pddpo_ray.driver.provenance import sitting
 
     target = to.expanduser().absolute()
     refuse_full(target, force)

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from pddpo_lab.compare.suite import HeldOutEntry
+from pddpo_ray.backends.backends import Backends
 from pddpo_ray.config import Config
 from pddpo_ray.data.real_text import PreparedRealText
-from pddpo_ray.loop.backends import Backends
-from pddpo_ray.loop.fitting import with_steps
-from pddpo_ray.loop.prompts import spread
-from pddpo_ray.loop.scorer_fits import ScorerOrder, stored_scorer
+from pddpo_ray.parts.fitting import with_steps
+from pddpo_ray.parts.prompts import spread
 from pddpo_ray.records import HARM, Array, Decoding, PolicyVersion, Response, Verdict
+from pddpo_ray.scorers.fits import ScorerOrder, stored_scorer
 from pddpo_ray.scoring.held_out import KINDS, Kind
 from pddpo_ray.scoring.interface import AnswerScorer, ModelScorer
 from pddpo_ray.theory.agreement import agreement

@@ -7,8 +7,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from pddpo_ray.driver.result import WALL
 from pddpo_ray.errors import UserError
-from pddpo_ray.loop.result import WALL
 from pddpo_ray.report.charts import Level, Line, color_of, line_chart
 from pddpo_ray.report.run_data import RunData, ShownLimit, read_run
 from pddpo_ray.report.shell import page

@@ -24,13 +24,13 @@ import numpy as np
 
 from pddpo_lab.compare.sharing import SharedEngine, SharedTrainer
 from pddpo_lab.compare.suite import HeldOutEntry, Suite
+from pddpo_ray.backends.backends import Backends
+from pddpo_ray.backends.in_process import make_backends
 from pddpo_ray.config import Config, NoWorldConfig
+from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import JournalReader
 from pddpo_ray.journal.identity import open_folder
-from pddpo_ray.loop.backends import Backends
-from pddpo_ray.loop.in_process import make_backends
-from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import HARM, Verdict
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.recall import Memory
@@ -181,7 +181,7 @@ def run_arm(
             return row
         raise UserError(f"{run_dir} holds a run with other settings: name another --runs folder, or remove it")
     # What a method's λ does is on the page; hundreds of warnings about it would hide a real one.
-    logging.getLogger("pddpo_ray.loop.run").setLevel(logging.ERROR)
+    logging.getLogger("pddpo_ray.driver.run").setLevel(logging.ERROR)
     peak = MemoryPeak()
 
     def parts(config: Config, run_dir: Path) -> Backends:
@@ -278,8 +278,8 @@ class _Common:
     """World (or files), reference, scorers, trainer and engine of one seed's runs on texts."""
 
     def __init__(self, config: Config, folder: Path) -> None:
+        from pddpo_ray.backends.in_process_text import prepare_texts, text_backends
         from pddpo_ray.data.real_text import PreparedRealText
-        from pddpo_ray.loop.in_process_text import prepare_texts, text_backends
 
         self._key = _common_key(config)
         self._prepared = prepare_texts(config)
@@ -294,7 +294,7 @@ class _Common:
 
     def backends(self, config: Config) -> Backends:
         """The seed's parts under one arm's recipe."""
-        from pddpo_ray.loop.in_process_text import text_world_backends
+        from pddpo_ray.backends.in_process_text import text_world_backends
 
         if _common_key(config) != self._key:
             raise SuiteError("the arms of a suite on texts must have one world, model and engine per seed")

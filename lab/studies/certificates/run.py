@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from pddpo_ray.loop.prompts import cumulated, drawn_at
+from pddpo_ray.parts.prompts import cumulated, drawn_at
 from pddpo_ray.theory.certificate import bets_below, log_wealth
 from pddpo_ray.theory.cost_estimate import clipped_logit
 from pddpo_ray.theory.levels import Allocation

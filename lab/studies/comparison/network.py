@@ -26,8 +26,8 @@ from lab.studies.exploration.run import with_interval
 from lab.studies.label_splits.run import CANDIDATES, tests
 from lab.studies.study import FOLDER, Results, command, keep, known
 from pddpo_ray.config import Config, load
+from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.journal.identity import open_folder
-from pddpo_ray.loop.run import run_recipe
 
 RESULTS = FOLDER / "comparison" / "network.json"
 SEEDS = (1042, 1043, 1044)

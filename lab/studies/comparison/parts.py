@@ -25,10 +25,9 @@ from pddpo_ray.contracts import Explorer, Feedback, Scorer, Trainer
 from pddpo_ray.exploration.explorer import OptimisticExplorer
 from pddpo_ray.journal import Journal
 from pddpo_ray.limits.reading import stated_limits
-from pddpo_ray.loop.held_limit import labelled_limits
-from pddpo_ray.loop.label_estimates import LabelEstimates
-from pddpo_ray.loop.limits import LimitsController
-from pddpo_ray.loop.method_scores import PolicyScorer, UnsafeChances
+from pddpo_ray.parts.held_limit import labelled_limits
+from pddpo_ray.parts.label_estimates import LabelEstimates
+from pddpo_ray.parts.limits import LimitsController
 from pddpo_ray.records import (
     HARM,
     Array,
@@ -47,6 +46,7 @@ from pddpo_ray.records import (
     Stage,
     Verdict,
 )
+from pddpo_ray.scorers.method_scores import PolicyScorer, UnsafeChances
 from pddpo_ray.scoring.linear_scores import LinearScorer, fit_cost, fit_reward
 from pddpo_ray.theory.cost_estimate import mean_with_error, shift_to_rate
 from pddpo_ray.theory.dual import DampedNewton, DualState, ascend

@@ -24,7 +24,7 @@ from lab.studies.exploration.played import ARMS, Arm, Cell, Played, played
 from lab.studies.exploration.worlds import GROUNDS
 from lab.studies.study import FOLDER, Results, keep, known, registration, seeds_between
 from pddpo_ray.config import Config, load
-from pddpo_ray.loop.run import run_recipe
+from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.records import Array
 from pddpo_ray.theory.intervals import student_half_width
 from pddpo_ray.theory.seeds import generator

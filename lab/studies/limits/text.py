@@ -27,10 +27,10 @@ from typing import Any
 import numpy as np
 
 from lab.studies.limits.run import _apart
+from pddpo_ray.backends.in_process_text import text_view, world_under_limits
 from pddpo_ray.config import Config, load
+from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.journal.identity import open_folder
-from pddpo_ray.loop.in_process_text import text_view, world_under_limits
-from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import Array
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import ARTIFACTS, RESULT

@@ -29,9 +29,9 @@ from typing import Any
 import psutil
 
 from bench.__main__ import machine, versions
+from pddpo_ray.backends.machine import GIB
+from pddpo_ray.driver.result import START, WALL
 from pddpo_ray.journal import read_journal
-from pddpo_ray.loop.machine import GIB
-from pddpo_ray.loop.result import START, WALL
 from pddpo_ray.storage.whole_files import ARTIFACTS, JOURNAL
 from pddpo_ray.training.pretrained import fetch
 

@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 
 from lab.studies.limits.worlds import BETA, SCORE_MAX, table_world
+from pddpo_ray.certificates.ledger import read_ledger
+from pddpo_ray.certificates.testing import certify
 from pddpo_ray.config import Config, load
+from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.journal.identity import open_folder
-from pddpo_ray.loop.certifying import certify
-from pddpo_ray.loop.ledger import read_ledger
-from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.storage.whole_files import JOURNAL, RESULT
 from pddpo_ray.worlds.oracle import Oracle
 from pddpo_ray.worlds.tabular import TabularWorld

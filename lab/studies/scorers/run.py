@@ -20,12 +20,12 @@ import numpy as np
 
 from lab.studies.exploration.run import with_interval
 from lab.studies.study import FOLDER, Results, command, keep, known
+from pddpo_ray.backends import in_process
+from pddpo_ray.backends.backends import Backends
 from pddpo_ray.config import Config, load
-from pddpo_ray.loop import in_process
-from pddpo_ray.loop.backends import Backends
-from pddpo_ray.loop.run import run_recipe
-from pddpo_ray.loop.scorer_fits import MakeScorer, OpenScorer
+from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.records import Array, Response
+from pddpo_ray.scorers.fits import MakeScorer, OpenScorer
 from pddpo_ray.scoring.interface import AnswerScorer, TextPair
 from pddpo_ray.worlds.prepared_text import prepare_text_world
 from pddpo_ray.worlds.text import TextWorld

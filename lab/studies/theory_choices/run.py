@@ -21,7 +21,7 @@ from lab.studies.study import FOLDER, Results, command, keep, known, registratio
 from pddpo_lab.verify.methods import EXACT, SHIPPED
 from pddpo_lab.verify.simulate import simulate
 from pddpo_ray.config import AnytimeRule, NewtonRule, ProjectedRule
-from pddpo_ray.loop import dual_rules
+from pddpo_ray.parts import dual_rules
 from pddpo_ray.records import Array, CostEstimate
 from pddpo_ray.theory.cost_estimate import estimate_from_scores, estimate_from_shares
 from pddpo_ray.theory.cost_stage import cost_stage_scales, cost_temperature

@@ -17,12 +17,12 @@ from pddpo_ray.annotation.queue_rules import Problem, QueueError, Rules
 from pddpo_ray.annotation.rounds import Rounds, RoundStatus
 from pddpo_ray.cli.main import main
 from pddpo_ray.config import load
+from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import ParkedError, RunError
 from pddpo_ray.journal.audit import imbalances
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.journal.transactions import Store
-from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import HARM, Pair, Prompt, Response, SafetyLabels, Verdict
 from pddpo_ray.theory.cost_estimate import estimate_cost, interval
 from tests.support.annotation_api import API, FreshService, is_problem

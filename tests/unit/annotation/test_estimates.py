@@ -10,7 +10,6 @@ import pytest
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from pddpo_ray.annotation.estimates import Sample, mixed_estimate, mixed_from_shares, sample_for_people, three_fillings
 from pddpo_ray.records import CostEstimate, answers_seen
 from pddpo_ray.theory.cost_estimate import (
     bias_allowance,
@@ -18,6 +17,13 @@ from pddpo_ray.theory.cost_estimate import (
     estimate_from_shares,
     expected_clipped_logit,
     interval,
+)
+from pddpo_ray.theory.people_estimates import (
+    Sample,
+    mixed_estimate,
+    mixed_from_shares,
+    sample_for_people,
+    three_fillings,
 )
 
 

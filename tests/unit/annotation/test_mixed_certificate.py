@@ -15,23 +15,23 @@ from deploy.annotation.app import create_app
 from pddpo_lab.simulated_people import Manner, enlist, simulate
 from pddpo_ray.annotation.people import People, Role
 from pddpo_ray.annotation.queue_rules import Rules
-from pddpo_ray.annotation.world_truth import truth_of
+from pddpo_ray.backends.in_process import make_backends
+from pddpo_ray.certificates import testing as certifying
+from pddpo_ray.certificates.document import FILE, certificate_of, sentences, verified, write_certificate
+from pddpo_ray.certificates.margins import draws_rows
+from pddpo_ray.certificates.testing import certify
 from pddpo_ray.config import Config, load
+from pddpo_ray.driver.result import read_result
+from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import ParkedError, UserError
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.journal.transactions import Store
-from pddpo_ray.loop import certifying
-from pddpo_ray.loop.certificate_file import FILE, certificate_of, sentences, verified, write_certificate
-from pddpo_ray.loop.certifying import certify
-from pddpo_ray.loop.in_process import make_backends
-from pddpo_ray.loop.margins import draws_rows
-from pddpo_ray.loop.mixed_labelling import TOSSED, corrected_numbers
-from pddpo_ray.loop.result import read_result
-from pddpo_ray.loop.run import run_recipe
+from pddpo_ray.parts.mixed_labelling import TOSSED, corrected_numbers
 from pddpo_ray.theory.certificate import upper_bound
 from pddpo_ray.theory.levels import Allocation
 from pddpo_ray.theory.measured_draws import limit_with_people, with_people
+from pddpo_ray.worlds.truth_by_text import truth_of
 from tests.support.annotation_api import GENEROUS
 from tests.support.annotation_server import serving
 from tests.unit.annotation.test_mixed_run import SETTINGS, Counting, people  # noqa: F401 (a fixture)

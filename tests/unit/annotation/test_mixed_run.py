@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
-from pddpo_ray.annotation.estimates import Sample
-from pddpo_ray.annotation.world_truth import imperfect_model, truth_of
 from pddpo_ray.config import Config, MixedFeedback, load
 from pddpo_ray.contracts import Labeller
+from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import Journal, read_journal
-from pddpo_ray.loop.mixed_labelling import MODEL, PEOPLE, MixedFeedbackController, mixed_feedback
-from pddpo_ray.loop.run import run_recipe
+from pddpo_ray.parts.mixed_labelling import MODEL, PEOPLE, MixedFeedbackController, mixed_feedback
 from pddpo_ray.records import HARM, Response, answers_seen
 from pddpo_ray.theory.cost_estimate import interval
+from pddpo_ray.theory.people_estimates import Sample
 from pddpo_ray.worlds.tabular_files import tabular_world
+from pddpo_ray.worlds.truth_by_text import imperfect_model, truth_of
 from pddpo_ray.worlds.truth_labeller import WorldLabeller
 
 SETTINGS = [
@@ -64,7 +64,7 @@ class Counting:
 def people(monkeypatch: pytest.MonkeyPatch) -> Counting:
     """In place of the queue: the queue itself has its own end-to-end test."""
     counting = Counting(tabular_world(load("tabular").world).labeller())  # type: ignore[arg-type]
-    monkeypatch.setattr("pddpo_ray.loop.mixed_labelling.people_labeller", lambda *_, **__: counting)
+    monkeypatch.setattr("pddpo_ray.parts.mixed_labelling.people_labeller", lambda *_, **__: counting)
     return counting
 
 

@@ -12,9 +12,9 @@ from scipy.stats import binomtest
 from pddpo_lab.simulated_people import Manner, decide, enlist, simulate
 from pddpo_ray.annotation.people import Role
 from pddpo_ray.annotation.quality import Quality
-from pddpo_ray.annotation.world_truth import truth_of
 from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
+from pddpo_ray.worlds.truth_by_text import truth_of
 from tests.support.annotation_api import FreshService
 from tests.support.annotation_queue import safety_questions
 from tests.support.annotation_server import serving

@@ -18,9 +18,9 @@ from lab.studies.limits.text import (
     learned_problems,
     of_arm,
 )
+from pddpo_ray.backends.in_process_text import text_view, world_under_limits
 from pddpo_ray.config import load
 from pddpo_ray.journal.identity import open_folder
-from pddpo_ray.loop.in_process_text import text_view, world_under_limits
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import ARTIFACTS
 from pddpo_ray.worlds.prepared_text import prepare_text_world

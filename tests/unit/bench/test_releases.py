@@ -11,7 +11,7 @@ import pytest
 from lab.studies.limits.worlds import table_world
 from lab.studies.releases import run as releases
 from lab.studies.releases.run import LIMIT, on_table, run_study, summary, table
-from pddpo_ray.loop.certifying import reason_against
+from pddpo_ray.certificates.testing import reason_against
 from pddpo_ray.worlds.tabular_files import load_world
 
 

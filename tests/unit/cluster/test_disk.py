@@ -14,8 +14,8 @@ from sqlalchemy.exc import OperationalError
 
 from pddpo_ray.cli.main import main
 from pddpo_ray.config import load
+from pddpo_ray.driver.run import Event, PhaseChanged, run_recipe
 from pddpo_ray.errors import RunError, UserError
-from pddpo_ray.loop.run import Event, PhaseChanged, run_recipe
 from pddpo_ray.storage.whole_files import explain_disk
 from tests.support.traces import trace
 

@@ -17,8 +17,8 @@ from actors import metrics
 from deploy.serving import metrics as serving_metrics
 from deploy.serving.proxy import CALLBACK, CALLBACK_VARIABLE
 from deploy.serving.settings import ServeArgs
+from pddpo_ray.backends.machine import GIB
 from pddpo_ray.config import load, recipe_names
-from pddpo_ray.loop.machine import GIB
 from pddpo_ray.plan.memory import by_process, memory
 from pddpo_ray.serving.catalog import Catalog
 from tests.unit.cluster.test_gpu_recipes import SEVEN_B
@@ -280,8 +280,8 @@ def balanced(expression: str) -> bool:
 
 @pytest.mark.run
 def test_metrics_of_a_round_are_named_as_the_journal_names_them(tmp_path: Path) -> None:
+    from pddpo_ray.driver.run import run_recipe
     from pddpo_ray.journal import read_journal
-    from pddpo_ray.loop.run import run_recipe
 
     small = ["rounds=1", "feedback.responses=8", "limits.cost.labels_each=2", "offline.pairs=32"]
     run_recipe(load("tabular", small), tmp_path / "run")

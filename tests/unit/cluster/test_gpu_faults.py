@@ -14,9 +14,9 @@ from actors import deepspeed_engine, launch
 from actors.labeller import ScorerActor
 from actors.rank import Rank, _perform
 from actors.trainer_group import TrainerSettings
+from pddpo_ray.backends import in_process_text
 from pddpo_ray.config import load
 from pddpo_ray.errors import RunError
-from pddpo_ray.loop import in_process_text
 from pddpo_ray.rollout.factory import transfer_of
 from pddpo_ray.training import local
 from pddpo_ray.training.device import device_for

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from pddpo_ray.backends.machine import GIB, Machine
 from pddpo_ray.config import ModelFeedback, NoWorldConfig, VllmRollout, load, recipe_names
-from pddpo_ray.loop.machine import GIB, Machine
 from pddpo_ray.plan.memory import ModelShape, memory
 from pddpo_ray.plan.printed import make_plan, plan_lines
 from pddpo_ray.plan.resources import bundles

@@ -17,8 +17,8 @@ import pytest
 from pddpo_ray.cli.main import main
 from pddpo_ray.cli.run_log import stoppable
 from pddpo_ray.config import load
+from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import StoppedError
-from pddpo_ray.loop.run import run_recipe
 from tests.support.traces import trace
 
 ROOT = Path(__file__).parents[3]

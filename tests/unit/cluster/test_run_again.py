@@ -15,13 +15,13 @@ from deploy.annotation.app import create_app
 from pddpo_lab.simulated_people import Manner, enlist, simulate
 from pddpo_ray.annotation.people import People, Role
 from pddpo_ray.annotation.queue_rules import Rules
-from pddpo_ray.annotation.world_truth import truth_of
 from pddpo_ray.cli.run_again import LABEL, Jobs, look
 from pddpo_ray.config import load
+from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import ParkedError, RunError
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.transactions import Store
-from pddpo_ray.loop.run import run_recipe
+from pddpo_ray.worlds.truth_by_text import truth_of
 from tests.runs.test_people_run import SETTINGS
 from tests.support.annotation_api import GENEROUS
 from tests.support.annotation_server import serving

@@ -15,11 +15,11 @@ import pytest
 from pddpo_lab.compare.runner import MemoryPeak, budget_of, run_arm
 from pddpo_lab.compare.sharing import SharedEngine, SharedTrainer, identity_of
 from pddpo_lab.compare.suite import load_suite
+from pddpo_ray.backends.backends import Backends
+from pddpo_ray.backends.in_process import make_backends
 from pddpo_ray.config import Config
 from pddpo_ray.contracts import Count, FitCommand, FitResult, FitSettings, Start
 from pddpo_ray.journal import read_journal
-from pddpo_ray.loop.backends import Backends
-from pddpo_ray.loop.in_process import make_backends
 from pddpo_ray.records import Array, Decoding, Objective, PairRow, PolicyVersion, Prompt
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.recall import Memory

@@ -14,11 +14,11 @@ from pddpo_lab.compare.facts import FACTS
 from pddpo_lab.compare.paper import ModelEntry, load_paper, missing_models, planned, scorers_of
 from pddpo_lab.compare.runner import Unit, run_unit, units_of
 from pddpo_lab.compare.suite import MethodsTable, SweepTable, load_suite, suite_names
+from pddpo_ray.backends.backends import Backends
 from pddpo_ray.config import load
+from pddpo_ray.driver.build import dual_state
 from pddpo_ray.errors import UserError
-from pddpo_ray.loop.backends import Backends
-from pddpo_ray.loop.build import dual_state
-from pddpo_ray.loop.held_limit import labelled_limits
+from pddpo_ray.parts.held_limit import labelled_limits
 from tests.support.method_modules import METHODS
 
 SMALL = """

@@ -10,7 +10,7 @@ import pytest
 
 from pddpo_lab.compare.runner import Row, run_arm
 from pddpo_lab.compare.suite import Suite, load_suite
-from pddpo_ray.loop.in_process import make_backends
+from pddpo_ray.backends.in_process import make_backends
 
 SMALL = """
 about: trends

@@ -169,8 +169,8 @@ def test_what_cannot_be_done_is_said_before_anything_is_read(
 
 @pytest.mark.run
 def test_a_run_is_exported_and_read_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from pddpo_ray.driver.run import run_recipe
     from pddpo_ray.journal import read_journal
-    from pddpo_ray.loop.run import run_recipe
 
     small = ["rounds=1", "feedback.responses=8", "limits.cost.labels_each=3", "offline.pairs=16", "report.html=false"]
     run_recipe(load("tabular", small), tmp_path / "run")

@@ -12,16 +12,16 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from pddpo_ray.certificates.document import certificate_of
+from pddpo_ray.certificates.testing import certify
 from pddpo_ray.config import Config, load
 from pddpo_ray.data import Example, Settings, inspect
 from pddpo_ray.data.real_text import prepare_real_text
 from pddpo_ray.data.samples import sample_file
+from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import read_journal
 from pddpo_ray.journal.identity import open_folder
-from pddpo_ray.loop.certificate_file import certificate_of
-from pddpo_ray.loop.certifying import certify
-from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import HARM, Verdict
 from pddpo_ray.report.build import build_report
 from pddpo_ray.report.run_data import read_run

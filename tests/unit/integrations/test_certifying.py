@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from pddpo_ray.certificates.document import verified
 from pddpo_ray.cli.main import app
 from pddpo_ray.errors import UserError
 from pddpo_ray.integrations.certifying import Question, certify_saved
 from pddpo_ray.integrations.saved_policies import saved_names
-from pddpo_ray.loop.certificate_file import verified
 from pddpo_ray.theory.certificate import candidate_level
 from tests.support.tiny_language_model import save_policy, tiny_llama, word_tokenizer
 

@@ -10,11 +10,11 @@ import pytest
 from scipy.optimize import linprog
 from scipy.special import expit
 
+from pddpo_ray.backends.in_process_text import log_linear_backends
+from pddpo_ray.backends.machine import inspect_machine
 from pddpo_ray.cli.main import main
 from pddpo_ray.config import Config, TextWorldConfig, load
 from pddpo_ray.errors import UserError
-from pddpo_ray.loop.in_process_text import log_linear_backends
-from pddpo_ray.loop.machine import inspect_machine
 from pddpo_ray.plan.printed import make_plan
 from pddpo_ray.plan.reached import kept_in_world
 from pddpo_ray.storage.artifacts import ArtifactStore

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from pddpo_ray.certificates.ledger import Entry, read_ledger
 from pddpo_ray.config import Config, load
+from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal.identity import open_folder
-from pddpo_ray.loop.ledger import Entry, read_ledger
-from pddpo_ray.loop.run import run_recipe
 
 SMALL = (
     "rollout.candidates=4",

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
+from pddpo_ray.backends.in_process import make_backends, tabular_world
+from pddpo_ray.certificates.document import FILE, certificate_of, sentences, verified, write_certificate
+from pddpo_ray.certificates.ledger import Entry
+from pddpo_ray.certificates.testing import certify
 from pddpo_ray.cli.main import main
 from pddpo_ray.config import Config, load
+from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal.identity import open_folder
-from pddpo_ray.loop.certificate_file import FILE, certificate_of, sentences, verified, write_certificate
-from pddpo_ray.loop.certifying import certify
-from pddpo_ray.loop.in_process import make_backends, tabular_world
-from pddpo_ray.loop.ledger import Entry
-from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import Array
 from pddpo_ray.report.build import build_report
 from pddpo_ray.storage.whole_files import ARTIFACTS
@@ -159,8 +159,8 @@ def failing(limits: str) -> Config:
 
 
 def test_a_mean_without_bounds_is_named_as_estimated_only() -> None:
+    from pddpo_ray.certificates.testing import cannot
     from pddpo_ray.limits.reading import stated_limits
-    from pddpo_ray.loop.certifying import cannot
 
     given = {
         "limits": {

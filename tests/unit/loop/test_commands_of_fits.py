@@ -15,7 +15,7 @@ from pddpo_ray.config import BudgetRefit, FitConfig, PpoConfig, TrainerConfig, U
 from pddpo_ray.contracts import Critics, FitCommand, FitResult, LossOptimism, PpoCommand, PpoResult, ScoredAnswer, Start
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal, VersionEntry
-from pddpo_ray.loop.fitting import CARRY_MAX, LARGEST_CALL, FitPlan, TrainerController, start_of, with_steps
+from pddpo_ray.parts.fitting import CARRY_MAX, LARGEST_CALL, FitPlan, TrainerController, start_of, with_steps
 from pddpo_ray.records import Objective, PairRow, PolicyVersion, Response
 from pddpo_ray.theory.refit import limit_rows
 from pddpo_ray.theory.seeds import seed_of

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pddpo_ray.backends.in_process_text import log_linear_backends
+from pddpo_ray.backends.machine import inspect_machine
 from pddpo_ray.config import Config, NoWorldConfig, load
 from pddpo_ray.config.recipe import STATED_LIMITS
+from pddpo_ray.driver.run import PhaseChanged, run_recipe
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal.identity import open_folder
-from pddpo_ray.loop.in_process_text import log_linear_backends
-from pddpo_ray.loop.machine import inspect_machine
-from pddpo_ray.loop.run import PhaseChanged, run_recipe
 from pddpo_ray.plan.printed import make_plan
 from pddpo_ray.records import HARM, LabelledPair, PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore

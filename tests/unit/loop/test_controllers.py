@@ -14,12 +14,12 @@ from pddpo_ray.config import TrainerConfig
 from pddpo_ray.contracts import Count, Delivery, FitCommand, FitResult, FitSettings, RolloutEngine
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal, VersionEntry, read_journal
-from pddpo_ray.loop.dual_step import DualController, LocalDual
-from pddpo_ray.loop.fitting import CARRY_MAX, FitPlan, TrainerController, limit_rows, start_of
-from pddpo_ray.loop.labelling import FeedbackController
-from pddpo_ray.loop.preferences import Preferences, cost_rows, reward_rows
-from pddpo_ray.loop.prompts import Prompts
-from pddpo_ray.loop.sampling import Draw, Proposal, RolloutController
+from pddpo_ray.parts.dual_step import DualController, LocalDual
+from pddpo_ray.parts.fitting import CARRY_MAX, FitPlan, TrainerController, limit_rows, start_of
+from pddpo_ray.parts.labelling import FeedbackController
+from pddpo_ray.parts.preferences import Preferences, cost_rows, reward_rows
+from pddpo_ray.parts.prompts import Prompts
+from pddpo_ray.parts.sampling import Draw, Proposal, RolloutController
 from pddpo_ray.records import (
     HARM,
     CandidateSet,

@@ -14,8 +14,8 @@ from pddpo_ray.config import BudgetRefit, TrainerConfig
 from pddpo_ray.contracts import FitCommand, FitResult
 from pddpo_ray.exploration.explorer import OptimisticExplorer
 from pddpo_ray.journal import Journal
-from pddpo_ray.loop.exploring import ExplorationController
-from pddpo_ray.loop.fitting import FitPlan, TrainerController
+from pddpo_ray.parts.exploring import ExplorationController
+from pddpo_ray.parts.fitting import FitPlan, TrainerController
 from pddpo_ray.records import HARM, LabelledPair, Objective, Pair, PairRow, PolicyVersion, Response, Verdict
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.worlds.tabular import trap_world

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pddpo_ray.config import FitConfig, SupportConfig, TrainerConfig
-from pddpo_ray.loop.fitting import FitPlan
+from pddpo_ray.parts.fitting import FitPlan
 
 
 def test_learning_rates_fall_linearly_over_the_rounds() -> None:

@@ -13,8 +13,8 @@ from pddpo_ray.config import FitConfig, TrainerConfig
 from pddpo_ray.config.trainer import DeterminantRefit
 from pddpo_ray.contracts import FitCommand, FitResult
 from pddpo_ray.journal import Journal, VersionEntry
-from pddpo_ray.loop.dual_step import DualController, Estimates, LocalDual
-from pddpo_ray.loop.fitting import FitPlan, TrainerController, previous_fit
+from pddpo_ray.parts.dual_step import DualController, Estimates, LocalDual
+from pddpo_ray.parts.fitting import FitPlan, TrainerController, previous_fit
 from pddpo_ray.records import CostEstimate, Objective, PairRow, PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.dual import DualState, ProjectedFixed, limit_state

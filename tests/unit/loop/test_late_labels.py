@@ -13,14 +13,14 @@ from pddpo_ray.annotation.queue_rules import Rules
 from pddpo_ray.annotation.rounds import Rounds
 from pddpo_ray.config import load
 from pddpo_ray.contracts import Labeller, LateLabeller
+from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import ParkedError, UserError
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.journal.transactions import Store
-from pddpo_ray.loop import labellers
-from pddpo_ray.loop.dual_step import journalled_estimates
-from pddpo_ray.loop.due_labels import PAIRS, SAFETY
-from pddpo_ray.loop.run import run_recipe
+from pddpo_ray.parts.dual_step import journalled_estimates
+from pddpo_ray.parts.due_labels import PAIRS, SAFETY
 from pddpo_ray.records import CostEstimate, LabelledPair, Pair, Response, SafetyLabels
+from pddpo_ray.scorers import labellers
 from pddpo_ray.theory.dual import (
     DampedNewton,
     DualState,

@@ -12,12 +12,11 @@ import pytest
 from pddpo_ray.contracts import MeasuredCosts
 from pddpo_ray.journal import Journal
 from pddpo_ray.limits.reading import stated_limit
-from pddpo_ray.loop.dual_step import DualController, LocalDual
-from pddpo_ray.loop.held_limit import HeldLimit
-from pddpo_ray.loop.label_estimates import LabelEstimates
-from pddpo_ray.loop.limits import ANSWERS, LimitsController
-from pddpo_ray.loop.outcome import OUTSIDE
-from pddpo_ray.loop.people_measuring import MACHINE, Audit
+from pddpo_ray.parts.dual_step import DualController, LocalDual
+from pddpo_ray.parts.held_limit import OUTSIDE, HeldLimit
+from pddpo_ray.parts.label_estimates import LabelEstimates
+from pddpo_ray.parts.limits import ANSWERS, LimitsController
+from pddpo_ray.parts.people_measuring import MACHINE, Audit
 from pddpo_ray.records import PolicyVersion, Prompt, Response
 from pddpo_ray.theory.dual import DualState, ProjectedFixed, limit_state
 

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pddpo_ray.certificates.outcome import Outcome
+from pddpo_ray.certificates.testing import certify
 from pddpo_ray.config import Config, ScorerJob, load
 from pddpo_ray.data.real_text import prepare_real_text
+from pddpo_ray.driver.offline_setup import LEFT_OUT, calibration_answers
+from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import read_journal
 from pddpo_ray.journal.identity import open_folder
-from pddpo_ray.loop.before import LEFT_OUT, calibration_answers
-from pddpo_ray.loop.certifying import certify
-from pddpo_ray.loop.outcome import Outcome
-from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import HARM, Verdict
 from pddpo_ray.report.build import build_report
 from pddpo_ray.report.label_section import labels as labels_section

@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pddpo_ray.backends.in_process import limits_on, tabular_view
+from pddpo_ray.backends.machine import inspect_machine
 from pddpo_ray.config import Config, TabularWorldConfig, load
+from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.evaluate.world import exact_values
 from pddpo_ray.journal import Journal
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.limits.reading import stated_limit
-from pddpo_ray.loop.held_limit import HeldLimit
-from pddpo_ray.loop.in_process import limits_on, tabular_view
-from pddpo_ray.loop.machine import inspect_machine
-from pddpo_ray.loop.reachable import note_reachable, reached
-from pddpo_ray.loop.run import run_recipe
+from pddpo_ray.parts.held_limit import HeldLimit
+from pddpo_ray.parts.reachable import note_reachable, reached
 from pddpo_ray.plan.printed import make_plan
 from pddpo_ray.report.build import build_report
 from pddpo_ray.storage.artifacts import ArtifactStore
@@ -176,7 +176,7 @@ def test_a_limit_that_is_slack_ends_at_0_and_is_said_so(tmp_path: Path) -> None:
 def test_a_run_says_every_limit_in_its_own_unit_and_which_limit_moved_which_multiplier(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO, logger="pddpo_ray.loop.dual_step"):
+    with caplog.at_level(logging.INFO, logger="pddpo_ray.parts.dual_step"):
         result = run_recipe(three_limits(), tmp_path / "run")
     leaks = result["limits"]["leaks"]
     assert (leaks["limit"], leaks["unit"], leaks["bound"]) == ("at most 50 % over private", "share", 0.5)

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pddpo_ray.backends.in_process import make_backends
+from pddpo_ray.certificates import testing as certifying
+from pddpo_ray.certificates.margins import draws_rows, half_width, lowest_costs, margins
 from pddpo_ray.config import load
+from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal.identity import open_folder
-from pddpo_ray.loop import certifying
-from pddpo_ray.loop.in_process import make_backends
-from pddpo_ray.loop.margins import draws_rows, half_width, lowest_costs, margins
-from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import CostEstimate
 from pddpo_ray.report.certificate_section import certificates
 from pddpo_ray.report.run_data import read_run
@@ -81,7 +81,7 @@ def test_a_run_aims_below_its_limit_says_so_and_ends_with_a_higher_multiplier(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     quiet = ("report.tensorboard=false", "report.html=false", "feedback.responses=60")
-    with caplog.at_level(logging.INFO, logger="pddpo_ray.loop.build"):
+    with caplog.at_level(logging.INFO, logger="pddpo_ray.driver.build"):
         run_recipe(small(*ASKED, *quiet, "dual.margin=0.15"), tmp_path / "margin")
     assert "the dual of cost aims 0.15 below the limit 0.3" in caplog.text
     section = certificates(read_run(tmp_path / "margin"))

@@ -12,7 +12,7 @@ from pddpo_ray.contracts import MeasuredCosts
 from pddpo_ray.errors import RunError
 from pddpo_ray.limits.reading import StatedLimit, stated_limit
 from pddpo_ray.limits.sources import Source, one_by_one, within_budget
-from pddpo_ray.loop.measuring import SourceMeasures
+from pddpo_ray.parts.measuring import SourceMeasures
 from pddpo_ray.records import Prompt, Response
 
 PROMPTS = [Prompt(f"p{number}", (number,), f"question {number} ?") for number in range(4)]

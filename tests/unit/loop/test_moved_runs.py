@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from pddpo_ray.backends.preflight import resumed_run, take_new_identity
 from pddpo_ray.cli.main import main
 from pddpo_ray.config import Config, load
+from pddpo_ray.driver.run import RoundFinished, run_recipe
 from pddpo_ray.errors import DecisionNeeded, UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.journal.database import HEAD, open_database
 from pddpo_ray.journal.identity import IDENTITY, open_folder
-from pddpo_ray.loop.beginning import resumed_run, take_new_identity
-from pddpo_ray.loop.run import RoundFinished, run_recipe
 from pddpo_ray.storage.whole_files import JOURNAL, RESULT
 from tests.unit.loop.small_run import SMALL, finish, run_of, small, story
 

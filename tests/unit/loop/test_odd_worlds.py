@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pddpo_ray.certificates.groups import by_prompt
+from pddpo_ray.certificates.testing import certify
 from pddpo_ray.cli.main import main
 from pddpo_ray.config import load
+from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import UserError
-from pddpo_ray.loop.certificate_groups import by_prompt
-from pddpo_ray.loop.certifying import certify
-from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import Array
 from pddpo_ray.report.build import build_report
 from pddpo_ray.report.run_data import read_run

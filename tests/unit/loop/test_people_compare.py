@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from pddpo_ray.annotation.leases import Lease
+from pddpo_ray.certificates.ledger import read_ledger
+from pddpo_ray.certificates.testing import certify
+from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal.identity import open_folder
-from pddpo_ray.loop.certifying import certify
-from pddpo_ray.loop.ledger import read_ledger
-from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import Response
 from pddpo_ray.theory.certificate import upper_bound
 from pddpo_ray.theory.levels import Allocation

@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
+from pddpo_ray.backends.preflight import resumed_run
 from pddpo_ray.config import Config, load
 from pddpo_ray.data.served_text import judged_pairs, normal, served_texts
+from pddpo_ray.driver.run import run_recipe
+from pddpo_ray.driver.withdrawal import take_back
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal, read_journal
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.served import Caps, KeptAnswer, KeptPrompt, Sent, judge, keep, kept_prompts
 from pddpo_ray.journal.transactions import Store
-from pddpo_ray.loop.beginning import resumed_run
-from pddpo_ray.loop.preferences import Preferences
-from pddpo_ray.loop.production import UsersVerdicts, WithUsersPrompts
-from pddpo_ray.loop.prompts import Prompts
-from pddpo_ray.loop.run import run_recipe
-from pddpo_ray.loop.taking_back import take_back
+from pddpo_ray.parts.preferences import Preferences
+from pddpo_ray.parts.production import UsersVerdicts, WithUsersPrompts
+from pddpo_ray.parts.prompts import Prompts
 from pddpo_ray.records import HARM, Message, Prompt, Response, Verdict
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import JOURNAL

@@ -8,7 +8,7 @@ import torch
 
 from pddpo_ray.config import BudgetRefit, UnionRefit
 from pddpo_ray.config.trainer import DeterminantRefit, GeometricRefit, Refit
-from pddpo_ray.loop.fitting import older_rows
+from pddpo_ray.parts.fitting import older_rows
 from pddpo_ray.records import PairRow
 from pddpo_ray.theory.objectives import preference_loss
 from pddpo_ray.theory.refit import full_rounds, limit_rows, merge_duplicates

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pddpo_ray.certificates import ledger as ledgers
+from pddpo_ray.certificates.candidate_order import certifiable
 from pddpo_ray.config import load
-from pddpo_ray.loop import ledger as ledgers
-from pddpo_ray.loop.order_of_tests import certifiable
-from pddpo_ray.loop.run import run_recipe
+from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.theory.certificate import log_wealth
 from pddpo_ray.theory.levels import Allocation
 from pddpo_ray.theory.output import in_order_of_test, shortfall

@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
+from pddpo_ray.backends.in_process import make_backends, tabular_world
+from pddpo_ray.certificates import ledger as ledgers
+from pddpo_ray.certificates.document import FILE, certificate_of, sentences, verified, write_certificate
+from pddpo_ray.certificates.ledger import finding
+from pddpo_ray.certificates.round_draws import shares_of
+from pddpo_ray.certificates.testing import certify
 from pddpo_ray.config import Config, load
+from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.journal.transactions import Store
-from pddpo_ray.loop import ledger as ledgers
-from pddpo_ray.loop.certificate_file import FILE, certificate_of, sentences, verified, write_certificate
-from pddpo_ray.loop.certifying import certify
-from pddpo_ray.loop.in_process import make_backends, tabular_world
-from pddpo_ray.loop.ledger import finding
-from pddpo_ray.loop.round_draws import shares_of
-from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import Array, Prompt, Response, SafetyLabels, Verdict
 from pddpo_ray.report.build import build_report
 from pddpo_ray.serving.catalog import read_catalog

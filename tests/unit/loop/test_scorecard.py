@@ -14,15 +14,15 @@ from typer.testing import CliRunner
 from pddpo_ray.cli.main import app
 from pddpo_ray.config import Config, load
 from pddpo_ray.data.real_text import prepare_real_text
+from pddpo_ray.driver.run import Event, PhaseChanged, run_recipe
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import read_journal
-from pddpo_ray.loop.run import Event, PhaseChanged, run_recipe
-from pddpo_ray.loop.sampling import BESIDES
-from pddpo_ray.loop.scorecard_cards import ASKED, BENIGN, PHASE, cards
+from pddpo_ray.parts.sampling import BESIDES
 from pddpo_ray.plan.work import work
 from pddpo_ray.records import Response
 from pddpo_ray.report.build import build_report
 from pddpo_ray.report.run_data import OF_THE_SCORECARD, read_run
+from pddpo_ray.scorecard.cards import ASKED, BENIGN, PHASE, cards
 from pddpo_ray.scoring.held_out import REPORT
 from pddpo_ray.scoring.learned_prompts import LEARNED, hashes_of, opening_of
 from pddpo_ray.storage.whole_files import JOURNAL

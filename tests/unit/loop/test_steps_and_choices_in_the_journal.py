@@ -12,8 +12,8 @@ import pytest
 
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal
-from pddpo_ray.loop.dual_step import DualController, Estimates, LocalDual, journalled_estimates
-from pddpo_ray.loop.exploring import ExplorationController
+from pddpo_ray.parts.dual_step import DualController, Estimates, LocalDual, journalled_estimates
+from pddpo_ray.parts.exploring import ExplorationController
 from pddpo_ray.records import (
     HARM,
     CandidateSet,

@@ -9,10 +9,10 @@ import pytest
 from pydantic import ValidationError
 
 from pddpo_ray.config import ProjectedRule, load
+from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import UserError
 from pddpo_ray.exploration.bonus import elliptical, valid_scale
 from pddpo_ray.journal.identity import open_folder
-from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import ARTIFACTS
 from pddpo_ray.theory.optimism import split_roles, valid

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from pddpo_ray.cli.main import app
 from pddpo_ray.config import Config, load
+from pddpo_ray.driver.run import PhaseChanged, run_recipe
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal.identity import open_folder
-from pddpo_ray.loop.run import PhaseChanged, run_recipe
 from pddpo_ray.storage.whole_files import WEIGHTS
 from tests.unit.loop.small_run import story
 from tools.small_runs import FIRST_WORLD

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
+from pddpo_ray.backends.in_process import limits_on
+from pddpo_ray.certificates.testing import certify
 from pddpo_ray.config import Config, load
+from pddpo_ray.driver.run import PhaseChanged, run_recipe
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal.identity import open_folder
-from pddpo_ray.loop.certifying import certify
-from pddpo_ray.loop.in_process import limits_on
-from pddpo_ray.loop.limits import REFERENCES
-from pddpo_ray.loop.run import PhaseChanged, run_recipe
+from pddpo_ray.parts.limits import REFERENCES
 from pddpo_ray.records import Response
 from pddpo_ray.worlds.table_limits import TableLimits
 from pddpo_ray.worlds.tabular import TabularWorld

@@ -16,7 +16,7 @@ from scipy.special import logit, logsumexp
 
 from pddpo_ray.config import BudgetRefit, UnionRefit
 from pddpo_ray.config.trainer import DeterminantRefit, GeometricRefit
-from pddpo_ray.loop.fitting import older_rows
+from pddpo_ray.parts.fitting import older_rows
 from pddpo_ray.records import CostEstimate, PairRow
 from pddpo_ray.theory.agreement import TIE, agreement
 from pddpo_ray.theory.certificate import bets_above, bets_below, first_certified, log_wealth, lower_bound, upper_bound

@@ -10,9 +10,9 @@ import pytest
 from scipy.optimize import check_grad
 
 from pddpo_ray.contracts import FitCommand, FitSettings, LossOptimism, Start
+from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import read_journal
-from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import Objective, PairRow
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import JOURNAL

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from pddpo_ray.loop.scorecard_figures import (
+from pddpo_ray.scorecard.figures import (
     Scores,
     Written,
     figures_of_divergence,

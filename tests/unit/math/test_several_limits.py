@@ -16,9 +16,9 @@ from scipy.optimize import minimize
 
 from pddpo_lab.verify.command import VerifyOptions, main
 from pddpo_ray.config import load
+from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import read_journal
-from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import HARM
 from pddpo_ray.report.build import build_report
 from pddpo_ray.storage.whole_files import JOURNAL

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pddpo_ray.backends.in_process import make_backends
 from pddpo_ray.config import Config, load
 from pddpo_ray.contracts import FitCommand, FitResult
+from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.journal import JournalReader, read_journal
-from pddpo_ray.loop.in_process import make_backends
-from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.storage.whole_files import JOURNAL
 from pddpo_ray.worlds.tabular_parts import TabularTrainer
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from pddpo_ray.config import load
+from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import UserError
-from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.theory.group_advantages import group_advantages, lead_over_others
 from pddpo_ray.training.local import LocalTrainer
 from pddpo_ray.worlds.tabular_ppo import Tables, update_tables

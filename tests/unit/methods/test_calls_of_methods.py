@@ -27,9 +27,9 @@ from pddpo_ray.algorithms.stages import (
 )
 from pddpo_ray.config import MethodConfig
 from pddpo_ray.limits.reading import stated_limits
-from pddpo_ray.loop.held_limit import labelled_limits
-from pddpo_ray.loop.label_estimates import LabelEstimates
-from pddpo_ray.loop.limits import LimitsController
+from pddpo_ray.parts.held_limit import labelled_limits
+from pddpo_ray.parts.label_estimates import LabelEstimates
+from pddpo_ray.parts.limits import LimitsController
 from pddpo_ray.records import (
     HARM,
     CostEstimate,

@@ -13,15 +13,15 @@ from scipy.optimize import brentq, minimize_scalar
 from scipy.special import expit, logsumexp
 
 from pddpo_ray.algorithms.safe_dpo import transformed
+from pddpo_ray.backends.backends import Backends
+from pddpo_ray.backends.in_process import make_backends
 from pddpo_ray.config import Config
 from pddpo_ray.contracts import FitCommand, FitSettings, Start
+from pddpo_ray.driver.run import RoundFinished, run_recipe
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import JournalReader
-from pddpo_ray.loop.backends import Backends
-from pddpo_ray.loop.in_process import make_backends
-from pddpo_ray.loop.method_scores import PolicyScorer, ShiftedCosts
-from pddpo_ray.loop.run import RoundFinished, run_recipe
 from pddpo_ray.records import HARM, LabelledPair, Objective, Pair, PairRow, PolicyVersion, Prompt, Response, Verdict
+from pddpo_ray.scorers.method_scores import PolicyScorer, ShiftedCosts
 from pddpo_ray.scoring.linear_scores import LinearScorer
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.cost_estimate import clipped_logit

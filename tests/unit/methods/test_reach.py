@@ -10,7 +10,7 @@ from pddpo_lab.verify import checks, experiments
 from pddpo_lab.verify.methods import COMPARED
 from pddpo_lab.verify.simulate import simulate
 from pddpo_ray.config import load
-from pddpo_ray.loop.run import run_recipe
+from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.serving.catalog import drawn_round
 from pddpo_ray.worlds.tabular import trap_world
 from tests.support.method_modules import METHODS as ALL_METHODS

@@ -14,8 +14,8 @@ from scipy.special import logsumexp
 
 from pddpo_ray.config import PpoConfig, load
 from pddpo_ray.contracts import PolicyGradient, PpoCommand, ScoredAnswer
+from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import UserError
-from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import CostEstimate
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.dual import LogMultiplier, limit_state

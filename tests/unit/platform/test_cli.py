@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from pddpo_ray import errors
+from pddpo_ray.backends.machine import GIB, Machine
+from pddpo_ray.certificates.outcome import Outcome
 from pddpo_ray.cli import train
 from pddpo_ray.cli.main import VERBS, main, unusable_path
 from pddpo_ray.cli.output import print_json
 from pddpo_ray.config import load
 from pddpo_ray.journal import Journal
-from pddpo_ray.loop.machine import GIB, Machine
-from pddpo_ray.loop.outcome import Outcome
 from pddpo_ray.registry import LAB
 
 HEAVY = ("torch", "ray", "vllm", "transformers", "datasets", "deepspeed", "peft", "numpy", "scipy", "sqlalchemy")
@@ -39,7 +39,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two CPUs and no cluster, whatever machine the tests run on."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr("pddpo_ray.loop.machine.inspect_machine", lambda: Machine(cpus=2, memory_bytes=24 * GIB))
+    monkeypatch.setattr("pddpo_ray.backends.machine.inspect_machine", lambda: Machine(cpus=2, memory_bytes=24 * GIB))
 
 
 @pytest.fixture
@@ -296,7 +296,7 @@ def test_a_used_run_folder_is_only_entered_with_resume(
 
 
 def test_the_runner_follows_the_cluster_mode() -> None:
-    assert train.runner(load("tabular")).__module__ == "pddpo_ray.loop.run"
+    assert train.runner(load("tabular")).__module__ == "pddpo_ray.driver.run"
     assert train.runner(load("text-world")).__module__ == "actors.launch"
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from pddpo_ray.backends.machine import GIB, Gpu, Machine
 from pddpo_ray.cli.main import main
-from pddpo_ray.loop.machine import GIB, Gpu, Machine
 from pddpo_ray.plan import doctor
 from pddpo_ray.plan.doctor import Facts, Finding, RayFacts, build_from_text, gather, try_import
 

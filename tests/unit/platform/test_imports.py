@@ -16,7 +16,7 @@ ROOMS = ("pddpo_ray", "actors", "deploy")
 HEAVY_ENGINES = ("ray", "vllm", "deepspeed")
 TOP_FLOOR = ("pddpo_ray/cli/", "pddpo_ray/__main__.py")
 """The command line starts what lies above the library; nothing else in the library knows that it exists."""
-MOST_ROOMS = 33
+MOST_ROOMS = 36
 
 LOADERS = ("pddpo_ray/__init__.py", "pddpo_ray/limits/function_worker.py")
 """The package's public names, each loaded when it is used; and functions of users, named in a limit."""
@@ -29,16 +29,28 @@ SEES_TRUTH = (
     "pddpo_ray/worlds/",
     "pddpo_ray/evaluate/world.py",
     # assemble the parts and hand the world's labeller and evaluation to them
-    "pddpo_ray/loop/in_process",
-    "pddpo_ray/loop/result.py",
-    "pddpo_ray/loop/limits_result.py",
+    "pddpo_ray/backends/in_process",
+    "pddpo_ray/driver/result.py",
+    "pddpo_ray/driver/limits_result.py",
     "actors/launch.py",
     "actors/workers.py",
     # what simulated annotators know; the queue and the run never see it
-    "pddpo_ray/annotation/world_truth.py",
+    "pddpo_ray/worlds/truth_by_text.py",
 )
 TRUTH_BEARERS = {"Oracle", "TextWorld", "TabularWorld", "WorldLabeller"}
-BLIND = ("theory", "algorithms", "annotation", "loop", "exploration", "training", "rollout", "config")
+BLIND = (
+    "theory",
+    "algorithms",
+    "annotation",
+    "parts",
+    "scorers",
+    "certificates",
+    "driver",
+    "exploration",
+    "training",
+    "rollout",
+    "config",
+)
 """Rooms of the library whose functions are never handed a world or its oracle."""
 
 

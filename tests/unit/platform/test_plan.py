@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from pddpo_ray.backends.machine import GIB, Gpu, Machine, visible_gpus
 from pddpo_ray.config import Config
 from pddpo_ray.config import load as load_recipe
 from pddpo_ray.errors import UserError
-from pddpo_ray.loop.machine import GIB, Gpu, Machine, visible_gpus
 from pddpo_ray.plan.memory import (
     ModelShape,
     by_process,

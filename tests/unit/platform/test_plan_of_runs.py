@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pddpo_ray.config import load
+from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.journal import JournalReader, read_journal
-from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.plan.work import prompts_of, work
 from pddpo_ray.storage.whole_files import JOURNAL
 from tests.support.small_real_text import SMALL_REAL_TEXT

@@ -94,7 +94,7 @@ import pytest
 import torch
 
 from pddpo_ray.config import load
-from pddpo_ray.loop.run import run_recipe
+from pddpo_ray.driver.run import run_recipe
 
 def starts():
     subprocess.run([sys.executable, "-c", ""], check=True)

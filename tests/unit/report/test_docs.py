@@ -230,7 +230,7 @@ def test_every_recipe_is_described() -> None:
 
 @pytest.mark.run
 def test_every_key_of_the_result_is_described(tmp_path: Path) -> None:
-    from pddpo_ray.loop.run import run_recipe
+    from pddpo_ray.driver.run import run_recipe
 
     small = ["rounds=1", "feedback.responses=8", "limits.cost.labels_each=2", "offline.pairs=32"]
     result = run_recipe(load("tabular", small), tmp_path / "run")

@@ -12,8 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from typer.testing import CliRunner
 
+from pddpo_ray.certificates.document import verified
 from pddpo_ray.cli.main import app, main
-from pddpo_ray.loop.certificate_file import verified
 from pddpo_ray.records import PolicyVersion
 from pddpo_ray.storage.adapters import ADAPTER, merged, read_adapter, write_adapter
 from pddpo_ray.storage.tensors import tensors_sha256
@@ -177,7 +177,7 @@ def test_an_adapter_is_exported_merged_or_alone_with_equal_log_probabilities(tmp
 
 
 def test_the_card_names_the_licence_that_the_bases_folder_states(tmp_path: Path) -> None:
-    from pddpo_ray.report.model_card import license_of
+    from pddpo_ray.serving.model_card import license_of
 
     assert license_of(None) is None
     assert license_of(str(tmp_path)) is None

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from pddpo_ray.certificates.document import FILE, verified
+from pddpo_ray.certificates.outcome import Outcome
 from pddpo_ray.config import load
+from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.journal.identity import open_folder
-from pddpo_ray.loop.certificate_file import FILE, verified
-from pddpo_ray.loop.outcome import Outcome
-from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.report.plain_words import known_of, plain_outcome, plain_progress, plain_round
 
 TWIN = ("rounds=3", "explore.bonus=off", "explore.picks=4", "rollout.candidates=4", "explore.calibration=96")

@@ -13,10 +13,10 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
 from tensorboard.compat.proto.event_pb2 import Event as Record
 
+from pddpo_ray.certificates.outcome import estimates_of
 from pddpo_ray.config import load
+from pddpo_ray.driver.run import PhaseChanged, RoundFinished, RunFinished, RunStarted, run_recipe
 from pddpo_ray.journal import JournalEvent, read_journal
-from pddpo_ray.loop.outcome import estimates_of
-from pddpo_ray.loop.run import PhaseChanged, RoundFinished, RunFinished, RunStarted, run_recipe
 from pddpo_ray.report.progress import LiveProgress, Progress, RoundLine, State, make_progress, watching
 from pddpo_ray.report.tensorboard_log import TensorBoardLog
 from pddpo_ray.report.trackers import Told

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from pddpo_ray.config import load
+from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal, read_journal
-from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.report.build import build_report
 from pddpo_ray.report.figures import seconds_by_phase
 from pddpo_ray.report.run_data import read_run

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pddpo_ray.loop.run import RoundFinished
+from pddpo_ray.driver.run import RoundFinished
 from pddpo_ray.report.trackers import Told
 
 ROOT = Path(__file__).parents[3]

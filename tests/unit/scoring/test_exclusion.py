@@ -10,8 +10,8 @@ import pytest
 
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
-from pddpo_ray.loop.labelling import FeedbackController
-from pddpo_ray.loop.preferences import cost_rows, reward_rows
+from pddpo_ray.parts.labelling import FeedbackController
+from pddpo_ray.parts.preferences import cost_rows, reward_rows
 from pddpo_ray.records import HARM, LabelledPair, Pair, Response, SafetyLabels, Verdict
 from pddpo_ray.theory.cost_estimate import estimate_cost, interval
 from pddpo_ray.worlds.tabular import trap_world

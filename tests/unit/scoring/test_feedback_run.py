@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from pddpo_ray.config import Config, load
+from pddpo_ray.driver.run import PhaseChanged, run_recipe
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import JournalReader, read_journal
-from pddpo_ray.loop.run import PhaseChanged, run_recipe
 from pddpo_ray.records import Verdict
 from pddpo_ray.scoring.scored_labeller import ScoredLabeller
 from pddpo_ray.scoring.stored_scorers import load_scorer

@@ -10,8 +10,8 @@ import pytest
 
 from pddpo_ray.config import EndpointConfig, JudgeFeedback, load
 from pddpo_ray.errors import RunError, UserError
-from pddpo_ray.loop.labellers import judge_labeller
 from pddpo_ray.records import HARM, Pair, Prompt, Response, Verdict
+from pddpo_ray.scorers.labellers import judge_labeller
 from pddpo_ray.scoring.endpoint import ChatEndpoint
 from pddpo_ray.scoring.judge import Judge, JudgedPair, JudgeLabeller, parse_safety, parse_scores
 from pddpo_ray.scoring.judge_prompts import (

@@ -14,14 +14,14 @@ import pytest
 from scipy.stats import binomtest
 
 from pddpo_ray.config import Config, load
+from pddpo_ray.driver.run import PhaseChanged, RoundFinished, run_recipe
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal
-from pddpo_ray.loop.dual_step import DualController, LocalDual
-from pddpo_ray.loop.run import PhaseChanged, RoundFinished, run_recipe
-from pddpo_ray.loop.scorer_gate import check_scorers, held_limits, held_multiplier, known_trials, scorers_result
+from pddpo_ray.parts.dual_step import DualController, LocalDual
 from pddpo_ray.plan.scale import cost_scale
 from pddpo_ray.records import HARM, Array, CostEstimate, LabelledPair, Pair, Prompt, Response, Verdict
 from pddpo_ray.report.build import build_report
+from pddpo_ray.scorers.gate import check_scorers, held_limits, held_multiplier, known_trials, scorers_result
 from pddpo_ray.scoring.held_out import Trials
 from pddpo_ray.scoring.scored_labeller import ScoredLabeller
 from pddpo_ray.theory.dual import DualState, ProjectedFixed, limit_state

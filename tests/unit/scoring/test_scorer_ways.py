@@ -13,8 +13,8 @@ from safetensors.numpy import load_file
 from torch import Tensor
 
 from pddpo_ray.config import Config, FitConfig, ScorerFit, load
-from pddpo_ray.loop.scorer_fits import ScorerOrder, stored_scorer
 from pddpo_ray.records import HARM, LabelledPair, Pair, PolicyVersion, Prompt, Response, Verdict
+from pddpo_ray.scorers.fits import ScorerOrder, stored_scorer
 from pddpo_ray.scoring import head_fits
 from pddpo_ray.scoring.head_fits import DECAYS, best_decay, features_of, fit_head, head_scores, texts_of
 from pddpo_ray.scoring.held_out import REPORT, ScoreRow, rows_of
@@ -115,7 +115,7 @@ def test_a_training_in_a_run_that_is_broken_off_goes_on_and_ends_with_the_same_w
     # texts are short: as many of them a pass as the device likes would be all of them
     monkeypatch.setattr(head_fits, "padded_passes", lambda lengths, tokens: padded_passes(lengths, tokens, 16))
     pairs, unsafe = labelled(120)
-    log = logging.getLogger("pddpo_ray.loop.scorer_fits")
+    log = logging.getLogger("pddpo_ray.scorers.fits")
     before, ended = log.level, []
     log.setLevel(logging.INFO)
     for name, cuts in (("whole", 0), ("cut", 1)):

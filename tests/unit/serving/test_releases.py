@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from pddpo_ray.certificates.release_history import ReleaseEntry, Releases, replay
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.serving.catalog import NotServed, read_catalog, stamp_of
 from pddpo_ray.serving.keys import ApiKeys, Scope
-from pddpo_ray.serving.releases import ReleaseEntry, Releases, replay
 from pddpo_ray.storage.whole_files import JOURNAL
 from tests.support.served_run import SAFE, UNSAFE, ServedRun, make_run
 

@@ -11,6 +11,8 @@ import pytest
 from scipy.stats import binom, kstest
 
 from deploy.serving.measured_traffic import MeasuredTraffic
+from pddpo_ray.certificates.release_history import Releases
+from pddpo_ray.certificates.staging import HOUR_MS, SHARES, Stage, in_unit_interval
 from pddpo_ray.cli.main import main
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal.transactions import Store
@@ -18,8 +20,6 @@ from pddpo_ray.limits.sources import Answer
 from pddpo_ray.serving.alarms import Watched, answering_weights
 from pddpo_ray.serving.catalog import Catalog, read_catalog
 from pddpo_ray.serving.keys import Scope
-from pddpo_ray.serving.releases import Releases
-from pddpo_ray.serving.staging import HOUR_MS, SHARES, Stage, in_unit_interval
 from pddpo_ray.theory.alarm import Alarm
 from tests.support.served_run import SAFE, UNSAFE, ServedRun, make_run
 from tests.unit.serving.test_app import Caller

@@ -14,7 +14,7 @@ from pddpo_ray.config import load
 from pddpo_ray.data.real_text import prepare_real_text
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import Message
-from pddpo_ray.report.exported import renderer_of
+from pddpo_ray.serving.export import renderer_of
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.text.renderer import Renderer
 from pddpo_ray.text.templates import OF_VERSION, TEMPLATES, template_named, with_arguments

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from pddpo_ray.config import SupportConfig
 from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.errors import RunError
-from pddpo_ray.loop.fitting import _warn
+from pddpo_ray.parts.fitting import _warn
 from pddpo_ray.records import Objective, PairRow, PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.masters import forget_masters, write_masters

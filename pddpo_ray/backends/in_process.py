@@ -1,0 +1,108 @@
+"""Backends in this process, for notebooks, tests and small worlds; the same numbers as on Ray."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from scipy.special import expit
+
+from pddpo_ray.backends.backends import Backends
+from pddpo_ray.backends.preflight import given_by_users
+from pddpo_ray.config import Config, TabularWorldConfig
+from pddpo_ray.errors import UserError
+from pddpo_ray.parts.held_limit import held_limits, labelled_limits
+from pddpo_ray.parts.rewards import ComputedReward
+from pddpo_ray.records import Array, LabelledPair, PolicyVersion
+from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.storage.whole_files import ARTIFACTS
+from pddpo_ray.worlds.computed_reward import own_reward
+from pddpo_ray.worlds.exact_evaluation import WorldView, demand_feasible
+from pddpo_ray.worlds.oracle import Oracle
+from pddpo_ray.worlds.table_limits import TableLimits, table_limits
+from pddpo_ray.worlds.tabular import TabularWorld
+from pddpo_ray.worlds.tabular_files import tabular_world
+from pddpo_ray.worlds.tabular_parts import TabularEngine, TabularTrainer
+
+
+def make_backends(config: Config, run_dir: Path) -> Backends:
+    """Backends of the recipe's world. Raises UserError for a world file that is not one."""
+    store = ArtifactStore(run_dir / ARTIFACTS)
+    if isinstance(config.world, TabularWorldConfig):
+        return tabular_backends(config, tabular_world(config.world), store)
+    # Imported here: a tabular run needs neither transformers nor an inference engine.
+    from pddpo_ray.backends.in_process_text import log_linear_backends, text_backends
+
+    if config.policies == "log-linear":
+        return log_linear_backends(config, store)
+    return text_backends(config, store, given_by_users(config, run_dir))
+
+
+def tabular_backends(config: Config, world: TabularWorld, store: ArtifactStore) -> Backends:
+    """Tables in place of a model; features are one-hot and need no whitening."""
+    trainer = TabularTrainer(world, store)
+    limits, reward = limits_on(world, config), config.computed_reward
+    held = labelled_limits(config.stated)
+    if limits is not None:
+        held = held_limits(limits.stated, limits.scales, limits.factors, world.prompts)
+
+    def offline(seed: int) -> list[LabelledPair]:
+        drawn = world.offline(seed, None if world.offline_rows else config.offline.pairs)
+        return drawn + world.unconfined(seed, config.offline.extra)
+
+    return Backends(
+        store=store,
+        trainer=trainer,
+        engines=[TabularEngine(world, store, f"tabular-{index}") for index in range(config.rollout.engines)],
+        labeller=world.labeller(),
+        further_labellers={name: one for name, one in world.further_labellers().items() if name in config.compared},
+        prompts=world.prompts,
+        reference=trainer.reference,
+        baseline=world.baseline_pool,
+        canaries=[world.response(x, 0, f"canary-{x}") for x in range(world.shape[0])],
+        answers=world.answers,
+        prompt_sets=config.prompt_sets,
+        prior=(world.oracle.prior if limits is None else limits.weights).tolist(),
+        offline=offline,
+        features="one-hot",
+        world=tabular_view(world, store, config),
+        held_limits=held,
+        measure=None if limits is None else limits.measure,
+        reward=None if reward is None else ComputedReward(reward, own_reward(world, reward)),
+    )
+
+
+def limits_on(world: TabularWorld, config: Config) -> TableLimits | None:
+    """The recipe's limits on a table; None: feedback labels them. Raises UserError where they do not fit together."""
+    return None if config.labelled else table_limits(world, config.stated, config.prompt_sets)
+
+
+def tabular_view(world: TabularWorld, store: ArtifactStore, config: Config) -> WorldView:
+    """Evaluation reads a policy's table from its artifact. The recipe's limit and beta define the problem."""
+
+    def table(policy: PolicyVersion) -> Array:
+        return np.exp(store.read_tensors(policy.path, policy.sha256)["log_probs"])
+
+    limits = limits_on(world, config)
+    if limits is not None:
+        oracle = limits.oracle(config.beta)
+        return WorldView(oracle, table, world.covered, stages_of_costs=False, logits=world.oracle.cost)
+    first, *others = config.thresholds
+    known = {limit.name: limit for limit in world.oracle.further}
+    unknown = [name for name in others if name not in known]
+    if unknown:
+        costs = f"its further costs are {', '.join(known)}" if known else "it has one cost alone"
+        raise UserError(f"limits.{unknown[0]}: the world has no cost called {unknown[0]}; {costs}")
+    further = tuple(replace(known[name], threshold=config.thresholds[name]) for name in others)
+    oracle = replace(world.oracle, beta=config.beta, threshold=config.thresholds[first], further=further)
+    if config.signal == "unsafe_rate":
+        rates = demand_feasible(of_rates(oracle))
+        return WorldView(rates, table, world.covered, cost_of=world.cost, logits=oracle.cost)
+    return WorldView(demand_feasible(oracle), table, world.covered, cost_of=world.cost)
+
+
+def of_rates(oracle: Oracle) -> Oracle:
+    """The same problem with chances of a label "unsafe" in place of the costs, for limits that are rates."""
+    further = tuple(replace(limit, cost=expit(limit.cost)) for limit in oracle.further)
+    return replace(oracle, cost=expit(oracle.cost), cost_max=1.0, further=further)

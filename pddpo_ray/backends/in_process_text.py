@@ -1,0 +1,222 @@
+"""Backends of the text world in this process: the same trainer and engines that Ray's workers hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from pddpo_ray.backends.backends import Backends
+from pddpo_ray.config import Config, NoWorldConfig
+from pddpo_ray.contracts import Measure, RolloutEngine, TrainerBackend
+from pddpo_ray.data.real_text import PreparedRealText, prepare_real_text
+from pddpo_ray.errors import UserError
+from pddpo_ray.journal.served import KeptPrompt
+from pddpo_ray.limits.sources import Source
+from pddpo_ray.parts.held_limit import held_limits, labelled_limits
+from pddpo_ray.parts.measuring import SourceMeasures
+from pddpo_ray.parts.rewards import ComputedReward
+from pddpo_ray.records import Decoding, PolicyVersion, Prompt, Response
+from pddpo_ray.rollout.checkpoint import tokenizer_fingerprint
+from pddpo_ray.rollout.factory import language_engine
+from pddpo_ray.scoring.limit_sources import source_in_run
+from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.storage.recall import Recall
+from pddpo_ray.training.local import store_reference
+from pddpo_ray.training.recipe_trainer import recipe_trainer
+from pddpo_ray.worlds.computed_reward import own_reward, with_reward
+from pddpo_ray.worlds.exact_evaluation import WorldView
+from pddpo_ray.worlds.log_linear_parts import LogLinearEngine, LogLinearTrainer, Sentences
+from pddpo_ray.worlds.prepared_text import PreparedTextWorld, prepare_text_world
+from pddpo_ray.worlds.table_limits import TableLimits, on_prompts, range_of
+from pddpo_ray.worlds.text_limits import text_limits
+
+Sources = Sequence[Source | None]
+
+
+def text_backends(config: Config, store: ArtifactStore, kept: Sequence[KeptPrompt] = ()) -> Backends:
+    """Trainer, engine, prompts and, on a world, labels and truth. `kept` is what users of the run's endpoint gave."""
+    torch.set_num_threads(config.trainer.threads)
+    prepared = prepare_texts(config, kept)
+    reference = store_reference(store, prepared.reference_folder, prepared.chat_template, config.model.dtype)
+    folder = store.folder(reference.path)
+    temperature = config.policy.temperature
+    trainer = recipe_trainer(config.model, folder, store, reference, temperature=temperature)
+    engine = language_engine(config, f"{config.rollout.engine}-0", folder, store)
+    return text_world_backends(config, store, prepared, reference, trainer, [engine])
+
+
+def log_linear_backends(config: Config, store: ArtifactStore) -> Backends:
+    """The same where weights of features are learned in a network's place. UserError where answers would be cut."""
+    prepared = prepare_text_world(config)
+    grammar, policies = prepared.world.grammar, prepared.log_linear
+    assert policies is not None
+    longest = max(map(len, grammar.answer_ids))
+    if config.rollout.max_tokens < longest:
+        raise UserError(
+            f"rollout.max_tokens={config.rollout.max_tokens} cuts answers, and log-linear policies write whole ones: "
+            f"set it to at least {longest}"
+        )
+    sentences = Sentences(grammar)
+    trainer = LogLinearTrainer(policies, sentences, store, ridge=config.explore.prior_sd**-2)
+    engine = LogLinearEngine(policies, sentences, store, "log-linear-0")
+    made = text_world_backends(config, store, prepared, trainer.reference, trainer, [engine])
+    return replace(made, features="linear", tokenizer="")
+
+
+def prepare_texts(config: Config, kept: Sequence[KeptPrompt] = ()) -> PreparedTextWorld | PreparedRealText:
+    """The recipe's world, or its files of real text; the reference is trained first where the cache has none."""
+    return prepare_real_text(config, kept) if isinstance(config.world, NoWorldConfig) else prepare_text_world(config)
+
+
+def text_world_backends(
+    config: Config,
+    store: ArtifactStore,
+    prepared: PreparedTextWorld | PreparedRealText,
+    reference: PolicyVersion,
+    trainer: TrainerBackend,
+    engines: Sequence[RolloutEngine],
+    recall: Recall | None = None,
+) -> Backends:
+    """What a run on texts needs besides a trainer and engines, which may live anywhere."""
+    explore = config.explore
+    made = Backends(
+        store=store,
+        trainer=trainer,
+        engines=engines,
+        labeller=prepared.labeller(),
+        prompts=prepared.prompts,
+        reference=reference,
+        baseline=(reference, Decoding(top_p=explore.baseline_top_p, max_tokens=config.rollout.max_tokens)),
+        canaries=prepared.canaries(config.rollout.canaries),
+        tokenizer=tokenizer_fingerprint(prepared.reference_folder),
+        offline=prepared.offline if isinstance(prepared, PreparedRealText) else None,
+        offline_unsafe=prepared.unsafe if isinstance(prepared, PreparedRealText) else {},
+        held_out=prepared.held_out if isinstance(prepared, PreparedRealText) else (),
+        benign=prepared.benign if isinstance(prepared, PreparedRealText) else (),
+        certification=prepared.certification if isinstance(prepared, PreparedRealText) else (),
+        served=prepared.served if isinstance(prepared, PreparedRealText) else (),
+        verdicts=prepared.verdicts if isinstance(prepared, PreparedRealText) else (),
+        categories=prepared.categories if isinstance(prepared, PreparedRealText) else {},
+        left_out=prepared.left_out if isinstance(prepared, PreparedRealText) else {},
+        recall=recall,
+        held_limits=labelled_limits(config.stated) if config.labelled else (),
+    )
+    if isinstance(prepared, PreparedRealText):
+        return made if config.labelled else _under_limits_on_files(config, prepared, made)
+    if config.labelled:
+        return replace(made, world=prepared.view(store, config.thresholds["cost"]))
+    return _under_limits(config, store, prepared, made)
+
+
+def world_under_limits(config: Config, prepared: PreparedTextWorld) -> tuple[TableLimits, Sources]:
+    """The recipe's stated limits on a text world, and who measures them; None: the world's own truth.
+
+    Raises UserError for a source that cannot be had.
+    """
+    stated, sources = config.stated, opened_sources(config)
+    truth = text_limits(prepared.world, stated, sources, config.prompt_sets, config.dual.cost_max)
+    reward = config.computed_reward
+    if reward is None or reward.source.kind == "world":
+        return truth, sources
+    return replace(truth, base=with_reward(prepared.world, reward, source_in_run(reward, config.judge))), sources
+
+
+def opened_sources(config: Config) -> Sources:
+    """Who measures each limit, opened. Raises UserError for one that cannot be had."""
+    return [source_in_run(one, config.judge) for one in config.stated]
+
+
+def _with_reward(
+    config: Config, made: Backends, prompts: Sequence[Prompt], *, labels: Measure | None = None,
+    outside: Callable[[Response], bool] = lambda answer: False,
+) -> Backends:  # fmt: skip
+    """The same with the recipe's computed reward, if it has one. `prompts` are all that answers may be given to."""
+    stated = config.computed_reward
+    if stated is None:
+        return made
+    everywhere = {prompt.token_ids: 1.0 for prompt in prompts}
+    measures = SourceMeasures(
+        [stated],
+        [source_in_run(stated, config.judge)],
+        [everywhere],
+        config.dual.cost_max,
+        labels=labels,
+        outside=outside,
+    )
+    return replace(made, reward=ComputedReward(stated, measures), measured_by={**made.measured_by, **measures.versions})
+
+
+def _under_limits_on_files(config: Config, prepared: PreparedRealText, made: Backends) -> Backends:
+    """Limits on real text: each is measured by its source, and nobody knows the truth."""
+    stated, sets = config.stated, prepared.sets
+    weights, factors = on_prompts(stated, sets, np.full(len(prepared.prompts), 1.0 / len(prepared.prompts)))
+    prompts = list(prepared.prompts)
+    if sets is None:
+        # without sets a limit holds on all prompts, those of the offline pairs too
+        prompts = list({one.id: one for one in (*prompts, *(item.pair.prompt for item in prepared.pairs))}.values())
+        # rounds ask users' prompts too, and every limit holds on them
+        prompts = list({one.id: one for one in (*prompts, *prepared.served)}.values())
+        factors = np.ones((len(stated), len(prompts)))
+    held = held_limits(stated, [range_of(one, config.dual.cost_max) for one in stated], factors, prompts)
+    # prompts of the certification set are in no prompt set; certificates measure all of them
+    fresh = {prompt.token_ids: 1.0 for prompt in prepared.certification}
+    acting = [{**one.factors, **fresh} for one in held]
+    measures = SourceMeasures(stated, opened_sources(config), acting, config.dual.cost_max)
+    made = replace(
+        made,
+        prior=weights.tolist(),
+        prompt_sets=sets,
+        held_limits=held,
+        measure=measures,
+        measured_by=measures.versions,
+    )
+    asked = [*prepared.prompts, *prepared.served, *(item.pair.prompt for item in prepared.pairs)]
+    return _with_reward(config, made, asked)
+
+
+def text_view(config: Config, prepared: PreparedTextWorld, store: ArtifactStore) -> WorldView:
+    """A text world as evaluation sees it, under the recipe's limits."""
+    if config.labelled:
+        return prepared.view(store, config.thresholds["cost"])
+    truth, _ = world_under_limits(config, prepared)
+    if truth.unknown:
+        raise UserError(f"this run has no exact truth: nobody knows that of the limit {truth.unknown[0]}")
+    return prepared.view_under(store, truth.oracle(config.beta))
+
+
+def _under_limits(config: Config, store: ArtifactStore, prepared: PreparedTextWorld, made: Backends) -> Backends:
+    """The same under stated limits: who measures, which prompts count, and the truth.
+
+    Raises UserError where the world shows that the limits cannot be kept.
+    """
+    world, (truth, sources) = prepared.world, world_under_limits(config, prepared)
+    if truth.unknown and truth.known.stated:
+        truth.known.demand_feasible()
+    held = held_limits(truth.stated, truth.scales, truth.factors, world.prompts)
+
+    def outside(answer: Response) -> bool:
+        return world.outcome(answer.token_ids) == len(world.grammar.answer_ids)
+
+    measures = SourceMeasures(
+        truth.stated,
+        sources,
+        [one.factors for one in held],
+        config.dual.cost_max,
+        labels=truth.measure,
+        outside=outside,
+    )
+    made = replace(
+        made,
+        prior=truth.weights.tolist(),
+        prompt_sets=config.prompt_sets,
+        world=None if truth.unknown else prepared.view_under(store, truth.oracle(config.beta)),
+        held_limits=held,
+        measure=measures,
+        measured_by=measures.versions,
+    )
+    reward = config.computed_reward
+    own = None if reward is None or reward.source.kind != "world" else own_reward(world, reward)
+    return _with_reward(config, made, world.prompts, labels=own, outside=outside)

@@ -1,0 +1,1 @@
+"""Tests of policies: draws, ledger, margins, the document, and what is released."""

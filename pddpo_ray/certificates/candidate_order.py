@@ -1,0 +1,156 @@
+"""Who is put to the test first: rounds by what the answers of all rounds say about their policies.
+
+A round's own answers tell its rate so badly that the best of many looks far better than it is. Late policies are close
+to each other, so every round's answers count for all of them, by importance weights. Nothing here certifies anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pddpo_ray.backends.backends import Backends
+from pddpo_ray.certificates.ledger import TestedLimit
+from pddpo_ray.certificates.margins import half_width
+from pddpo_ray.certificates.outcome import ORDER
+from pddpo_ray.certificates.testing import first_of_rounds, tested_limits
+from pddpo_ray.config import Config
+from pddpo_ray.journal import JournalReader
+from pddpo_ray.journal.served import PREFIX
+from pddpo_ray.parts.limits import ANSWERS
+from pddpo_ray.records import Array, PolicyVersion, Response
+from pddpo_ray.theory.cost_estimate import share_bounds
+from pddpo_ray.theory.output import in_order_of_test, shortfall
+from pddpo_ray.theory.pooled import pooled_means, pooled_weights
+from pddpo_ray.theory.seeds import generator
+
+MOST_ASKED = 200_000
+"""Log-probabilities that are asked for: every round's policy says that of every answer."""
+
+LogProbs = Callable[[PolicyVersion, Sequence[Response]], Array]
+
+
+def order_of_tests(config: Config, journal: JournalReader, backends: Backends) -> dict[str, Any]:
+    """Rounds in the order in which they are put to the test, with what each is estimated to be worth."""
+    tested = tested_limits(config, {}, first_of_rounds(config))
+    pooled = PooledAnswers(journal, backends.trainer.log_probs, config.seed)
+    estimates: dict[int, dict[str, float]] = {}
+    for step in journal.dual_steps():
+        if step.round < journal.next_round:
+            estimates.setdefault(step.round, {})[step.constraint] = step.estimate.value
+    for one in tested:
+        if one.people is not None:
+            continue  # a model and people together: estimated from the round's own answers
+        means = pooled.mean(*_costs(config, journal, backends, one, pooled.answers))
+        for number, mean in zip(pooled.rounds, means.tolist(), strict=True):
+            estimates.setdefault(number, {})[one.name] = mean
+    reachable, thresholds = certifiable(tested, config.certificate.draws), {one.name: one.limit for one in tested}
+    short = {number: shortfall(estimate, reachable, thresholds) for number, estimate in estimates.items()}
+    # no test looks at the drift: a policy that is too far from the reference by its own estimate is not put to one
+    short |= dict.fromkeys(_drifted(config, journal) & set(short))
+    helpful = _helpfulness(config, journal, backends.trainer.log_probs, pooled)
+    order = in_order_of_test(short, {number: helpful.get(number, float(number) - 1e9) for number in short})
+    return {"order": order, "helpfulness": helpful, "estimates": estimates}
+
+
+class PooledAnswers:
+    """Answers of all finished rounds, evenly many of each, with their weights under every round's policy [K, n]."""
+
+    def __init__(self, journal: JournalReader, log_probs: LogProbs, seed: int) -> None:
+        finished = range(1, journal.next_round)
+        drawn = {number: _of_the_recipe(journal.samples(number, "cost")) for number in finished}
+        self.rounds = [number for number in finished if drawn[number]]
+        each = max(MOST_ASKED // max(len(self.rounds), 1) ** 2, 1)
+        # an even draw: a round's answers may stand prompt by prompt
+        kept = {number: _drawn(drawn[number], each, generator(seed, ORDER, number)) for number in self.rounds}
+        self.answers = [answer for number in self.rounds for answer in kept[number]]
+        authors = [index for index, number in enumerate(self.rounds) for _ in kept[number]]
+        policies = [journal.policies[number - 1] for number in self.rounds]
+        self.log_probs = np.array([log_probs(policy, self.answers) for policy in policies])
+        self.weights = pooled_weights(self.log_probs, authors) if authors else np.zeros((0, 0))
+
+    def mean(self, values: Array, counts: Array | float = 1.0) -> Array:
+        """Means under every policy of values [n] or [K, n]; an answer counts `counts` times [n]. -> [K]"""
+        return pooled_means(self.weights * counts, values)
+
+
+def _of_the_recipe(answers: Sequence[Response]) -> list[Response]:
+    """Those to the recipe's own prompts, which tests draw; users' are not among them."""
+    return [answer for answer in answers if not answer.prompt.id.startswith(PREFIX)]
+
+
+def _drawn(answers: Sequence[Response], most: int, draws: np.random.Generator) -> list[Response]:
+    """All answers, or so many of them, drawn evenly."""
+    if len(answers) <= most:
+        return list(answers)
+    return [answers[index] for index in draws.choice(len(answers), most, replace=False)]
+
+
+def _costs(
+    config: Config, journal: JournalReader, backends: Backends, tested: TestedLimit, answers: Sequence[Response]
+) -> tuple[Array, Array]:
+    """Every answer's cost under a limit as its rounds measured it, nan where nobody was asked, and how much its prompt
+    counts: P_s / P_0. [n], [n]"""
+    if config.labelled:
+        labels = {one.response.id: one for one in journal.safety(constraint=tested.name)}
+        known = [answer.id for answer in answers if answer.id in labels]
+        # a label that was done without says unsafe, as in a test
+        shares = share_bounds([labels[name] for name in known], tested.labels_each)[1]
+        numbers, counts = dict(zip(known, shares.tolist(), strict=True)), np.ones(len(answers))
+    else:
+        names = [one.name for one in backends.held_limits]
+        column, held = names.index(tested.name), backends.held_limits[names.index(tested.name)]
+        numbers = {}
+        for phase in journal.phases(like=ANSWERS):
+            failed = {row for row, at in phase.payload.get("failed", ()) if at == column}
+            for row, (name, costs) in enumerate(zip(phase.payload["ids"], phase.payload["costs"], strict=True)):
+                numbers[name] = tested.high if row in failed else costs[column]
+        counts = np.array([held.factors[answer.prompt.token_ids] for answer in answers])
+    values = tested.draws([numbers.get(answer.id) for answer in answers])
+    return tested.low + values * (tested.high - tested.low), counts
+
+
+def certifiable(tested: Sequence[TestedLimit], draws: int) -> dict[str, float]:
+    """The costs that a test with so many draws certifies four times in five, by limit.
+
+    The most helpful of many candidates that look just good enough is one that looks too good: at the cost that is
+    certified every other time too many of them failed.
+    """
+    return {one.name: one.limit - half_width(one, draws) for one in tested}
+
+
+def _drifted(config: Config, journal: JournalReader) -> set[int]:
+    """Rounds whose estimate is above the limit on the drift."""
+    above = {one.limit.name: one.limit.cost_limit for one in config.stated if one.limit.quantity.kind == "kl"}
+    return {one.round for one in journal.dual_steps() if one.estimate.value > above.get(one.constraint, np.inf)}
+
+
+def _helpfulness(
+    config: Config, journal: JournalReader, log_probs: LogProbs, pooled: PooledAnswers
+) -> dict[int, float]:
+    """E[reward] - beta KL from the reference up to a number that is the same for all policies, by round; {} without a
+    reward policy.
+
+    The reward policy is exp(reward / T) times the reference up to a factor of each prompt, where T is beta, and mu more
+    under a limit on the drift. With T = beta the reference cancels.
+    """
+    rewards = [entry for entry in journal.versions() if entry.stage == "reward" and entry.round > 0]
+    if not rewards or not pooled.answers:
+        return {}
+    last, reference = rewards[-1], next(one.version for one in journal.versions() if one.stage == "reference")
+    beta, temperature = config.beta, config.beta + _drift_multiplier(config, journal, last.round)
+    # where a policy has no weight its log-probability may be -inf
+    own = np.where(pooled.weights > 0, pooled.log_probs, 0.0)
+    values = temperature * log_probs(last.version, pooled.answers) - beta * own
+    if temperature != beta:
+        values -= (temperature - beta) * log_probs(reference, pooled.answers)
+    return dict(zip(pooled.rounds, pooled.mean(values).tolist(), strict=True))
+
+
+def _drift_multiplier(config: Config, journal: JournalReader, round_: int) -> float:
+    """mu in a round: the multiplier of the limit on the drift; 0 without one."""
+    names = [one.limit.name for one in config.stated if one.limit.quantity.kind == "kl"]
+    steps = [one for one in journal.dual_steps() if one.round == round_ and one.constraint in names]
+    return steps[0].multiplier_before if steps else 0.0

@@ -1,0 +1,228 @@
+"""`certificate.json`: a line of the ledger as a statement, with all that is needed to compute it again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pddpo_ray.certificates.groups import group_bounds, group_sentences, groups_of_draws
+from pddpo_ray.certificates.ledger import Candidate, Entry, Finding, Numbers, TestedLimit, read_ledger
+from pddpo_ray.certificates.round_draws import labels_of, shares_of
+from pddpo_ray.certificates.testing import siblings
+from pddpo_ray.config import Config
+from pddpo_ray.errors import UserError
+from pddpo_ray.journal import JournalReader
+from pddpo_ray.journal.identity import open_folder
+from pddpo_ray.parts.mixed_labelling import TOSSED, corrected_numbers
+from pddpo_ray.storage.whole_files import JOURNAL, finite, write_json
+from pddpo_ray.theory.intervals import clopper_pearson
+from pddpo_ray.theory.measured_draws import share_at_clip
+
+Json = dict[str, Any]
+FILE = "certificate.json"
+NUMBERS = ("state", "upper", "lower", "decided_after")
+
+
+def certificate_of(config: Config, run_dir: Path, entry: Entry) -> Json:
+    """The certificate, or why there is none, of a line of the ledger."""
+    with open_folder(run_dir, config.journal) as journal:
+        ledger, run = read_ledger(journal), journal.run_id
+        groups = groups_of_draws(journal, entry)
+    return {
+        "run": run,
+        "recipe": config.digest(),
+        "template": config.template,
+        "state": entry.state,
+        "candidate": entry.candidate.as_json(),
+        "findings": {name: _numbers(finding) for name, finding in entry.findings.items()},
+        "numbers": {name: list(numbers) for name, numbers in entry.numbers.items()},
+        "draws": {name: list(draws) for name, draws in entry.draws.items()},
+        "groups": groups,
+        "by_group": group_bounds(entry, groups),
+        "ledger": [
+            {
+                "number": one.candidate.number,
+                "policy": one.candidate.policy,
+                "state": one.state,
+                "draws": one.count,
+            }
+            for one in ledger
+        ],
+        "siblings": siblings(config, run_dir),
+    }
+
+
+def write_certificate(run_dir: Path, certificate: Json) -> Json:
+    """Writes `certificate.json` into the run's folder; the newest decision stands there."""
+    write_json(run_dir / FILE, certificate)
+    return certificate
+
+
+def sentences(certificate: Json) -> list[str]:
+    """The statement about each limit in English, then what it rests on."""
+    entry = _entry(certificate)
+    number, tested = entry.candidate.number, len(certificate["ledger"])
+    others = ", ".join(certificate["siblings"])
+    beside = f"other runs of its recipe: {others}." if others else "no other run of its recipe is in this folder."
+    by_group = certificate.get("by_group")  # those of an earlier version have none
+    return [
+        *statements(entry),
+        *([] if by_group is None else group_sentences(entry, certificate["groups"], by_group)),
+        f"Candidate {number} of the {tested} that this run has put to the test; {beside}",
+    ]
+
+
+def statements(entry: Entry) -> list[str]:
+    """What a line of the ledger says about each limit, and about which prompts, by whom and how drawn."""
+    candidate, lines = entry.candidate, []
+    for limit in candidate.limits:
+        numbers = entry.numbers[limit.name]
+        lines.append(_sentence(candidate, limit, entry.findings[limit.name], numbers))
+        if limit.kind == "logit" and limit.labelled and limit.people is None and numbers:
+            lines.append(_unsafe_rate(limit, numbers))
+    lines += [f"Estimated only: {reason}." for reason in candidate.estimated]
+    sources = ", ".join(dict.fromkeys(limit.source for limit in candidate.limits))
+    return [*lines, f"About {candidate.statement}; measured by {sources}, at {_decoding(candidate)}."]
+
+
+def _entry(certificate: Json) -> Entry:
+    draws = {name: tuple(ids) for name, ids in certificate["draws"].items()}
+    return Entry(Candidate.from_json(certificate["candidate"]), certificate["numbers"], draws)
+
+
+def verified(file: Path) -> Json:
+    """The certificate, computed again. Raises UserError where a number differs or the run's labels say otherwise."""
+    try:
+        stored = json.loads(file.read_text(encoding="utf-8"))
+        entry = _entry(stored)
+        said, state = stored["findings"], stored["state"]
+    except FileNotFoundError:
+        raise UserError(f"{file} does not exist; `pddpo certify RUN` writes one into the run's folder") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{file} is no certificate: {error!r}") from None
+    if state != entry.state:
+        raise UserError(f"{file} says {state}, its draws say {entry.state}")
+    for name, finding in entry.findings.items():
+        for key, value in _numbers(finding).items():
+            if not _equal(value, said[name].get(key)):
+                raise UserError(f"{file}: {key} of {name} is {said[name].get(key)}, its draws give {value}")
+    groups = stored.get("groups")
+    if groups is not None:
+        _demand_groups(entry, groups, stored.get("by_group"), file)
+    checked = "Computed again from its own draws; the journal does not lie beside it."
+    if (file.parent / JOURNAL).is_file():
+        with open_folder(file.parent) as journal:
+            _demand_labels(journal, entry, file)
+            if groups is not None and finite(groups_of_draws(journal, entry)) != groups:
+                raise UserError(f"{file}: the journal has other prompts or prompt sets of the draws")
+        checked = f"Computed again from the {entry.count} draws and their labels in the journal."
+    return {**stored, "verified": checked}
+
+
+def _demand_groups(entry: Entry, groups: Json, said: Any, file: Path) -> None:
+    """The bounds of every prompt and prompt set follow from the draws."""
+    try:
+        bounds = group_bounds(entry, groups)
+    except (KeyError, ValueError, AttributeError) as error:
+        raise UserError(f"{file} is no certificate: the groups of its draws lack {error}") from None
+    for name, kinds in bounds.items():
+        for kind, lines in kinds.items():
+            stored = said[name][kind] if isinstance(said, dict) and name in said else None
+            if stored is None or len(stored) != len(lines):
+                raise UserError(f"{file}: {name} has other {kind} than its draws")
+            for mine, theirs in zip(lines, stored, strict=True):
+                for key, value in mine.items():
+                    if not _equal(value, theirs.get(key)):
+                        raise UserError(
+                            f"{file}: {key} of {name} over {mine['name']} is {theirs.get(key)}, its draws give {value}"
+                        )
+
+
+def _demand_labels(journal: JournalReader, entry: Entry, file: Path) -> None:
+    """Every draw and its labels are the journal's."""
+    mine = next((one for one in read_ledger(journal) if one.candidate.number == entry.candidate.number), None)
+    if mine is not None and (entry.candidate.rounds or 0) < (mine.candidate.rounds or 0):
+        raise UserError(f"{file} is about fewer rounds than the run beside it has by now: certify once more")
+    if mine is None or mine.candidate != entry.candidate.about({}):
+        raise UserError(f"{file}: the ledger of the run beside it has no such candidate {entry.candidate.number}")
+    for limit in entry.candidate.limits:
+        labelled = _in_journal(journal, mine, limit)
+        if labelled != list(entry.numbers[limit.name]):
+            raise UserError(f"{file}: the journal's labels for {limit.name} are others than the certificate's")
+    if mine.draws != entry.draws:
+        raise UserError(f"{file} has {entry.count} draws, the ledger {mine.count}: certify once more")
+
+
+def _in_journal(journal: JournalReader, entry: Entry, limit: TestedLimit) -> list[float | None]:
+    """The number of each draw, from the labels themselves where labels gave it."""
+    if not limit.labelled:
+        return list(entry.numbers[limit.name])
+    draws = entry.draws[limit.name]
+    shares = shares_of(labels_of(journal, entry, limit.measured_as), draws, limit.labels_each)
+    if limit.people is None:
+        return shares
+    tossed = [row for phase in journal.phases(entry.candidate.round, like=f"{TOSSED}%") for row in phase.payload]
+    by_item = {row["item"]: row for row in tossed}
+    mode = "logit_labels" if limit.kind == "logit" else "unsafe_rate"
+    by_people = dict(zip(draws, shares, strict=True))
+    return corrected_numbers([by_item[draw] for draw in draws], by_people, limit.people, mode, limit.high)
+
+
+def _sentence(candidate: Candidate, limit: TestedLimit, finding: Finding, numbers: Numbers) -> str:
+    confidence = f"{100 * (1 - limit.delta):.3g} % confidence over all candidates of the run"
+    bound, count = limit.stated.bound, len(numbers)
+    over = "" if limit.over is None else f" over {limit.over}"
+    missing = sum(number is None for number in numbers)
+    said = f"{limit.name}: the {_measure(limit)} of {candidate.policy}{over}"
+    lost = "" if not missing else f" {100 * missing / count:.3g} % of the draws have no number and count as the worst."
+    low, high = limit.between(finding.lower, finding.upper)
+    inside, outside = ("above", "below") if limit.at_least else ("below", "above")
+    if finding.state == "certified":
+        end = f"at least {low}" if limit.at_least else f"at most {high}"
+        drawn = f"{count} draws, {finding.decided_after} sufficed"
+        if candidate.rounds is not None:
+            drawn = f"the {count} draws of its {candidate.rounds} rounds themselves"
+        beside = ", which is the limit" if end.endswith(f" {bound}") else f", {inside} the limit {bound}"
+        return f"Certified: {said} is {end}{beside}, with {confidence} ({drawn}).{lost}"
+    if finding.state == "rejected":
+        after = f"({finding.decided_after} draws)"
+        return f"Rejected: {said} is {outside} the limit {bound}, with {confidence} {after}.{lost}"
+    go_on = "ask on with a larger --budget, which spends no further confidence"
+    if candidate.rounds is not None:
+        go_on = "its rounds have no other draws; `pddpo certify` draws anew, as a further candidate"
+    return f"Undecided: {said} lies between {low} and {high} after {count} draws, the limit is {bound}; {go_on}.{lost}"
+
+
+def _measure(limit: TestedLimit) -> str:
+    if limit.kind == "logit":
+        return "mean logit of being unsafe"
+    if limit.labelled:
+        return "share of unsafe answers"
+    return f"{'share' if limit.kind == 'rate' else 'mean'} by {limit.source}"
+
+
+def _unsafe_rate(limit: TestedLimit, numbers: Numbers) -> str:
+    """A logit is hard to read: the share of unsafe labels beside it, and how many answers sit at its clip."""
+    shares = [number for number in numbers if number is not None]
+    low, high = clopper_pearson(sum(shares), len(shares))
+    at_clip, end = 100 * share_at_clip(shares, limit.high), limit.high
+    return (
+        f"{limit.name}: {100 * sum(shares) / len(shares):.3g} % of the labels say unsafe (95 % interval {100 * low:.3g}"
+        f" to {100 * high:.3g} %, looked at once); {at_clip:.3g} % of the answers sit at an end of"
+        f" [-{end:g}, {end:g}], beyond which nothing is certified."
+    )
+
+
+def _decoding(candidate: Candidate) -> str:
+    return ", ".join(f"{name} {value}" for name, value in candidate.decoding.items())
+
+
+def _numbers(finding: Finding) -> Json:
+    return {key: getattr(finding, key) for key in NUMBERS}
+
+
+def _equal(value: Any, other: Any) -> bool:
+    if isinstance(value, float) and isinstance(other, int | float):
+        return abs(value - other) <= 1e-9
+    return bool(value == other)

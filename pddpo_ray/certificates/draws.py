@@ -1,0 +1,214 @@
+"""Draws for a candidate of the ledger: batches of prompts, its answers to them and their labels, until it is decided.
+
+A limit that is certified is asked no further; a limit on a prompt set, and a group that gates, has draws of its own.
+The run's own source labels: a world's truth, models, a judge, or people, who get every batch as one of their queue.
+With a model beside them people are shown a draw by a coin. A world's prompts are drawn anew with replacement for every
+answer; real text has a certification set that nothing else draws from (`certificate.prompts`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+
+from pddpo_ray.backends.backends import Backends, sets_of_prompts
+from pddpo_ray.certificates.groups import SETS as PROMPT_SETS
+from pddpo_ray.certificates.groups import demand_groups
+from pddpo_ray.certificates.ledger import BATCH, Candidate, TestedLimit, line_of
+from pddpo_ray.config import Config
+from pddpo_ray.errors import UserError
+from pddpo_ray.journal import Journal
+from pddpo_ray.parts.labelling import FeedbackController
+from pddpo_ray.parts.mixed_labelling import Asking, MixedFeedbackController
+from pddpo_ray.parts.people_measuring import people_of_limits
+from pddpo_ray.parts.sampling import Proposal, RolloutController
+from pddpo_ray.records import Array, Decoding, Prompt, Response
+from pddpo_ray.rollout.delivery_check import DeliveryCheck
+from pddpo_ray.scorers.labellers import feedback_of
+from pddpo_ray.theory.seeds import generator, seed_of
+
+logger = logging.getLogger(__name__)
+
+DRAWN = "drawn-"
+"""Phase that holds the prompts of a batch, where each is drawn once."""
+
+
+class CandidateDraws:
+    """Draws batches for one candidate. Every draw follows from the seed, the candidate and the batch's name alone."""
+
+    def __init__(self, config: Config, journal: Journal, backends: Backends, candidate: Candidate) -> None:
+        self._config, self._journal, self._backends, self._candidate = config, journal, backends, candidate
+        known = {one.number: one for one in journal.policies}
+        self._versions = [known[one["number"]] for one in candidate.versions]
+        log_probs = backends.trainer.log_probs
+        self._rollout = RolloutController(
+            backends.engines,
+            journal,
+            seed=config.seed,
+            decoding=self._decoding,
+            reference=backends.reference,
+            proposal=Proposal(),
+            log_probs=log_probs,
+            verify=DeliveryCheck(log_probs, backends.canaries, config.rollout.canary_tolerance, backends.tokenizer),
+        )
+        self._groups = sets_of_prompts(backends)
+        self._batch = ""
+        self._feedback = self._labelled()
+        self._people = people_of_limits(config, journal, backends.held_limits, self._groups, "pddpo certify RUN")
+        journal.round = candidate.round
+
+    @property
+    def _decoding(self) -> Decoding:
+        return Decoding(max_tokens=self._config.rollout.max_tokens)
+
+    def _labelled(self) -> FeedbackController:
+        """The run's own feedback; people get every batch of a candidate as a batch of their own."""
+        # models that label were trained before the first round, and are read back from there
+        self._journal.round = 0
+        asking = Asking(part_of=lambda: f"-{self._batch}", go_on="pddpo certify RUN")
+        return feedback_of(self._config, self._journal, self._backends, self._rollout, asking)
+
+    def batch(self, number: int, limits: Sequence[TestedLimit]) -> bool:
+        """A prompt, one of the policies and an answer for each draw of the batch, for each prompt set of these limits.
+
+        Every answer is measured under all limits on its set. False: no prompt is left to draw.
+        """
+        drawn: dict[str, list[str]] = {}
+        numbers: dict[str, list[float | None]] = {}
+        for over in dict.fromkeys(limit.over for limit in limits):
+            mine = [limit for limit in limits if limit.over == over]
+            batch = f"{number}" if over is None else f"{over}-{number}"
+            asked, authors = self._drawn(number, over, mine[0])
+            if not asked:
+                logger.warning("the certification set is used up: every prompt of it was drawn once")
+                return False
+            answers = self._answers(asked, authors, batch)
+            drawn |= {limit.name: [answer.id for answer in answers] for limit in mine}
+            numbers |= self._measured(answers, mine, batch)
+        payload = {"draws": drawn, "numbers": numbers}
+        self._journal.once(f"{BATCH}{number}", lambda: payload)
+        return True
+
+    def _drawn(self, number: int, over: str | None, limit: TestedLimit) -> tuple[list[Prompt], list[int]]:
+        """Prompts of the limit's set, each with its author's index among the candidate's policies."""
+        own = () if over is None else (over,)
+        draws = generator(self._config.seed, "certificate", self._candidate.number, number, *own)
+        if self._backends.certification:
+            return self._of_the_set(draws, "-".join((*own, str(number))), over)
+        prompts, prior = self._backends.prompts, self._backends.prior
+        weights = np.ones(len(prompts)) if prior is None else np.asarray(prior)
+        if limit.part_of is not None:
+            weights = weights * [limit.over in self._groups.get(prompt.id, ()) for prompt in prompts]
+        elif over is not None:
+            held = next(one for one in self._backends.held_limits if one.name == limit.name)
+            weights = weights * [held.factors[prompt.token_ids] for prompt in prompts]
+        chances = None if prior is None and over is None else weights / np.sum(weights)
+        asked = [prompts[index] for index in draws.choice(len(prompts), self._config.certificate.batch, p=chances)]
+        return asked, draws.choice(len(self._versions), self._config.certificate.batch).tolist()
+
+    def _of_the_set(self, draws: np.random.Generator, batch: str, group: str | None) -> tuple[list[Prompt], list[int]]:
+        """Prompts of a group that no fit has seen: drawn with replacement, or (population) each once in the ledger."""
+        prompts, size = self._members(group), self._config.certificate.batch
+        if self._config.certificate.scope == "set":
+            asked = [prompts[index] for index in draws.choice(len(prompts), size)]
+        else:
+            known = {prompt.id: prompt for prompt in prompts}
+            names = self._journal.once(f"{DRAWN}{batch}", lambda: self._not_yet_drawn(prompts))
+            asked = [known[name] for name in names]
+        return asked, draws.choice(len(self._versions), len(asked)).tolist()
+
+    def _members(self, group: str | None) -> list[Prompt]:
+        """The certification set, or its part in a group."""
+        return [one for one in self._backends.certification if group is None or group in self._groups.get(one.id, ())]
+
+    def _not_yet_drawn(self, prompts: Sequence[Prompt]) -> list[str]:
+        """Ids of the next of these prompts that no batch of the ledger has; [] if none is left."""
+        spent = {name for phase in self._journal.phases(like=f"{DRAWN}%") for name in phase.payload}
+        order = generator(self._config.seed, "certification set").permutation(len(prompts))
+        left = [prompts[index].id for index in order if prompts[index].id not in spent]
+        return left[: self._config.certificate.batch]
+
+    def _measured(
+        self, answers: Sequence[Response], limits: Sequence[TestedLimit], batch: str
+    ) -> dict[str, list[float | None]]:
+        """By limit, a number for every answer or None where its source gave none."""
+        held = [one.name for one in self._backends.held_limits]
+        if self._backends.measure is None:
+            self._batch = batch
+            return {limit.name: self._labelled_numbers(answers, limit, batch) for limit in limits}
+        measure = self._backends.measure
+        references: list[Response] = []
+        if any(limit.versus for limit in limits):
+            prompts, reference = [answer.prompt for answer in answers], self._backends.reference
+            references = self._rollout.pool(f"reference-{batch}", prompts, reference, 1, self._decoding)
+        budgets = [one.stated.asking.answers or len(answers) for one in self._backends.held_limits]
+
+        def costs() -> list[list[float | None]]:
+            # budgets are those of a call: a draw that is not measured would count as the worst
+            size = min(budgets)
+            parts = [slice(start, start + size) for start in range(0, len(answers), size)]
+            seeds = [seed_of(self._config.seed, self._journal.round, batch, index) for index in range(len(parts))]
+            measured = [measure(answers[part], seed, references[part]) for part, seed in zip(parts, seeds, strict=True)]
+            costs = np.concatenate([one.relative for one in measured])
+            _demand_within_bounds(limits, costs, held)
+            return [[None if np.isnan(cost) else cost for cost in column] for column in costs.T.tolist()]
+
+        columns = self._journal.once(f"measure-{batch}", costs)
+        numbers = {limit.measured_as: columns[held.index(limit.measured_as)] for limit in limits}
+        if self._people is not None:
+            shares = {limit.measured_as: limit.people for limit in limits}
+            numbers = self._people.of_draws(numbers, answers, references, shares, batch)
+        return {limit.name: numbers[limit.measured_as] for limit in limits}
+
+    def _labelled_numbers(self, answers: Sequence[Response], limit: TestedLimit, batch: str) -> list[float | None]:
+        """Unsafe shares of all answers, or the machine's numbers corrected by people."""
+        feedback = self._feedback
+        if limit.people is not None and isinstance(feedback, MixedFeedbackController):
+            return feedback.corrected(answers, limit.labels_each, limit.measured_as, batch, limit.people)
+        return feedback.unsafe_shares(answers, limit.labels_each, limit.measured_as, batch)
+
+    def _answers(self, prompts: Sequence[Prompt], authors: Sequence[int], batch: str) -> list[Response]:
+        """One answer per prompt, by the policy drawn for it, in the order of drawing."""
+        answers: dict[int, Response] = {}
+        for author, version in enumerate(self._versions):
+            mine = [index for index in range(len(prompts)) if authors[index] == author]
+            if mine:
+                self._rollout.publish(version)
+                purpose = f"certificate-{batch}-{version.number}"
+                drawn = self._rollout.pool(purpose, [prompts[index] for index in mine], version, 1, self._decoding)
+                answers |= dict(zip(mine, drawn, strict=True))
+        return [answers[index] for index in range(len(prompts))]
+
+
+def _demand_within_bounds(limits: Sequence[TestedLimit], costs: Array, held: Sequence[str]) -> None:
+    """Raises UserError for a mean of which an answer measures outside the stated bounds: counted as an end of them, it
+    would say too little about the mean."""
+    for limit in limits:
+        column = costs[:, held.index(limit.measured_as)]
+        outside = column[(column < limit.low) | (column > limit.high)]
+        if limit.kind == "mean" and outside.size:
+            raise UserError(
+                f"limit {limit.name}: an answer measures {limit.amount(float(outside[0]))}, outside its bounds; a"
+                " certificate needs wider `bounds`, which make another limit of it"
+            )
+
+
+def draw_until_decided(config: Config, journal: Journal, backends: Backends, candidate: Candidate, budget: int) -> None:
+    """Batches until the candidate is decided under the limits that are asked about, or has had its budget."""
+    journal.round = candidate.round
+    demand_groups(config, backends)
+    asking = CandidateDraws(config, journal, backends, candidate)
+    if members := sets_of_prompts(backends):
+        journal.once(PROMPT_SETS, lambda: members)
+    asked = {one.name: one.limit for one in candidate.limits}
+    while True:
+        entry = line_of(journal, candidate.number).about(asked)
+        if entry.state != "undecided" or entry.count >= budget:
+            return
+        still = [limit for limit in candidate.limits if entry.findings[limit.name].state == "undecided"]
+        # not from the count of draws: limits that were decided earlier have fewer, and catch up under other bounds
+        done = sum(one.phase.startswith(BATCH) for one in journal.phases(candidate.round))
+        if not asking.batch(done, still):
+            return

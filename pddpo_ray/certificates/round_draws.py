@@ -1,0 +1,164 @@
+"""Mixtures that the rounds' own draws certify: the labels that move the multipliers serve here too.
+
+    ledger: mixture, tails ──► round 1: policy, draws, labels ──► round 2 ──► ... ──► looked at after the last round
+
+Every round draws equally many prompts independently of each other, for its policy alone; the policy may depend on all
+draws before (theory/measured_draws.py). A draw is a prompt: its one answer, or the mean of its answers. Under a limit
+on a prompt set only the draws from that set count. Of a limit that people audit an answer's number is
+f + (xi/q)(y - f), xi for exactly a share q of a round's answers: given which, prod (1 - c Z) over the round is at most
+(1 - c E[y])^n on average, for the logarithm is concave; so the looks at ends of rounds are valid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from pddpo_ray.certificates.ledger import BATCH, Candidate, Entry, Numbers, TestedLimit, enter, mixture_name
+from pddpo_ray.certificates.testing import BESIDE_PEOPLE, decoding_of, estimated_only, tested_limits
+from pddpo_ray.config import Config
+from pddpo_ray.errors import RunError
+from pddpo_ray.journal import Journal, JournalReader
+from pddpo_ray.limits.quantities import Limit
+from pddpo_ray.limits.reading import StatedLimit
+from pddpo_ray.parts.due_labels import rounds_labelled_in
+from pddpo_ray.parts.limits import ANSWERS, ANSWERS_EACH
+from pddpo_ray.parts.people_measuring import Audit
+from pddpo_ray.records import SafetyLabels, Verdict
+from pddpo_ray.theory.cost_estimate import unsafe_shares
+from pddpo_ray.theory.measured_draws import corrected_by_people
+from pddpo_ray.theory.prompt_sets import turns
+
+KNOWN = (Verdict.SAFE, Verdict.UNSAFE)
+STATEMENT = "the run's prompts, drawn independently in every round; the policies were trained on them"
+
+
+def enter_mixtures(config: Config, journal: Journal) -> None:
+    """Writes the recipe's mixtures into the ledger, before round 1. Raises UserError where none could be certified."""
+    before = journal.round
+    audited = {one.limit.name: share_of_round(config, one) for one in config.stated if one.audited is not None}
+    for number, first in enumerate(config.certificate.mixtures, start=1):
+        limits = tuple(_of_rounds(one, audited.get(one.name)) for one in tested_limits(config, {}, number))
+        enter(
+            journal,
+            Candidate(
+                number=number,
+                policy=mixture_name(first, 0),
+                versions=(),
+                limits=limits,
+                decoding=decoding_of(config),
+                statement=STATEMENT,
+                estimated=estimated_only(config),
+                first_round=first,
+            ),
+        )
+    journal.round = before
+
+
+def add_draws_of_round(config: Config, journal: Journal, number: int) -> None:
+    """Adds policy and draws of every round whose labels are there now to every mixture that it belongs to, in the order
+    of the rounds. A closing of rounds."""
+    for labelled in rounds_labelled_in(journal, number):
+        _add_draws(config, journal, labelled)
+    journal.round = number
+
+
+def _add_draws(config: Config, journal: Journal, number: int) -> None:
+    candidates = [candidate for candidate, first in enumerate(config.certificate.mixtures, start=1) if number >= first]
+    if not candidates:
+        return
+    payload = _of_labels(config, journal, number) if config.labelled else _of_limits(config, journal, number)
+    version = journal.policies[number - 1]
+    authors = {answer.policy_version for answer in journal.samples(number, "cost")}
+    if authors != {version.number}:
+        raise RunError(f"round {number}: its answers are those of the versions {sorted(authors)}, not {version.number}")
+    payload["version"] = {"name": version.name, "number": version.number, "sha256": version.sha256}
+    for candidate in candidates:
+        journal.round = -candidate
+        journal.once(f"{BATCH}{number}", lambda: payload)
+
+
+def draws_each_round(config: Config, limit: Limit) -> int:
+    """Draws of a round that count for a limit."""
+    if config.labelled:
+        return config.feedback.responses
+    return len(_positions(config, limit, config.feedback.responses // ANSWERS_EACH))
+
+
+def share_of_round(config: Config, stated: StatedLimit) -> float:
+    """q: the part of a round's answers from the limit's prompt set that an audit shows to people, exactly."""
+    assert stated.audited is not None
+    return min(1.0, stated.audited / (ANSWERS_EACH * draws_each_round(config, stated.limit)))
+
+
+def _of_rounds(tested: TestedLimit, share: float | None) -> TestedLimit:
+    """The test on draws of rounds: people see exactly a share of them, and no coin is tossed."""
+    if share is None or tested.people is None:
+        return tested
+    machine = tested.source.split(BESIDE_PEOPLE)[-1]
+    seen = f"people, who saw {100 * share:.3g} % of each round's answers, drawn evenly{BESIDE_PEOPLE}{machine}"
+    return replace(tested, people=share, source=seen)
+
+
+def mixtures_of(ledger: Sequence[Entry]) -> list[Entry]:
+    """Lines of mixtures that their rounds' own draws certify."""
+    return [entry for entry in ledger if entry.candidate.first_round is not None]
+
+
+def shares_of(labels: Sequence[SafetyLabels], draws: Sequence[str], labels_each: int) -> list[float | None]:
+    """Unsafe share of each draw's answer; None where it has not all of its labels."""
+    whole = [one for one in labels if sum(label in KNOWN for label in one.labels) == labels_each]
+    shares = unsafe_shares(whole, labels_each).tolist() if whole else []
+    by_answer = {one.response.id: share for one, share in zip(whole, shares, strict=True)}
+    return [by_answer.get(draw) for draw in draws]
+
+
+def labels_of(journal: JournalReader, entry: Entry, limit: str) -> list[SafetyLabels]:
+    """The labels that a line's numbers come from: of its own draws, or of its rounds."""
+    first, rounds = entry.candidate.first_round, entry.candidate.rounds
+    numbers = [entry.candidate.round] if first is None or rounds is None else range(first, first + rounds)
+    return [one for number in numbers for one in journal.safety(number, limit)]
+
+
+def _of_labels(config: Config, journal: JournalReader, number: int) -> dict[str, Any]:
+    """Draws by safety labels: an answer each."""
+    draws = [answer.id for answer in journal.samples(number, "cost")]
+    each = config.labels_each
+    shares = {name: shares_of(journal.safety(number, name), draws, each) for name in config.thresholds}
+    return {"draws": dict.fromkeys(shares, draws), "numbers": shares}
+
+
+def _of_limits(config: Config, journal: JournalReader, number: int) -> dict[str, Any]:
+    """Draws by measured costs: a prompt with `ANSWERS_EACH` answers each, which the first one's id names."""
+    (measured,) = (entry.payload for entry in journal.phases(number, like=ANSWERS))
+    draws: dict[str, list[str]] = {}
+    numbers: dict[str, Numbers] = {}
+    own = np.array(measured["costs"], dtype=np.float64)
+    relative = own - np.array(measured.get("against", np.zeros_like(own)), dtype=np.float64)
+    audit = Audit.from_json(measured.get("audit", ()), own.shape)
+    corrected = corrected_by_people(relative, audit.people, audit.asked, np.where(audit.asked, audit.chance, 1.0))
+    for column, stated in enumerate(config.stated):
+        limit = stated.limit
+        costs = [None if np.isnan(cost) else cost for cost in corrected[:, column].tolist()]
+        by_draw = [costs[start : start + ANSWERS_EACH] for start in range(0, len(costs), ANSWERS_EACH)]
+        positions = _positions(config, limit, len(by_draw))
+        draws[limit.name] = [measured["ids"][ANSWERS_EACH * position] for position in positions]
+        numbers[limit.name] = [_mean(by_draw[position]) for position in positions]
+    return {"draws": draws, "numbers": numbers}
+
+
+def _mean(costs: Numbers) -> float | None:
+    """None: an answer of the draw has no number, and so the draw has none."""
+    known = [cost for cost in costs if cost is not None]
+    return sum(known) / len(known) if len(known) == len(costs) else None
+
+
+def _positions(config: Config, limit: Limit, count: int) -> list[int]:
+    """Which of a round's draws are from a limit's prompt set; the same in every round."""
+    sets, over = config.prompt_sets, limit.quantity.over
+    if sets is None or over is None:
+        return list(range(count))
+    return [index for index, turn in enumerate(turns(sets.shares, count)) if sets.names[turn] == over]

@@ -1,0 +1,328 @@
+"""Ask until decided: draws, answers and labels for a candidate until it is certified, rejected or out of budget.
+
+    entry in the ledger ──► batch: prompts ──► answers of the candidate ──► labels ──► look after every draw ──┐
+                              ▲                                                                    undecided   │
+                              └────────────────────────────────────────────────────────────────────────────────┘
+
+What is drawn and who labels it: `certificate_draws`. A sentence says what its prompts are: a world's are all there are,
+and the policy was trained on them; real text has a certification set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from pddpo_ray.backends import in_process
+from pddpo_ray.backends.backends import Backends
+from pddpo_ray.backends.preflight import resumed_run
+from pddpo_ray.certificates.draws import draw_until_decided
+from pddpo_ray.certificates.groups import with_gates
+from pddpo_ray.certificates.ledger import Candidate, Entry, TestedLimit, enter, line_of, mixture_name, read_ledger
+from pddpo_ray.config import Config, MixedFeedback, NoWorldConfig
+from pddpo_ray.errors import UserError
+from pddpo_ray.journal import Journal
+from pddpo_ray.journal.identity import open_folder
+from pddpo_ray.limits.reading import SourceName, StatedLimit
+from pddpo_ray.parts.mixed_labelling import share_of_people
+from pddpo_ray.records import PolicyVersion
+from pddpo_ray.storage.whole_files import JOURNAL
+from pddpo_ray.theory.levels import Allocation
+
+SOURCES = {
+    "world": "the world's truth", "model": "reward and cost models", "judge": "a judge", "people": "people",
+    "mixed": "people",
+}  # fmt: skip
+"""Whom the sentence is about, by `feedback.kind`."""
+
+BESIDE_PEOPLE = ", with "
+"""What stands between people and the machine beside them, where a source is named."""
+
+MakeParts = Callable[[], AbstractContextManager[Backends]]
+
+
+def certify(config: Config, run_dir: Path, policy: str, limits: Mapping[str, float], budget: int) -> Entry:
+    """Puts a policy of a finished run to the test in this process: `ask` on the journal in its folder."""
+    here = config.in_one_process()
+    with opened(config, run_dir) as journal:
+        return ask(config, journal, policy, limits, budget, lambda: closing(in_process.make_backends(here, run_dir)))
+
+
+def opened(config: Config, run_dir: Path) -> Journal:
+    """The journal of a run that is there, to write. Raises UserError where nothing could be certified."""
+    _demand_possible(config)
+    run_id, shared = resumed_run(config, run_dir)
+    recipe = config.model_dump(mode="json")
+    return Journal.open(config.journal or run_dir / JOURNAL, run_id, create=recipe, fixed=shared)
+
+
+def ask(
+    config: Config, journal: Journal, policy: str, limits: Mapping[str, float], budget: int, parts: MakeParts
+) -> Entry:
+    """Puts a policy of a run to the test with at most `budget` draws a limit, and returns its line of the ledger.
+
+    `limits` are other bounds than the recipe's, in the limits' own units. A policy that was tested before goes on where
+    it stopped and spends nothing, whatever the bounds are now; the line is about those that were asked for. `parts`
+    draws and labels, and is entered where there is something to draw. Raises UserError for a policy or limit that the
+    run has not, and where nothing could be certified.
+    """
+    versions = _versions(journal, policy)
+    wanted = with_gates(config, tested_limits(config, limits, len(read_ledger(journal)) + 1))
+    return ask_about(config, journal, versions, wanted, budget, parts)
+
+
+def ask_about(
+    config: Config,
+    journal: Journal,
+    versions: Sequence[PolicyVersion],
+    wanted: tuple[TestedLimit, ...],
+    budget: int,
+    parts: MakeParts,
+    statement: str | None = None,
+) -> Entry:
+    """`ask` about policies that the journal holds, under limits at the level of the ledger's next candidate.
+
+    A `statement` says what prompts the sentence is about where the recipe does not know it, and who measures; under
+    another one the policy is another candidate.
+    """
+    asked = {one.name: one.limit for one in wanted}
+    ledger = [one for one in read_ledger(journal) if statement is None or one.candidate.statement == statement]
+    entry = _same(ledger, versions, wanted, decoding_of(config))
+    if entry is None:
+        candidate = _candidate(journal, config, versions, wanted, statement or _statement(config))
+    else:
+        candidate = entry.candidate.about(asked)
+    line = line_of(journal, candidate.number).about(asked)
+    if line.state != "undecided" or line.count >= budget:
+        return line
+    with parts() as backends:
+        draw_until_decided(config, journal, backends, candidate, budget)
+    return line_of(journal, candidate.number).about(asked)
+
+
+def reason_against(config: Config) -> str | None:
+    """Why nothing of such a run can be certified; None: it can be."""
+    try:
+        _demand_possible(config)
+        tested_limits(config, {}, 1)
+    except UserError as problem:
+        return str(problem)
+    return None
+
+
+def tested_limits(config: Config, limits: Mapping[str, float], number: int) -> tuple[TestedLimit, ...]:
+    """The limits of a candidate, each at the level of candidate `number`; 0 where the fixed shares are used up.
+
+    Raises UserError for a limit that no draws can certify.
+    """
+    unknown = [name for name in limits if name not in config.thresholds]
+    if unknown:
+        raise UserError(f"--limit {unknown[0]}: this run's limits are {', '.join(config.thresholds)}")
+    tested = [_stated(one, limits, number, config) for one in bounded(config) if cannot(one) is None]
+    if not tested:
+        raise UserError("; ".join(estimated_only(config)))
+    for one in tested:
+        if not one.possible:
+            bias = f", a logit's also above -C = {one.low:g} by the bias of {one.labels_each} labels, {one.bias:.2f}"
+            raise UserError(
+                f"limit {one.name} of {one.stated.bound} cannot be certified by any number of draws: it must lie inside"
+                f" the measure's bounds{bias if one.kind == 'logit' else ''}"
+            )
+    return tuple(tested)
+
+
+def estimated_only(config: Config) -> tuple[str, ...]:
+    """The stated limits that no draws can certify, each with its reason."""
+    return tuple(f"{one.limit.name}: {cannot(one)}" for one in bounded(config) if cannot(one))
+
+
+def bounded(config: Config) -> tuple[StatedLimit, ...]:
+    """The stated limits; tokens of an answer are at most those that a run lets it have."""
+    longest = config.rollout.max_tokens
+    return tuple(
+        replace(one, limit=one.limit.within(0.0, longest))
+        if one.source == SourceName("rule", "tokens") and one.limit.cost_range is None
+        else one
+        for one in config.stated
+    )
+
+
+def cannot(one: StatedLimit) -> str | None:
+    """Why a stated limit is estimated only; None: it can be certified."""
+    quantity = one.limit.quantity
+    if quantity.kind == "kl":
+        return "a kl limit is never certified, for its ratio has no bound"
+    if quantity.kind == "mean" and one.source.kind == "model":
+        return "a cost model's mean is estimated only, never certified"
+    if quantity.kind == "mean" and one.limit.cost_range is None:
+        return "a mean without stated bounds is estimated only, never certified; state them, e.g. bounds: [0, 400]"
+    return None
+
+
+def _stated(one: StatedLimit, others: Mapping[str, float], number: int, config: Config) -> TestedLimit:
+    """A limit of `limits:` as it is tested."""
+    limit, quantity = one.limit, one.limit.quantity
+    bound = limit.cost(others[limit.name]) if limit.name in others else limit.cost_limit
+    low, high = limit.cost_range or (-config.dual.cost_max, config.dual.cost_max)
+    level, delta = level_of(config, limit.name, number), config.deltas[limit.name]
+    labels = config.labels_each if config.labelled else one.asking.labels_each or 1
+    source = SOURCES[config.feedback.kind] if config.labelled else str(one.source)
+    people, machine = share_audited(config, one), source
+    if isinstance(config.feedback, MixedFeedback) and config.labelled:
+        people, machine = share_of_people(config.feedback), "a model"
+    if people is not None:
+        source = f"people, asked about {100 * people:.3g} % of the draws by a coin{BESIDE_PEOPLE}{machine} that saw all"
+    return TestedLimit(
+        limit.name, bound, level, delta, quantity.kind, labels, low, high, source, quantity.over, quantity.unit,
+        limit.at_least, labelled=config.labelled, versus=quantity.versus, people=people,
+    )  # fmt: skip
+
+
+def share_audited(config: Config, one: StatedLimit) -> float | None:
+    """q: people see as many of a certificate's draws as of a round's answers to the limit's prompts; None: no audit."""
+    if one.audited is None:
+        return None
+    over = one.limit.quantity.over
+    share = 1.0 if over is None else config.prompts[over].share
+    return min(1.0, one.audited / (share * config.feedback.responses))
+
+
+def level_of(config: Config, name: str, number: int) -> float:
+    """alpha of a limit for the k-th candidate: its part of delta."""
+    given = config.certificate
+    shares = None if given.shares is None else tuple(given.shares)
+    return Allocation(shares).level(config.deltas[name], number)
+
+
+def first_of_rounds(config: Config) -> int:
+    """Number of the first candidate that is no mixture of the recipe's."""
+    return len(config.certificate.mixtures) + 1
+
+
+def siblings(config: Config, run_dir: Path) -> list[str]:
+    """Other runs beside this one with the same recipe but for the seed: who trains until one passes must see it."""
+    mine = {**config.fixed_settings(), "seed": None}
+    siblings = []
+    for folder in sorted(run_dir.parent.iterdir()):
+        if folder != run_dir and (folder / JOURNAL).is_file() and {**_settings_of(folder), "seed": None} == mine:
+            siblings.append(folder.name)
+    return siblings
+
+
+def _settings_of(folder: Path) -> Mapping[str, Any]:
+    """Fixed settings of another run by today's rules, or as they are stored where its recipe is none of today's."""
+    try:
+        with open_folder(folder) as other:
+            stored = other.about
+    except UserError:  # begun this moment, or no journal of a run
+        return {}
+    try:
+        return Config.of_run(stored.recipe).fixed_settings()
+    except ValidationError:
+        return dict(stored.fixed_settings)
+
+
+def _demand_possible(config: Config) -> None:
+    on_sets = [one.limit.name for one in config.stated if one.limit.quantity.over]
+    if config.certificate.prompts and on_sets:
+        raise UserError(
+            f"certificate.prompts: the limit {on_sets[0]} is about a prompt set, and these files are in none; leave"
+            " them out, and the set's own prompts are drawn"
+        )
+
+
+def _versions(journal: Journal, policy: str) -> tuple[PolicyVersion, ...]:
+    """The rounds' policies that a candidate draws from. Raises UserError."""
+    finished = journal.policies[: journal.next_round - 1]
+    names = [f"round-{number}" for number in range(1, len(finished) + 1)]
+    if not finished:
+        raise UserError("no round is finished: there is no policy to certify")
+    if policy == "mixture":
+        return tuple(finished)
+    tails = {f"tail-{first}": tuple(finished[first - 1 :]) for first in range(2, len(finished))}
+    if policy in tails:
+        return tails[policy]
+    wanted = names[-1] if policy == "last" else policy
+    if wanted not in names:
+        known = [f"{names[0]} to {names[-1]}, last", "mixture"]
+        if tails:
+            known.insert(1, f"tail-2 to tail-{len(finished) - 1}")
+        raise UserError(f"--policy {policy}: this run has {', '.join(known[:-1])} and {known[-1]}")
+    return (finished[names.index(wanted)],)
+
+
+def _same(
+    ledger: Sequence[Entry],
+    versions: Sequence[PolicyVersion],
+    wanted: Sequence[TestedLimit],
+    decoding: Mapping[str, Any],
+) -> Entry | None:
+    """The line of the same weights, decoding and measures, whatever their bounds; its level is that of its entry.
+
+    A mixture that its rounds' own draws do not certify under these bounds is drawn from anew.
+    """
+    hashes = [one.sha256 for one in versions]
+    asked = {one.name: one.limit for one in wanted}
+    for entry in ledger:
+        mine = entry.candidate
+        if mine.first_round is not None and entry.about(asked).state != "certified":
+            continue
+        same = [one["sha256"] for one in mine.versions] == hashes and mine.decoding == decoding
+        of_rounds = mine.first_round is not None
+        measures = [[_measure(one, of_rounds) for one in limits] for limits in (mine.limits, wanted)]
+        if same and measures[0] == measures[1]:
+            return entry
+    return None
+
+
+def _measure(limit: TestedLimit, of_rounds: bool) -> TestedLimit:
+    """All of a limit but its bound and its level. Of rounds, the share that people saw is the rounds' own."""
+    own = replace(limit, limit=0.0, level=0.0, delta=0.0, shaped_for=None)
+    return replace(own, people=None, source="people") if of_rounds and own.people is not None else own
+
+
+def _candidate(
+    journal: Journal,
+    config: Config,
+    versions: Sequence[PolicyVersion],
+    limits: tuple[TestedLimit, ...],
+    statement: str,
+) -> Candidate:
+    if not all(one.level for one in limits):
+        raise UserError(
+            "certificate.shares are used up: this run has tested as many candidates, a further one cannot be certified"
+        )
+    first = journal.policies.index(versions[0]) + 1
+    named = versions[0].name if len(versions) == 1 else mixture_name(first, len(versions))
+    return enter(
+        journal,
+        Candidate(
+            number=len(read_ledger(journal)) + 1,
+            policy=named,
+            versions=tuple({"name": one.name, "number": one.number, "sha256": one.sha256} for one in versions),
+            limits=limits,
+            decoding=decoding_of(config),
+            statement=statement,
+            estimated=estimated_only(config),
+        ),
+    )
+
+
+def decoding_of(config: Config) -> dict[str, Any]:
+    """The decoding that is tested."""
+    return {"temperature": config.policy.temperature, "top_p": 1.0, "max_tokens": config.rollout.max_tokens}
+
+
+def _statement(config: Config) -> str:
+    """What prompts the sentence is about, and how they were drawn."""
+    if not config.certificate.prompts:
+        whose = "the run's" if isinstance(config.world, NoWorldConfig) else "the world's"
+        return f"{whose} prompts, drawn with replacement; the policy was trained on them"
+    if config.certificate.scope == "set":
+        return "the prompts of the certification set, drawn with replacement; the policy was not trained on them"
+    return "new prompts like those of the certification set, each drawn once; the policy was not trained on them"

@@ -1,0 +1,42 @@
+"""What a user of the endpoint takes back goes out of the run's folder: database, shards of pairs, report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pddpo_ray.errors import UserError
+from pddpo_ray.journal.served import prompts_of
+from pddpo_ray.journal.transactions import Store
+from pddpo_ray.journal.withdrawing import Withdrawn, withdraw
+from pddpo_ray.parts.preferences import forget_pairs
+from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.storage.whole_files import ARTIFACTS
+
+REPORT = "report.html"
+
+
+def take_back(
+    store: Store,
+    run_dir: Path,
+    *,
+    by: str,
+    reply: str = "",
+    key: str = "",
+    user: str = "",
+    within: str = "",
+    question: bool = True,
+) -> Withdrawn:
+    """Withdraws the prompt of a reply, or all of a key, or all of a user of a key; `within`: of this key's alone.
+    `question`: also what feedback on the reply made people be asked.
+
+    `report.html` shows answers of the run, so it goes too: `pddpo report` makes it again. Raises UserError where
+    nothing is named.
+    """
+    if not (reply or key):
+        raise UserError("say what to withdraw: the id of a reply, a key, or a user together with the key")
+    names = prompts_of(store.engine, store.run, reply=reply, key=key or within, user=user)
+    done = withdraw(store, names, by=by, reply=reply if question else "")
+    forget_pairs(ArtifactStore(run_dir / ARTIFACTS), done.pair_names)
+    if done.samples:
+        (run_dir / REPORT).unlink(missing_ok=True)
+    return done

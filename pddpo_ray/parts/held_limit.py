@@ -1,0 +1,89 @@
+"""A limit of a run: as it is stated, with the range of its measure and the prompts that it acts on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pddpo_ray.limits.reading import StatedLimit
+from pddpo_ray.records import Array, Prompt
+from pddpo_ray.theory.measured_pairs import Tokens
+
+UNSAFE_RATE = "cost/unsafe_rate"
+"""Metric of a round, behind the limit's prefix."""
+OUTSIDE = "cost/outside"
+"""The same: answers that measured outside the stated bounds of a mean; left out where there are none."""
+OPINIONS = ("world", "people", "judge")
+"""Sources whose verdict about an answer may be another one when they are asked again."""
+
+
+@dataclass(frozen=True, eq=False)
+class HeldLimit:
+    """One limit of a run: as it is stated, the length of its measure's range, and which prompts it acts on."""
+
+    stated: StatedLimit
+    scale: float
+    factors: Mapping[Tokens, float]
+    """P_s / P_0 by the prompt's tokens."""
+    labelled: bool = False
+    """Whether feedback labels single answers for it and comparisons teach it; then its `scale` is 1."""
+
+    @property
+    def name(self) -> str:
+        return self.stated.limit.name
+
+    @property
+    def by_comparisons(self) -> bool:
+        return self.labelled or self.stated.limit.quantity.kind == "logit"
+
+    @property
+    def on_drift(self) -> bool:
+        """Whether it is about log policy / reference."""
+        return self.stated.limit.quantity.kind == "kl"
+
+    @property
+    def wins(self) -> bool:
+        """Whether it is a share of wins against the reference's answer."""
+        return self.stated.wins
+
+    @property
+    def difference(self) -> bool:
+        """Whether the measure of the reference's answer is taken off."""
+        return self.stated.limit.quantity.versus == "reference"
+
+    @property
+    def by_people(self) -> bool:
+        """Whether its measures are people's labels, all of them or an audit's."""
+        return self.stated.asks_people and not self.labelled
+
+    @property
+    def by_values(self) -> bool:
+        return not (self.by_comparisons or self.on_drift)
+
+    @property
+    def cost_range(self) -> tuple[float, float] | None:
+        """Lowest and highest cost of one measured answer, of a logit -C and C; None where the bounds are unknown."""
+        return (-self.scale / 2.0, self.scale / 2.0) if self.by_comparisons else self.stated.limit.cost_range
+
+    @property
+    def of_one_opinion(self) -> bool:
+        """Whether a value is a single verdict that might have been another one, so that it hides its own noise."""
+        limit, asking = self.stated.limit, self.stated.asking
+        drawn = self.wins or self.stated.source.kind in OPINIONS
+        return limit.quantity.kind == "rate" and drawn and (asking.labels_each or 1) == 1
+
+
+def labelled_limits(stated: Sequence[StatedLimit]) -> tuple[HeldLimit, ...]:
+    """Limits that feedback labels: their costs are as the labels have them, on all prompts."""
+    return tuple(HeldLimit(one, 1.0, {}, labelled=True) for one in stated)
+
+
+def held_limits(
+    stated: Sequence[StatedLimit], scales: Sequence[float], factors: Array, prompts: Sequence[Prompt]
+) -> tuple[HeldLimit, ...]:
+    """Limits with the ranges of their measures [I] and P_s / P_0 of every prompt [I, X]."""
+    ids = [prompt.token_ids for prompt in prompts]
+    return tuple(
+        HeldLimit(one, scale, dict(zip(ids, row.tolist(), strict=True)))
+        for one, scale, row in zip(stated, scales, factors, strict=True)
+    )

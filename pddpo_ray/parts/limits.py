@@ -1,0 +1,443 @@
+"""A run under stated limits: their stages, the measured answers that teach and estimate them, and the joint dual step.
+
+Limits that comparisons teach have a cost stage each, as in the paper; all limits on measured values share one stage
+after those. Feedback labels single answers for all limits (label_estimates.py), or their own sources measure. An answer
+that was measured, before the first round, for the estimates or in an explored pair, teaches in all later rounds, since
+a measure belongs to the answer alone.
+
+A limit on the drift from the reference (kl) has no stage: its multiplier mu raises the temperature of all stages to
+beta + mu. It is measured on the round's own answers, by what the trainer says of them, and asks nobody.
+
+A limit versus the reference compares every answer with one that the reference gave to the same prompt, drawn anew for
+it. A difference to the reference's measure is taken for the estimates alone: it is the same for all answers to a
+prompt, so that the policy learns from the measure itself.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from pddpo_ray.algorithms.stages import lagrangian_objective
+from pddpo_ray.config.recipe import SIGNALS
+from pddpo_ray.contracts import Dual, Due, Measure, MeasuredCosts, Preferences, Trainer
+from pddpo_ray.errors import RunError
+from pddpo_ray.journal import Journal
+from pddpo_ray.parts.held_limit import OUTSIDE, UNSAFE_RATE, HeldLimit
+from pddpo_ray.parts.label_estimates import LabelEstimates
+from pddpo_ray.parts.measuring import costs_as_json, costs_from_json, with_nulls
+from pddpo_ray.parts.people_measuring import MACHINE, AskedOfPeople, Audit, PeopleOfLimits
+from pddpo_ray.records import Array, CostEstimate, Objective, Pair, PolicyVersion, Prompt, Response
+from pddpo_ray.theory.cost_stage import cost_temperature
+from pddpo_ray.theory.measured_pairs import (
+    LearnedCosts,
+    MeasuredAnswer,
+    Tokens,
+    estimates_on_sets,
+    means_by_people_alone,
+    value_pairs,
+    with_repeated_noise,
+)
+from pddpo_ray.theory.seeds import seed_of
+from pddpo_ray.theory.value_stage import value_scale
+
+logger = logging.getLogger(__name__)
+
+ANSWERS, PAIRS, OFFLINE = "measure-answers", "measure-pairs", "measure-offline"
+REFERENCE = "reference-"
+"""What the purpose of the reference's answers to compare with begins with; the phase they are for follows."""
+REFERENCES = 8
+"""Answers of the reference to one prompt at most, whose mean is taken off before the first round."""
+ANSWERS_EACH = 2
+"""Answers per prompt for the estimates: two tell the variance within a prompt, and are a pair to learn from."""
+
+
+class LimitsController:
+    """What the methods do with stated limits. `window` answers count for adaLag's estimates (None: the round's own).
+    `beta` is the weight of the KL divergence without a limit on the drift; `by_covariance` says whether a step divides
+    by the covariance of the costs.
+
+    `drift` says log policy / reference of answers, each under the policy that wrote it, `log_probs` the log-probability
+    of answers under one policy. [n] `reference` draws one answer of the reference to each of these prompts, for a
+    purpose; once, and again from the journal. `people` measure and audit what the limits leave to them; None: nothing.
+    `due` says whose measures a step takes. `labels` estimate the limits that feedback labels; without `measure` these
+    are all.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        limits: Sequence[HeldLimit],
+        measure: Measure | None,
+        dual: Dual,
+        *,
+        beta: float,
+        by_covariance: bool,
+        drift: Callable[[Sequence[Response]], Array],
+        log_probs: Callable[[PolicyVersion, Sequence[Response]], Array],
+        reference: Callable[[str, Sequence[Prompt]], list[Response]],
+        seed: int,
+        due: Due,
+        labels: LabelEstimates,
+        window: int | None = None,
+        people: PeopleOfLimits | None = None,
+    ) -> None:
+        self._people, self._due, self._labels = people, due, labels
+        self._begun: dict[int, tuple[list[Response | None], Callable[[], MeasuredCosts]]] = {}
+        self._journal, self._limits, self._measure, self._dual = journal, tuple(limits), measure, dual
+        self._beta, self._by_covariance = beta, by_covariance
+        self._drift, self._log_probs = drift, log_probs
+        self._reference, self._seed, self._window = reference, seed, window
+        self._stage: tuple[PolicyVersion, PolicyVersion] | None = None
+        prompts = limits[0].factors
+        self._factors = {prompt: np.array([one.factors[prompt] for one in limits]) for prompt in prompts}
+        self._measured: dict[str, list[MeasuredAnswer]] = {}
+        self._known: set[str] = set()
+        self._prompt_names: dict[Tokens, str] = {}
+        self._read_back()
+
+    # --- learning -----------------------------------------------------------------------------------------------
+
+    @property
+    def on_drift(self) -> bool:
+        """Whether a limit on the drift moves the temperature from round to round."""
+        return any(one.on_drift for one in self._limits)
+
+    @property
+    def temperature(self) -> float:
+        """beta + mu: the weight of the KL divergence in the round's stages."""
+        multipliers = self._dual.multipliers
+        return self._beta + sum(multipliers[one.name] for one in self._limits if one.on_drift)
+
+    def stages(self, trainer: Trainer, preferences: Preferences, policy: PolicyVersion) -> PolicyVersion:
+        """One fit per limit that comparisons teach, each relative to the one before, then one on the measured values of
+        all others. The order changes no exact optimum (paper.md §19).
+
+        Where neither is there, the round's policy is the reward policy itself under a name of its own.
+        """
+        multipliers, weight_of_kl = self._dual.multipliers, self.temperature
+        for limit in self._limits:
+            if limit.by_comparisons:
+                weight = multipliers[limit.name]
+                objective = lagrangian_objective(policy, weight, weight_of_kl)
+                policy = trainer.fit(objective, preferences.cost_of(limit.stated.compared_as))
+        if not any(one.by_values for one in self._limits) and any(one.by_comparisons for one in self._limits):
+            return policy
+        weights = np.array([multipliers[one.name] if one.by_values else 0.0 for one in self._limits])
+        scale = value_scale(weights, self._ranges())
+        rows, margins = value_pairs(self._all(), weights, self._factors, scale)
+        if not rows:
+            if any(one.by_values for one in self._limits):
+                logger.warning(
+                    "round %d: no two answers to a prompt are measured yet: rates and means wait", self._journal.round
+                )
+            scale = 0.0  # the trainer takes the stage's base without a fit
+        temperature = cost_temperature(weight_of_kl, scale)
+        fitted = trainer.fit(Objective("cost", policy, temperature, scale, tuple(margins), values=True), rows)
+        self._stage = (policy, fitted)
+        return fitted
+
+    def _ranges(self) -> Array:
+        """Largest range of each C_i within a prompt."""
+        largest = np.max(list(self._factors.values()), axis=0)
+        return np.array([one.scale for one in self._limits]) * largest
+
+    # --- measuring ----------------------------------------------------------------------------------------------
+
+    def measure_before(self, answers: Sequence[Response]) -> None:
+        """Answers of the offline pairs, by the limits' own sources. Prompts that no set holds have no limit."""
+        known = [answer for answer in answers if answer.prompt.token_ids in self._factors]
+        self._remember(OFFLINE, [(answer, f"{OFFLINE}-{answer.id}") for answer in known])
+
+    @property
+    def before(self) -> list[MeasuredAnswer]:
+        """The measured answers of the offline pairs."""
+        return self._measured[f"{0:06d}-{OFFLINE}"]
+
+    def measure_pairs(self, pairs: Sequence[Pair]) -> None:
+        """Both answers of the round's explored pairs. They teach; estimates leave them out.
+
+        An answer of the baseline may be in pairs of several rounds: it is asked about once.
+        """
+        if self._measure is None:
+            return
+        answers = {answer.id: answer for pair in pairs for answer in (pair.first, pair.second)}
+        new = [answer for name, answer in answers.items() if name not in self._known]
+        self._remember(PAIRS, [(answer, f"{PAIRS}-{answer.id}") for answer in new])
+
+    def open(self, answers: Sequence[Response]) -> None:
+        """People may begin on the round's answers: machines say what they are asked about. Others answer at once."""
+        self._labels.open(answers)
+        if self._people is not None:
+            self._people.open_round(*self._asked_of_people(answers))
+
+    def step(self, answers: Sequence[Response]) -> None:
+        """Measures the answers that are due, estimates every limit and moves all multipliers together.
+
+        Measures that are late move them when they are there, those of several rounds one after another.
+        """
+        for rounds_late, asked in self._due.answers(answers, self._arrived):
+            found, covariance = self._estimated(asked)
+            late = [replace(one, rounds_late=rounds_late) for one in found] if rounds_late else found
+            self._dual.step(late, covariance)
+
+    def _arrived(self, answers: Sequence[Response]) -> bool:
+        """Whether the round's answers can be measured without a wait; a world's measures are as late as they may be."""
+        if any(one.stated.source.kind == "world" and not one.labelled for one in self._limits):
+            return False
+        there = self._people is None or self._people.arrived(*self._asked_of_people(answers))
+        return there and self._labels.arrived(answers)
+
+    def _asked_of_people(self, answers: Sequence[Response]) -> AskedOfPeople:
+        references, measured = self._by_machines_once(ANSWERS, answers)
+        return measured(), answers, references, ANSWERS, seed_of(self._seed, self._journal.round, ANSWERS)
+
+    def estimates(self, answers: Sequence[Response]) -> list[CostEstimate]:
+        return self._estimated(answers)[0]
+
+    def observe(self, answers: Sequence[Response], multiplier: float | None = None) -> None:
+        self._dual.observe(self.estimates(answers), multiplier=multiplier)
+
+    def _estimated(self, answers: Sequence[Response]) -> tuple[list[CostEstimate], Array | None]:
+        """Estimates of all limits, and the covariance of their costs within prompts, if known. -> [I], [I, I]"""
+        if self._measure is None:
+            return self._labels(answers), None
+        draws = [f"{self._journal.round}-{index // ANSWERS_EACH}" for index in range(len(answers))]
+        self._remember(ANSWERS, list(zip(answers, draws, strict=True)))
+        of_answers = np.array([not one.on_drift for one in self._limits])
+        newest = with_repeated_noise(self._newest(), self._all(), of_answers)
+        ends = [one.cost_range for one in self._limits]
+        best, worst = (np.array([np.nan if end is None else end[side] for end in ends]) for side in (0, 1))
+        try:
+            estimates = estimates_on_sets(newest, self._factors, worst, self._learned(answers))
+            safest = estimates_on_sets(newest, self._factors, best)
+        except ValueError as problem:
+            raise RunError(f"round {self._journal.round}: {problem}; draw more (feedback.responses)") from problem
+        errors = np.maximum(estimates.standard_errors, safest.standard_errors)
+        rates = np.array([one.stated.limit.quantity.kind == "rate" for one in self._limits])
+        alone = np.where(rates, means_by_people_alone(newest), np.inf)
+        missing = np.maximum(estimates.means - np.minimum(safest.means, alone), 0.0)
+        found = []
+        for index, limit in enumerate(self._limits):
+            each = limit.stated.asking.labels_each or 1
+            mean, error = float(estimates.means[index]), float(errors[index])
+            kind = limit.stated.limit.quantity.kind
+            mode = "cost_model" if limit.difference else SIGNALS.get(kind, "cost_model")
+            bound = limit.scale / 2.0 if limit.by_comparisons else None
+            within = limit.cost_range if mode == "cost_model" else None
+            count = _answers_behind(newest, index, self._factors)
+            found.append(
+                CostEstimate(
+                    mean, error, count, each, mode, limit.name, cost_max=bound, bounds=within,
+                    missing=float(missing[index]),
+                )
+            )  # fmt: skip
+        return found, estimates.covariance
+
+    def _learned(self, answers: Sequence[Response]) -> LearnedCosts | None:
+        """What the round's stage of values says of its policy's answers; None where no step needs it."""
+        noisy = np.array([one.of_one_opinion for one in self._limits])
+        if self._stage is None or self._window is not None or not (noisy.any() and self._by_covariance):
+            return None
+        base, policy = self._stage
+        if {answer.policy_version for answer in answers} != {policy.number}:
+            return None
+        values = self.temperature * (self._log_probs(base, answers) - self._log_probs(policy, answers))
+        multipliers = self._dual.multipliers
+        weights = np.array([multipliers[one.name] if one.by_values else 0.0 for one in self._limits])
+        return LearnedCosts(np.where(np.isfinite(values), values, np.nan), weights, noisy)
+
+    def _all(self) -> list[MeasuredAnswer]:
+        """Every measured answer so far, in order of rounds."""
+        return self._not_withdrawn(one for phase in sorted(self._measured) for one in self._measured[phase])
+
+    def _not_withdrawn(self, measured: Iterable[MeasuredAnswer]) -> list[MeasuredAnswer]:
+        gone = self._journal.withdrawn
+        return [one for one in measured if self._prompt_names.get(one.prompt) not in gone]
+
+    def _newest(self) -> list[MeasuredAnswer]:
+        """The round's measured answers, or the newest of all rounds so far where a window is given."""
+        rounds = range(1, self._journal.round + 1) if self._window else (self._journal.round,)
+        answers = [one for number in rounds for one in self._measured.get(f"{number:06d}-{ANSWERS}", [])]
+        if self._window is not None:
+            answers = self._not_withdrawn(answers)
+        return answers if self._window is None else answers[-self._window :]
+
+    def _remember(self, phase: str, asked: Sequence[tuple[Response, str]]) -> None:
+        answers = [answer for answer, _ in asked]
+        references, measured = self._by_machines_once(phase, answers)
+        payload = self._journal.once(
+            phase, lambda: self._with_people_and_counts(phase, answers, references, measured())
+        )
+        if phase == ANSWERS:
+            del self._begun[self._journal.round]
+        self._known.update(payload["ids"])
+        self._prompt_names |= {answer.prompt.token_ids: answer.prompt.id for answer in answers}
+        key = f"{self._journal.round:06d}-{phase}"
+        self._measured[key] = _of_payload(payload, [(*one, self._journal.round) for one in asked])
+
+    def _by_machines_once(
+        self, phase: str, answers: Sequence[Response]
+    ) -> tuple[list[Response | None], Callable[[], MeasuredCosts]]:
+        """The reference's answers and what machines measure. Of a round's estimates they are looked at more than once:
+        when people are asked, and when their labels are there."""
+        number = self._journal.round
+        if phase != ANSWERS or number not in self._begun:
+            references = self._references(phase, answers)
+            made = references, self._by_machines(phase, answers, references)
+            if phase != ANSWERS:
+                return made
+            self._begun[number] = made
+        return self._begun[number]
+
+    def _references(self, phase: str, answers: Sequence[Response]) -> list[Response | None]:
+        """A fresh answer of the reference beside each answer that a limit compares with it; [] where none does.
+
+        A difference teaches without it: pairs need none, and before the first round a few of each prompt say where the
+        reference is.
+        """
+        count: Counter[Tokens] = Counter()
+        rows = []
+        for row, answer in enumerate(answers):
+            prompt = answer.prompt.token_ids
+            acting = [one for one in self._limits if one.factors[prompt] > 0]
+            differs = any(one.difference for one in acting)
+            few = phase == OFFLINE and count[prompt] < REFERENCES
+            if any(one.wins and self._compared(one, phase) for one in acting) or (
+                differs and (phase == ANSWERS or few)
+            ):
+                rows.append(row)
+                count[prompt] += 1
+        if not rows:
+            return []
+        drawn = self._reference(f"{REFERENCE}{phase}", [answers[row].prompt for row in rows])
+        beside: list[Response | None] = [None] * len(answers)
+        for row, one in zip(rows, drawn, strict=True):
+            beside[row] = one
+        return beside
+
+    def _compared(self, one: HeldLimit, phase: str) -> bool:
+        """Whether somebody compares the phase's answers with the reference's: people only those that they are asked
+        about."""
+        return phase == ANSWERS or one.stated.source.kind != "people" or one.stated.asking.answers is not None
+
+    def _by_machines(
+        self, phase: str, answers: Sequence[Response], references: Sequence[Response | None]
+    ) -> Callable[[], MeasuredCosts]:
+        """What machines measure. Where people are asked about the same answers it is in the journal before they are."""
+
+        assert self._measure is not None
+        source = self._measure
+
+        def measure() -> MeasuredCosts:
+            return source(answers, seed_of(self._seed, self._journal.round, phase), references)
+
+        if self._people is None or not self._people.asked(for_estimates=phase == ANSWERS):
+            return measure
+        shape = (len(answers), len(self._limits))
+        stored = self._journal.once(f"{MACHINE}{phase}", lambda: costs_as_json(measure()))
+        return lambda: costs_from_json(stored, shape)
+
+    def _with_people_and_counts(
+        self,
+        phase: str,
+        answers: Sequence[Response],
+        references: Sequence[Response | None],
+        measured: MeasuredCosts,
+    ) -> dict[str, Any]:
+        audit, seed = Audit.none(measured.costs.shape), seed_of(self._seed, self._journal.round, phase)
+        if self._people is not None and phase == ANSWERS:
+            audit = self._people.of_round(measured, answers, references, phase, seed)
+        elif self._people is not None:
+            self._people.of_budget(measured, answers, references, phase, seed)
+        counts = {}
+        for index, limit in enumerate(self._limits):
+            if limit.on_drift:
+                if phase == ANSWERS:
+                    measured.costs[:, index] = self._drifts(limit.name, answers)
+            elif limit.stated.limit.quantity.kind != "mean":
+                known = int(np.isfinite(measured.costs[:, index]).sum())
+                if limit.difference:
+                    known += int(np.isfinite(measured.against[:, index]).sum())
+                asked = int((audit.asked & np.isfinite(audit.people))[:, index].sum())
+                counts[f"labels/{limit.name}/{phase}"] = float(known * (limit.stated.asking.labels_each or 1) + asked)
+            prefix = "" if index == 0 else f"{limit.name}/"
+            if phase == ANSWERS and (outside := _outside(limit, measured.costs[:, index])):
+                counts[f"{prefix}{OUTSIDE}"] = float(outside)
+            if phase == ANSWERS and np.isfinite(measured.unsafe[:, index]).any():
+                counts[f"{prefix}{UNSAFE_RATE}"] = float(np.nanmean(measured.unsafe[:, index]))
+        self._journal.add_metrics(counts)
+        return {
+            "ids": [answer.id for answer in answers],
+            "costs": with_nulls(measured.costs),
+            "noise": measured.noise.tolist(),
+            "failed": np.argwhere(measured.failed).tolist(),
+            **({"against": with_nulls(measured.against)} if any(one.difference for one in self._limits) else {}),
+            **({"audit": audit.as_json()} if audit.asked.any() else {}),
+        }
+
+    def _drifts(self, limit: str, answers: Sequence[Response]) -> Array:
+        """log policy / reference of the round's answers. Raises RunError where one is no number. [n]"""
+        drifts = self._drift(answers)
+        if not np.isfinite(drifts).all():
+            worst = answers[int(np.argmin(np.isfinite(drifts)))]
+            raise RunError(
+                f"limit {limit}: answer {worst.id} has no log-probability under the reference or the policy that wrote"
+                " it, so their distance is unknown; check model.dtype and the reference"
+            )
+        return drifts
+
+    def _read_back(self) -> None:
+        """Measured answers of the rounds that were finished before a restart."""
+        finished = [e for e in self._journal.phases(like="measure-%") if 0 < e.round < self._journal.next_round]
+        known = {answer.id: answer for answer in self._journal.samples()} if finished else {}
+        for entry in finished:
+            ids = entry.payload["ids"]
+            self._known.update(ids)
+            named = [f"{entry.round}-{i // ANSWERS_EACH}" if entry.phase == ANSWERS else f"{entry.phase}-{one}"
+                     for i, one in enumerate(ids)]  # fmt: skip
+            asked = [(known[one], draw, entry.round) for one, draw in zip(ids, named, strict=True)]
+            self._prompt_names |= {answer.prompt.token_ids: answer.prompt.id for answer, _, _ in asked}
+            measured = _of_payload(entry.payload, asked)
+            self._measured[f"{entry.round:06d}-{entry.phase}"] = self._not_withdrawn(measured)
+
+
+def _outside(limit: HeldLimit, costs: Array) -> int:
+    """How many answers measured outside the stated bounds of a mean. [n]"""
+    if limit.stated.limit.quantity.kind != "mean" or limit.difference or limit.cost_range is None:
+        return 0
+    low, high = limit.cost_range
+    return int(((costs < low) | (costs > high)).sum())
+
+
+def _answers_behind(measured: Sequence[MeasuredAnswer], index: int, factors: Mapping[Tokens, Array]) -> int:
+    """Answers that an estimate of a limit rests on: those that its source was asked about.
+
+    Of an audit those that people gave: what none of them showed, a machine's word does not rule out.
+    """
+    mine = [one for one in measured if factors[one.prompt][index] > 0]
+    chances = [np.broadcast_to(one.chance, one.costs.shape)[index] for one in mine]
+    if audited := sum(bool(chance > 0) for chance in chances):
+        return audited
+    return sum(bool(np.isfinite(one.costs[index]) or one.failed[index]) for one in mine)
+
+
+def _of_payload(payload: Mapping[str, Any], asked: Sequence[tuple[Response, str, int]]) -> list[MeasuredAnswer]:
+    costs = np.array(payload["costs"], dtype=np.float64)  # null is nan
+    audit = Audit.from_json(payload.get("audit", ()), costs.shape)
+    noise = np.array(payload["noise"])
+    against = np.array(payload.get("against", np.zeros(costs.shape)), dtype=np.float64)
+    failed = np.zeros(costs.shape, dtype=bool)
+    # in runs of versions before, every missing number was a failure
+    for row, column in payload.get("failed", np.argwhere(np.isnan(costs)).tolist()):
+        failed[row, column] = True
+    tables = (costs, noise, failed, against, audit.people, audit.chance)
+    return [
+        MeasuredAnswer(round_, answer.prompt.token_ids, answer.token_ids, draw, *(table[row] for table in tables))
+        for row, (answer, draw, round_) in enumerate(asked)
+    ]

@@ -1,0 +1,295 @@
+"""People as the labeller of a run, alone or beside a model. In mixed feedback the model answers everything, people what
+it is least sure of and a random share.
+
+    costs of all N answers by the model ──► people label the unsure ones and some drawn evenly
+                                        ──► estimate = model's mean + weighted corrections (theory.people_estimates)
+
+However wrong the model is, the cost estimate is unbiased for what people would say about all answers; a good model only
+makes it less noisy. Of the pairs, people's answers stand where they were asked and the model's elsewhere: a wrong model
+costs accuracy of the fits there, never the limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+from scipy.special import expit
+
+from pddpo_ray.annotation.languages import recogniser
+from pddpo_ray.annotation.queue_labeller import Overlap, PeopleLabeller, Waiting
+from pddpo_ray.annotation.queue_rules import Rules
+from pddpo_ray.annotation.risks import RiskOf
+from pddpo_ray.annotation.tell import Teller
+from pddpo_ray.config import AskedPeople, Config, MixedFeedback, QueueConfig, WorldScores
+from pddpo_ray.contracts import Labeller
+from pddpo_ray.errors import RunError
+from pddpo_ray.journal import Journal
+from pddpo_ray.parts.labelling import FeedbackController
+from pddpo_ray.parts.risks import stated_risk
+from pddpo_ray.records import HARM, Array, CostEstimate, LabelledPair, Pair, Response, SafetyLabels
+from pddpo_ray.theory.cost_estimate import Mode, clipped_logit, estimate_from_shares, share_bounds, with_missing
+from pddpo_ray.theory.measured_draws import corrected_by_people
+from pddpo_ray.theory.people_estimates import FromShares, Sample, mixed_from_shares, sample_for_people
+from pddpo_ray.theory.seeds import generator, seed_of
+from pddpo_ray.worlds.truth_by_text import imperfect_model
+
+MODEL = "model"
+PEOPLE = "people"
+TOSSED = "tossed-"
+"""Phase of a batch of a certificate: the model's number of every draw, and whether the coin shows it to people."""
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How people are asked outside a round's own batches."""
+
+    part_of: Callable[[], str] = lambda: ""
+    """Ends the name of a batch where a round has several."""
+    go_on: str = "pddpo train ... --resume"
+    """The command that collects the labels of a run that has parked."""
+
+
+class ScoringModel(Protocol):
+    """A labeller whose scores can be seen; `scoring.labeller.ScoredLabeller` is one."""
+
+    def rewards(self, items: Sequence[Response]) -> Array: ...
+
+    def costs(self, items: Sequence[Response]) -> Array: ...
+
+    def compare(self, pairs: Sequence[Pair], seed: int) -> list[LabelledPair]: ...
+
+
+class MixedFeedbackController(FeedbackController):
+    """Feedback of one constraint, from a model and from people."""
+
+    def __init__(
+        self,
+        name: str,
+        people: Labeller,
+        model: ScoringModel,
+        settings: MixedFeedback,
+        journal: Journal,
+        *,
+        cost_max: float,
+        labels_each: int,
+        signal: Mode,
+        seed: int,
+    ) -> None:
+        super().__init__({name: people}, journal, seed=seed, source=PEOPLE)
+        self._model = model
+        self._settings, self._cost_max = settings, cost_max
+        self._labels_each, self._mode = labels_each, signal
+        self._screened: tuple[list[str], Array, Sample] | None = None
+
+    def open_safety(self, items: Sequence[Response], labels_each: int) -> None:
+        """The model screens the items; people may begin with those that they are asked about."""
+        super().open_safety(self._asked(items), labels_each)
+
+    def safety(self, items: Sequence[Response], labels_each: int, name: str) -> list[SafetyLabels]:
+        """Exactly `labels_each` labels by people of the items that they are asked about; the others get none."""
+        return super().safety(self._asked(items), labels_each, name)
+
+    def estimate_cost(self, verdicts: Sequence[SafetyLabels]) -> CostEstimate:
+        """The round's estimate from the labels that `safety` returned. Raises RunError when labels are missing."""
+        if self._screened is None:
+            raise RunError("mixed feedback: an estimate was asked for before any labels")
+        names, costs, sample = self._screened
+        index_of = {name: index for index, name in enumerate(names)}
+        asked = [index_of[item.response.id] for item in verdicts]
+        if sorted(asked) != np.flatnonzero(sample.asked).tolist():
+            raise RunError(f"mixed feedback: {len(asked)} answers have labels, {int(sample.asked.sum())} were asked")
+        safest, worst = (
+            self._from_shares(asked, given, costs, sample) for given in share_bounds(verdicts, self._labels_each)
+        )
+        return with_missing(safest, worst)
+
+    def corrected(
+        self, items: Sequence[Response], labels_each: int, constraint: str, batch: str, share: float
+    ) -> list[float | None]:
+        """f + (xi/q)(y - f) of every item, q = `share`, as a cost; one of several batches of a round.
+
+        The coins xi are independent of all else. None where people were to be asked and gave no whole set of labels.
+        """
+        rows = self._journal.once(f"{TOSSED}{batch}", lambda: self._tossed(items, batch, share))
+        asked = [item for item, row in zip(items, rows, strict=True) if row["asked"]]
+        shares = self.unsafe_shares(asked, labels_each, constraint, batch) if asked else []
+        by_item = {item.id: share for item, share in zip(asked, shares, strict=True)}
+        return corrected_numbers(rows, by_item, share, self._mode, self._cost_max)
+
+    def _tossed(self, items: Sequence[Response], batch: str, share: float) -> list[dict[str, str | float | bool]]:
+        coins = generator(self._seed, "people of a certificate", self._journal.round, batch).random(len(items)) < share
+        machine = self._signal(self._model.costs(items))
+        return [
+            {"item": item.id, "machine": float(value), "asked": bool(asked)}
+            for item, value, asked in zip(items, machine, coins, strict=True)
+        ]
+
+    def _from_shares(self, asked: Sequence[int], given: Array, costs: Array, sample: Sample) -> CostEstimate:
+        """The estimate from the unsafe shares of the items that were asked about."""
+        shares = np.full(len(costs), np.nan)
+        shares[asked] = given
+        return mixed_from_shares(
+            self._signal(costs),
+            shares,
+            sample,
+            labels_each=self._labels_each,
+            cost_max=self._cost_max,
+            mode=self._mode,
+        )
+
+    def _signal(self, costs: Array) -> Array:
+        """The model's costs on the scale of what is averaged."""
+        if self._mode == "unsafe_rate":
+            return np.asarray(expit(costs), dtype=np.float64)
+        return np.clip(costs, -self._cost_max, self._cost_max)
+
+    def _asked(self, items: Sequence[Response]) -> list[Response]:
+        """The items that people are asked about; the model screens the answers of a round once."""
+        names = [item.id for item in items]
+        if self._screened is None or self._screened[0] != names:
+            rows = self._journal.once("screen", lambda: self._screen(items))
+            if [row["item"] for row in rows] != names:
+                raise RunError(f"round {self._journal.round}: the answers are not those that the model screened")
+            shown = np.array([row["asked"] for row in rows], dtype=bool)
+            sample = Sample(shown, np.array([row["chance"] for row in rows]))
+            self._screened = names, np.array([row["cost"] for row in rows]), sample
+        return [item for item, one in zip(items, self._screened[2].asked, strict=True) if one]
+
+    def _screen(self, items: Sequence[Response]) -> list[dict[str, str | float | bool]]:
+        """The model's cost of every answer, and whom people are asked about."""
+        costs = self._model.costs(items)
+        sample = self._sample(costs, self._settings.unsure, self._settings.random, "screen")
+        self._journal.add_metrics(
+            {"mixed/model_cost": float(self._signal(costs).mean()), "mixed/asked": float(sample.asked.sum())}
+        )
+        return [
+            {"item": item.id, "cost": float(cost), "chance": float(chance), "asked": bool(asked)}
+            for item, cost, chance, asked in zip(items, costs, sample.chances, sample.asked, strict=True)
+        ]
+
+    def _collect_comparisons(self, pairs: Sequence[Pair]) -> int:
+        """People's answers where they are asked, the model's for all other pairs; the journal tells them apart."""
+        sample = self._sample(
+            self._margins(pairs), self._settings.pairs_unsure, self._settings.pairs_random, "screen-pairs"
+        )
+        shown = [pair for pair, asked in zip(pairs, sample.asked, strict=True) if asked]
+        rest = [pair for pair, asked in zip(pairs, sample.asked, strict=True) if not asked]
+        answered = self._ask_to_compare(shown, HARM) if shown else {}
+        by_model = self._model.compare(rest, seed_of(self._seed, self._journal.round, "compare-model")) if rest else []
+        self._journal.add_pair_labels([answered[pair.id] for pair in shown], PEOPLE)
+        self._journal.add_pair_labels(by_model, MODEL)
+        self._journal.add_metrics({"mixed/pairs_asked": float(len(shown))})
+        return len(pairs)
+
+    def _margins(self, pairs: Sequence[Pair]) -> Array:
+        """How sure the model is of a pair: the smaller of its differences in reward and in cost. -> [n]"""
+        sides = [pair.first for pair in pairs] + [pair.second for pair in pairs]
+        rewards, costs = self._model.rewards(sides), self._model.costs(sides)
+        count = len(pairs)
+        return np.minimum(np.abs(rewards[:count] - rewards[count:]), np.abs(costs[:count] - costs[count:]))
+
+    def _sample(self, margins: Array, unsure: int, random: int, purpose: str) -> Sample:
+        """A score of 0 (safe or unsafe, one or the other) is where the model is least sure."""
+        seed = [self._seed, seed_of(self._seed, self._journal.round, purpose)]
+        return sample_for_people(-np.abs(margins), unsure=unsure, random=random, seed=seed)
+
+
+def corrected_numbers(
+    rows: Sequence[Mapping[str, Any]], shares: Mapping[str, float | None], share: float, mode: str, cost_max: float
+) -> list[float | None]:
+    """f + (xi/q)(y - f) of each row of `TOSSED` as a cost, from people's unsafe shares by item. [n] -> [n]"""
+    given = np.array([np.nan if shares.get(row["item"]) is None else shares[row["item"]] for row in rows], dtype=float)
+    people = clipped_logit(given, cost_max) if mode == "logit_labels" else given
+    machine, asked = [row["machine"] for row in rows], [row["asked"] for row in rows]
+    numbers = corrected_by_people(machine, people, asked, share)
+    return [None if np.isnan(number) else number for number in numbers.tolist()]
+
+
+def share_of_people(settings: MixedFeedback) -> float:
+    """q: people see as many of a certificate's draws as of a round's answers."""
+    return (settings.unsure + settings.random) / settings.responses
+
+
+def people_labeller(
+    config: Config,
+    journal: Journal,
+    *,
+    asking: Asking | None = None,
+    risk_of: RiskOf | None = None,
+) -> PeopleLabeller:
+    """Asks in the journal's present round; what it says about people is kept as metrics of that round."""
+    settings, asking = config.feedback, asking or Asking()
+    assert isinstance(settings, AskedPeople)
+    each = min(settings.overlap_each, config.labels_each) if config.labelled else settings.overlap_each
+    return PeopleLabeller(
+        journal.engine,
+        journal.run_id,
+        lambda: journal.round,
+        rules_of(settings),
+        waiting_of(settings),
+        overlap=Overlap(settings.overlap, each),
+        estimate=_estimate(config),
+        risk_of=risk_of,
+        language_of=recogniser(settings.languages) if settings.languages else None,
+        record=journal.add_metrics,
+        part_of=asking.part_of,
+        go_on=asking.go_on,
+        tell=None if settings.tell is None else Teller(settings.tell, journal.run_id),
+    )
+
+
+def mixed_feedback(
+    constraint: str,
+    config: Config,
+    journal: Journal,
+    model: ScoringModel | None = None,
+    asking: Asking | None = None,
+    categories_of: Mapping[str, Sequence[str]] | None = None,
+) -> MixedFeedbackController:
+    """A model and people together, as the recipe divides the work; no model: scores with errors from the truth.
+
+    `categories_of` names each prompt's categories by its id. Raises UserError for a stated risk of none of them.
+    """
+    settings = config.feedback
+    assert isinstance(settings, MixedFeedback)
+    if model is None:
+        assert isinstance(settings.model, WorldScores)
+        model = imperfect_model(config, noise=settings.model.noise, bias=settings.model.bias)
+    risk_of = stated_risk(config, categories_of or {}, _unsafe_chance(model))
+    people = people_labeller(config, journal, asking=asking, risk_of=risk_of)
+    return MixedFeedbackController(
+        constraint,
+        people,
+        model,
+        settings,
+        journal,
+        cost_max=config.dual.cost_max,
+        labels_each=config.labels_each,
+        signal=config.signal,
+        seed=config.seed,
+    )
+
+
+def _unsafe_chance(model: ScoringModel) -> RiskOf:
+    """What the model thinks of an answer, for people who opted out of harmful texts."""
+    return lambda items: expit(model.costs(items)).tolist()
+
+
+def rules_of(settings: QueueConfig) -> Rules:
+    """The queue's rules, the same in the run and in the service."""
+    return Rules(lease_s=settings.lease_s, gold_rate=settings.gold_rate)
+
+
+def waiting_of(settings: QueueConfig) -> Waiting:
+    """How long a run waits for people."""
+    waiting = Waiting(settings.deadline_s, settings.park_after_s, settings.missing == "decide", settings.poll_s)
+    return waiting if settings.tell is None else replace(waiting, tell_after_s=settings.tell.after_s)
+
+
+def _estimate(config: Config) -> FromShares:
+    return lambda shares: estimate_from_shares(
+        shares, labels_each=config.labels_each, cost_max=config.dual.cost_max, mode=config.signal
+    )

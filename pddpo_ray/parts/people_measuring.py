@@ -1,0 +1,442 @@
+"""People in the measuring of a run's limits: as a limit's source, or as auditors of what a machine measured.
+
+    answers ──► machine sources ──► people, by limit: all answers of the round that their limit acts on, or `audited`
+                                    of them drawn evenly ──► costs, and what corrects the machine's
+
+Each limit's questions are a batch of the annotation queue that is called like the phase, e.g. measure-answers-brand.
+All batches open before the first is waited for. Machines' numbers are in the journal by then, so that a run which parks
+asks nobody twice, neither people nor a judge.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pddpo_ray.annotation.questions import (
+    UNKNOWN_RISK,
+    Question,
+    better_question,
+    number_question,
+    safety_question,
+)
+from pddpo_ray.annotation.queue_labeller import PeopleLabeller, Waiting
+from pddpo_ray.annotation.risks import RiskOf
+from pddpo_ray.annotation.tell import Teller
+from pddpo_ray.config import Config
+from pddpo_ray.contracts import MeasuredCosts
+from pddpo_ray.errors import UserError
+from pddpo_ray.journal import Journal
+from pddpo_ray.limits.asked_people import PeoplesQuestion, peoples_question
+from pddpo_ray.limits.reading import StatedLimit
+from pddpo_ray.limits.sources import chosen_for, within_budget
+from pddpo_ray.parts.held_limit import HeldLimit
+from pddpo_ray.parts.measuring import Tokens, cost_of_value
+from pddpo_ray.parts.mixed_labelling import TOSSED, rules_of, waiting_of
+from pddpo_ray.parts.risks import stated_risk
+from pddpo_ray.records import Array, Response
+from pddpo_ray.theory.cost_estimate import estimate_from_shares
+from pddpo_ray.theory.intervals import bounded_interval
+from pddpo_ray.theory.measured_draws import corrected_by_people
+from pddpo_ray.theory.seeds import generator
+
+logger = logging.getLogger(__name__)
+
+MACHINE = "machine-"
+"""What the phase of machines' numbers begins with, before people are asked about the same answers."""
+Numbers = list[float | None]
+References = Sequence[Response | None]
+AskedOfPeople = tuple[MeasuredCosts, Sequence[Response], References, str, int]
+"""What machines measured, of which answers, with the reference's beside them; the phase, and the seed of who is asked.
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class Audit:
+    """People's costs of answers that a machine measured, nan: they gave none; and the chance that people were asked,
+    where they were, 0: they were not. [n, I] each"""
+
+    people: Array
+    chance: Array
+
+    @property
+    def asked(self) -> NDArray[np.bool_]:
+        return self.chance > 0
+
+    @classmethod
+    def none(cls, shape: tuple[int, int]) -> Audit:
+        return cls(np.zeros(shape), np.zeros(shape))
+
+    def as_json(self) -> list[list[Any]]:
+        """[row, column, people's cost or null, chance] of every answer that people were asked about."""
+        rows = np.argwhere(self.asked).tolist()
+        return [
+            [row, column, None if np.isnan(self.people[row, column]) else float(self.people[row, column]),
+             float(self.chance[row, column])]
+            for row, column in rows
+        ]  # fmt: skip
+
+    @classmethod
+    def from_json(cls, stored: Sequence[Sequence[Any]], shape: tuple[int, int]) -> Audit:
+        audit = cls.none(shape)
+        for row, column, cost, chance in stored:
+            audit.people[row, column] = np.nan if cost is None else cost
+            audit.chance[row, column] = chance
+        return audit
+
+
+def people_of_limits(
+    config: Config,
+    journal: Journal,
+    held: Sequence[HeldLimit],
+    categories_of: Mapping[str, Sequence[str]],
+    go_on: str = "pddpo train ... --resume",
+) -> PeopleOfLimits | None:
+    """Who asks people about the limits of a run; None: nobody has to be asked.
+
+    `categories_of` names each prompt's categories and sets by its id, for the recipe's `risk_by_category`.
+    """
+    if not any(one.by_people for one in held):
+        return None
+    stated, acting = [one.stated for one in held], [one.factors for one in held]
+    if config.certificate.mixtures:
+        _demand_sets_apart(config, held)
+    return PeopleOfLimits(journal, stated, acting, config, risk_of=stated_risk(config, categories_of), go_on=go_on)
+
+
+def _demand_sets_apart(config: Config, held: Sequence[HeldLimit]) -> None:
+    """Raises UserError where a round's audit is of another number of answers each time: sets with common prompts."""
+    for one in held:
+        over = one.stated.limit.quantity.over
+        if one.stated.audited is None or over is None:
+            continue
+        alone = 1.0 / config.prompts[over].share
+        if not all(factor == 0 or np.isclose(factor, alone) for factor in one.factors.values()):
+            raise UserError(
+                f"certificate.mixtures: prompts of `{over}` are in another set too, so that an audit under"
+                f" {one.stated.where} has another share of the answers in every round; leave mixtures out, and `pddpo"
+                " certify RUN --policy mixture` draws anew"
+            )
+
+
+class PeopleOfLimits:
+    """Asks people what a run's limits want of them. `acting` has P_s / P_0 of each limit by the prompt's tokens."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        stated: Sequence[StatedLimit],
+        acting: Sequence[Mapping[Tokens, float]],
+        config: Config,
+        *,
+        risk_of: RiskOf | None = None,
+        go_on: str = "pddpo train ... --resume",
+    ) -> None:
+        self._journal, self._stated, self._acting, self._risk_of = journal, tuple(stated), tuple(acting), risk_of
+        self._cost_max, self._seed = config.dual.cost_max, config.seed
+        self._mixtures = bool(config.certificate.mixtures)
+        self._questions = {column: one for column, each in enumerate(stated) if (one := peoples_question(each))}
+        self._budgeted = [
+            column
+            for column in self._questions
+            if stated[column].audited is None
+            and stated[column].asking.answers is not None
+            and stated[column].limit.quantity.kind != "logit"  # comparisons teach it
+        ]
+        waiting, rules = waiting_of(config.queue), rules_of(config.queue)
+        self._labellers = {
+            column: PeopleLabeller(
+                journal.engine,
+                journal.run_id,
+                lambda: journal.round,
+                rules,
+                _until(waiting, stated[column]),
+                estimate=partial(
+                    estimate_from_shares,
+                    labels_each=question.labels_each,
+                    cost_max=config.dual.cost_max,
+                    mode="logit_labels" if stated[column].limit.quantity.kind == "logit" else "unsafe_rate",
+                ),
+                record=journal.add_metrics,
+                go_on=go_on,
+                tell=None if config.queue.tell is None else Teller(config.queue.tell, journal.run_id),
+            )
+            for column, question in self._questions.items()
+        }
+
+    # --- in a round -----------------------------------------------------------------------------------------------
+
+    def asked(self, *, for_estimates: bool) -> bool:
+        """Whether anybody is asked about answers of the estimates, or about those that only teach."""
+        return bool(self._questions if for_estimates else self._budgeted)
+
+    def of_round(
+        self, measured: MeasuredCosts, answers: Sequence[Response], references: References, phase: str, seed: int
+    ) -> Audit:
+        """Fills in what people measure, and returns what their audits say, of the answers of a round's estimates.
+
+        `references` are the reference's answers beside them; [] where none is compared.
+        """
+        audit = Audit.none(measured.costs.shape)
+        chances, asked, questions = self._of_round(measured, answers, references, seed)
+        self._open(questions, phase)
+        for column, rows in asked.items():
+            if not rows:
+                continue
+            shares = self._ask(column, questions[column], phase)
+            if self._stated[column].audited is None:
+                self._fill(measured, column, rows, shares)
+                continue
+            audit.people[rows, column] = self._costs(column, shares)
+            audit.chance[rows, column] = chances[column]
+            self._say(column, measured.costs[rows, column], audit.people[rows, column])
+        return audit
+
+    def open_round(
+        self, measured: MeasuredCosts, answers: Sequence[Response], references: References, phase: str, seed: int
+    ) -> None:
+        """Opens the batches that `of_round` waits for, so that people can begin."""
+        self._open(self._of_round(measured, answers, references, seed)[2], phase)
+
+    def arrived(
+        self, measured: MeasuredCosts, answers: Sequence[Response], references: References, phase: str, seed: int
+    ) -> bool:
+        """Whether `of_round` has nothing to wait for."""
+        questions = self._of_round(measured, answers, references, seed)[2]
+        return all(
+            self._labellers[column].about_arrived(mine, self._questions[column].labels_each, self._batch(column, phase))
+            for column, mine in questions.items()
+            if mine
+        )
+
+    def _of_round(
+        self, measured: MeasuredCosts, answers: Sequence[Response], references: References, seed: int
+    ) -> tuple[dict[int, float], dict[int, list[int]], dict[int, list[Question]]]:
+        """By limit: the chance that an answer is audited, the rows that people are asked about, and the questions."""
+        chances, asked = self._audited_in_round(measured, answers, seed)
+        asked |= {
+            column: self._asked_in_round(column, answers, seed) for column in self._questions if column not in asked
+        }
+        return chances, asked, self._questions_about(asked, answers, references)
+
+    def of_budget(
+        self, measured: MeasuredCosts, answers: Sequence[Response], references: References, phase: str, seed: int
+    ) -> None:
+        """Fills in what people measure of answers that only teach: where a limit has a budget (`answers`) for them."""
+        asked = {column: self._asked_in_round(column, answers, seed) for column in self._budgeted}
+        questions = self._questions_about(asked, answers, references)
+        self._open(questions, phase)
+        for column, rows in asked.items():
+            if rows:
+                self._fill(measured, column, rows, self._ask(column, questions[column], phase))
+
+    def _questions_about(
+        self, asked: Mapping[int, Sequence[int]], answers: Sequence[Response], references: References
+    ) -> dict[int, list[Question]]:
+        """By limit, the question about each of these rows."""
+        others = references or [None] * len(answers)
+        risks = [UNKNOWN_RISK] * len(answers) if self._risk_of is None else self._risk_of(answers)
+        return {
+            column: [
+                replace(_about(self._questions[column], answers[row], others[row]), risk=risks[row]) for row in rows
+            ]
+            for column, rows in asked.items()
+        }
+
+    def _audited_in_round(
+        self, measured: MeasuredCosts, answers: Sequence[Response], seed: int
+    ) -> tuple[dict[int, float], dict[int, list[int]]]:
+        """By audited limit, the chance of an answer to be shown to people, and the rows that are.
+
+        Where the rounds certify mixtures, so many of all answers are drawn, so that the chance is the same in every
+        round, and those without a number by the machine are not asked about.
+        """
+        chances, asked = {}, {}
+        for column in self._questions:
+            stated = self._stated[column]
+            if stated.audited is not None:
+                rows = self._auditable(column, measured, answers)
+                drawn_from = self._acted_on(column, answers) if self._mixtures else rows
+                chosen = chosen_for(f"{stated.limit.name}, audited", len(drawn_from), stated.audited, seed)
+                shown = {drawn_from[index] for index in chosen}
+                asked[column] = [row for row in rows if row in shown]
+                chances[column] = len(shown) / max(len(drawn_from), 1)
+        return chances, asked
+
+    def _asked_in_round(self, column: int, answers: Sequence[Response], seed: int) -> list[int]:
+        """Rows of the answers that people are asked about, as the source of a limit."""
+        stated, name = self._stated[column], self._stated[column].limit.name
+        rows = self._acted_on(column, answers)
+        prompts = [answers[row].prompt.id for row in rows]
+        return [rows[index] for index in within_budget(name, prompts, stated.asking.answers, seed)]
+
+    def _auditable(self, column: int, measured: MeasuredCosts, answers: Sequence[Response]) -> list[int]:
+        """Answers with a number by the machine: one without counts as the worst, whatever people say."""
+        return [row for row in self._acted_on(column, answers) if np.isfinite(measured.costs[row, column])]
+
+    def _acted_on(self, column: int, answers: Sequence[Response]) -> list[int]:
+        acting = self._acting[column]
+        return [row for row, one in enumerate(answers) if acting.get(one.prompt.token_ids, 0.0) > 0]
+
+    def _fill(self, measured: MeasuredCosts, column: int, rows: Sequence[int], shares: Sequence[float | None]) -> None:
+        stated = self._stated[column]
+        for row, share in zip(rows, shares, strict=True):
+            if share is None:
+                measured.failed[row, column] = True
+                continue
+            measured.costs[row, column], measured.noise[row, column] = cost_of_value(stated, share, self._cost_max)
+            measured.unsafe[row, column] = share if stated.limit.quantity.kind == "logit" else np.nan
+
+    def _say(self, column: int, machine: Array, people: Array) -> None:
+        """How far the machine is off, in the log and in the round's numbers."""
+        stated, known = self._stated[column], np.isfinite(people)
+        bias = bias_of(stated, machine[known], people[known], self._cost_max)
+        name = stated.limit.name
+        self._journal.add_metrics(
+            {f"audit/{name}_asked": float(len(people)), f"audit/{name}_given": float(known.sum())}
+        )
+        if bias is not None:
+            self._journal.add_metrics({f"audit/{name}_bias": bias.value})
+            logger.info("round %d, %s", self._journal.round, bias.text(stated))
+
+    # --- of a certificate -----------------------------------------------------------------------------------------
+
+    def of_draws(
+        self,
+        costs: Mapping[str, Numbers],
+        answers: Sequence[Response],
+        references: References,
+        shares: Mapping[str, float | None],
+        place: str,
+    ) -> dict[str, Numbers]:
+        """By limit of `shares`, the number of each draw as a cost: people's, or where they audit a share q of them
+        f + (xi/q)(y - f), xi an independent coin. None where somebody who was to measure gave no number.
+
+        `costs` are what machines said. Limits without people's part stay as they are.
+        """
+        names = [one.limit.name for one in self._stated]
+        columns = {column: shares[names[column]] for column in self._questions if names[column] in shares}
+        shown: dict[int, list[int]] = {}
+        for column, share in columns.items():
+            shown[column] = list(range(len(answers)))
+            if share is not None:
+                coins = self._journal.once(
+                    f"{TOSSED}{place}-{names[column]}", partial(self._tossed, len(answers), names[column], place, share)
+                )
+                known = costs[names[column]]
+                shown[column] = [row for row, coin in enumerate(coins) if coin and known[row] is not None]
+        questions = self._questions_about(shown, answers, references)
+        self._open(questions, f"draws-{place}")
+        numbers = dict(costs)
+        for column, share in columns.items():
+            said = self._journal.once(
+                f"people-{place}-{names[column]}",
+                partial(self._asked_costs, column, questions[column], f"draws-{place}"),
+            )
+            by_row = dict(zip(shown[column], said, strict=True))
+            numbers[names[column]] = (
+                [by_row[row] for row in range(len(answers))]
+                if share is None
+                else _corrected(costs[names[column]], by_row, share)
+            )
+        return numbers
+
+    def _tossed(self, count: int, limit: str, place: str, share: float) -> list[bool]:
+        coins = (
+            generator(self._seed, "people of a certificate", self._journal.round, place, limit).random(count) < share
+        )
+        return [bool(coin) for coin in coins]
+
+    def _asked_costs(self, column: int, questions: Sequence[Question], phase: str) -> Numbers:
+        shares = self._ask(column, questions, phase) if questions else []
+        return [None if np.isnan(cost) else cost for cost in self._costs(column, shares).tolist()]
+
+    # --- asking ---------------------------------------------------------------------------------------------------
+
+    def _open(self, questions: Mapping[int, Sequence[Question]], phase: str) -> None:
+        """All batches at once, so that people need not wait for each other."""
+        for column, mine in questions.items():
+            if mine:
+                each = self._questions[column].labels_each
+                self._labellers[column].open_about(mine, each, self._batch(column, phase))
+
+    def _ask(self, column: int, questions: Sequence[Question], phase: str) -> Numbers:
+        each = self._questions[column].labels_each
+        return self._labellers[column].about(questions, each, self._batch(column, phase))
+
+    def _batch(self, column: int, phase: str) -> str:
+        return f"{phase}-{self._stated[column].limit.name}"
+
+    def _costs(self, column: int, shares: Sequence[float | None]) -> Array:
+        """nan where people gave no whole set of labels. [n]"""
+        stated = self._stated[column]
+        return np.array([
+            np.nan if share is None else cost_of_value(stated, share, self._cost_max)[0] for share in shares
+        ])  # fmt: skip
+
+
+def _about(asked: PeoplesQuestion, answer: Response, reference: Response | None) -> Question:
+    """The question about one answer; `reference` is the reference's to the same prompt, where they are compared."""
+    if asked.better:
+        assert reference is not None
+        return better_question(answer, reference, asks=asked.text)
+    if asked.bounds is not None:
+        assert asked.text is not None
+        return number_question(answer, asked.bounds, asks=asked.text)
+    return safety_question(answer, asks=asked.text)
+
+
+@dataclass(frozen=True)
+class Bias:
+    """How much more a machine says than people do about the same answers, with a 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+    answers: int
+
+    def text(self, stated: StatedLimit) -> str:
+        """`brand: judge says yes 12 points more often than people (95 % interval 3 to 21, 40 answers)`, of a mean or a
+        logit `tone: judge says 0.3 higher than people (...)`"""
+        share = stated.limit.quantity.kind == "rate"
+        unit = 100 if share else 1
+        low, high = sorted(unit * end * (1 if self.value >= 0 else -1) for end in (self.low, self.high))
+        more, above = ("more", "higher") if self.value >= 0 else ("less", "lower")
+        size = f"{unit * abs(self.value):.3g}"
+        yes = "counts wins" if stated.wins else "says yes"
+        said = f"{yes} {size} points {more} often" if share else f"says {size} {above}"
+        sure = "" if self.low > 0 or self.high < 0 else "; no bias is shown"
+        return (
+            f"{stated.limit.name}: {stated.source.kind} {said} than people"
+            f" (95 % interval {low:.3g} to {high:.3g}, {self.answers} answers{sure})"
+        )
+
+
+def bias_of(stated: StatedLimit, machine: Array, people: Array, cost_max: float) -> Bias | None:
+    """From both costs of the same answers, drawn evenly; None where there is none. A logit lies in [-C, C]. [n] x2"""
+    if not len(machine):
+        return None
+    sign = -1.0 if stated.limit.at_least else 1.0  # a cost of `at_least` is turned round
+    differences = sign * (machine - people)
+    lowest, highest = stated.limit.cost_range or (-cost_max, cost_max)
+    low, high = bounded_interval(differences, lowest - highest, highest - lowest)
+    return Bias(float(differences.mean()), low, high, len(differences))
+
+
+def _corrected(machine: Numbers, people: Mapping[int, float | None], share: float) -> Numbers:
+    """f + (xi/q)(y - f) of each draw; None where either was to say something and did not."""
+    f = np.array([np.nan if cost is None else cost for cost in machine], dtype=np.float64)
+    y = np.array([np.nan if people.get(row) is None else people[row] for row in range(len(f))], dtype=np.float64)
+    asked = [row in people for row in range(len(f))]
+    return [None if np.isnan(number) else number for number in corrected_by_people(f, y, asked, share).tolist()]
+
+
+def _until(waiting: Waiting, stated: StatedLimit) -> Waiting:
+    """With the limit's own deadline, where it has one."""
+    return waiting if stated.asking.seconds is None else replace(waiting, deadline_s=stated.asking.seconds)

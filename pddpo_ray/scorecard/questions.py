@@ -1,0 +1,209 @@
+"""The scorecard of a run: a fixed set of questions, answered by the reference and by every round's policy alike.
+
+    before round 1   the reference's answers are drawn and scored; held-out scorers are trained and judged
+    every round      the policy's answers from the same seeds, drawn once while the engines hold it; its figures
+
+Its draws have random streams of their own, so that a run with a scorecard makes the same policies as one without. What
+it counts is in the journal: a resumed run draws and reports nothing anew.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from pddpo_ray.backends.backends import Backends
+from pddpo_ray.config import Config
+from pddpo_ray.contracts import Trainer
+from pddpo_ray.journal import Journal
+from pddpo_ray.parts.labelling import FeedbackController
+from pddpo_ray.parts.prompts import spread
+from pddpo_ray.parts.sampling import RolloutController, Wanted
+from pddpo_ray.records import HARM, Array, LabelledPair, PolicyVersion, Prompt, Response, Verdict, by_prompt
+from pddpo_ray.rollout.checkpoint import load_tokenizer
+from pddpo_ray.scorecard.cards import ASKED, BENIGN, PHASE, as_metrics, divergence, trials_in
+from pddpo_ray.scorecard.figures import (
+    Rows,
+    Scores,
+    Written,
+    figures_of_divergence,
+    figures_of_pairs,
+    figures_of_scores,
+    figures_of_texts,
+)
+from pddpo_ray.scorecard.scorers import Score, held_out_scores, own_scores
+from pddpo_ray.scorecard.words import brief
+from pddpo_ray.text.renderer import stop_ids
+from pddpo_ray.theory.agreement import agreement
+from pddpo_ray.theory.reward_hacking import Divergence, comparisons_of
+
+logger = logging.getLogger(__name__)
+
+DECIDED = (Verdict.FIRST, Verdict.SECOND)
+
+
+def questions(config: Config, backends: Backends) -> list[Prompt]:
+    """The fixed prompts: of those that the run keeps from itself or, where it keeps none, of its own."""
+    kept = [item.pair.prompt for item in backends.held_out] or list(backends.prompts)
+    return spread(kept, config.scorecard_prompts)
+
+
+def wanted_of(config: Config, backends: Backends) -> list[Wanted]:
+    """What every policy is asked; nothing without a scorecard."""
+    asked = questions(config, backends)
+    if not asked:
+        return []
+    benign = [Wanted(BENIGN, backends.benign, 1, alike=True)] if backends.benign else []
+    return [Wanted(ASKED, asked, config.scorecard.answers, alike=True), *benign]
+
+
+class Scorecard:
+    """Counts what a policy's answers to the fixed questions say. `before` is called once, before round 1."""
+
+    def __init__(
+        self,
+        config: Config,
+        journal: Journal,
+        backends: Backends,
+        trainer: Trainer,
+        rollout: RolloutController,
+        feedback: FeedbackController,
+    ) -> None:
+        self._config, self._journal, self._backends = config, journal, backends
+        self._trainer, self._rollout, self._feedback = trainer, rollout, feedback
+        self._scores: dict[str, Score] = {}
+        folder = backends.store.folder(backends.reference.path)
+        self._ends = set(stop_ids(load_tokenizer(folder), folder))
+        self._pairs = _spread_pairs(backends.held_out, config.scorecard.pairs)
+
+    def before(self) -> None:
+        """Trains or opens the scorers, and counts the reference's answers."""
+        asked = questions(self._config, self._backends)
+        own = own_scores(self._config, self._feedback)
+        held = held_out_scores(self._config, self._journal, self._backends, asked)
+        self._scores = {f"{kind}_own": score for kind, score in own.items()}
+        self._scores |= {f"{kind}_held_out": score for kind, score in held.items()}
+        self._rollout.ask_reference_besides()
+        self._journal.once(PHASE, lambda: self._counted(self._backends.reference))
+
+    def close_round(self, number: int) -> None:
+        """Counts the round's policy, if it was asked. A closing of rounds (`Journal.closing`)."""
+        answers = self._journal.samples(number, ASKED)
+        if not answers:
+            return
+        made = {entry.version.number: entry.version for entry in self._journal.versions()}
+        payload = self._journal.once(PHASE, lambda: self._counted(made[answers[0].policy_version]))
+        logger.info("scorecard of round %d: %s", number, brief(as_metrics(payload, trials_in(self._journal))))
+        for note in payload["notes"]:
+            logger.warning("round %d: %s", number, note)
+
+    def _counted(self, policy: PolicyVersion) -> dict[str, Any]:
+        number = self._journal.round
+        rows = list(by_prompt(self._journal.samples(number, ASKED)).values())
+        written = self._written(rows)
+        first = next((entry.payload for entry in self._journal.phases(0, PHASE)), None)
+        scores = {
+            name: _as_rows(score([one for row in rows for one in row]), rows) for name, score in self._scores.items()
+        }
+        scores = {name: of for name, of in scores.items() if np.isfinite(np.concatenate(of)).all()}
+        figures = figures_of_texts(written, self._config.rollout.max_tokens)
+        figures |= figures_of_scores(Scores(scores, {} if first is None else first["scores"]))
+        pairs = self._pair_log_probs(policy)
+        if first is not None:
+            figures |= figures_of_divergence(self._log_ratios(policy, rows), written.tokens)
+            figures |= self._agreement(pairs - np.reshape(first["pairs"], (-1, 2)))
+        payload: dict[str, Any] = {
+            "policy": policy.number,
+            "prompts": [row[0].prompt.id for row in rows],
+            "held_out": bool(self._backends.held_out),
+            "scores": scores,
+            "pairs": pairs.tolist() if first is None else [],
+            "figures": {name: asdict(one) for name, one in figures.items()},
+        }
+        payload["alarm"] = [asdict(one) for one in self._compared(number, scores)]
+        payload["notes"] = self._notes(payload)
+        self._journal.add_metrics(as_metrics(payload, trials_in(self._journal)))
+        return payload
+
+    def _written(self, rows: Sequence[Sequence[Response]]) -> Written:
+        longest = self._config.rollout.max_tokens
+        benign = self._journal.samples(self._journal.round, BENIGN)
+
+        def cut_off(answer: Response) -> float:
+            return float(len(answer.token_ids) >= longest and answer.token_ids[-1] not in self._ends)
+
+        return Written(
+            texts=[[one.text for one in row] for row in rows],
+            tokens=[[float(len(one.token_ids)) for one in row] for row in rows],
+            cut_off=[[cut_off(one) for one in row] for row in rows],
+            benign=[one.text for one in benign],
+        )
+
+    def _log_ratios(self, policy: PolicyVersion, rows: Sequence[Sequence[Response]]) -> list[list[float]]:
+        """log policy / reference of the policy's answers, both by the trainer: 0 where nothing was learned."""
+        answers = [one for row in rows for one in row]
+        ratios = self._trainer.log_probs(policy, answers) - self._trainer.log_probs(self._backends.reference, answers)
+        return _as_rows(ratios, rows)
+
+    def _pair_log_probs(self, policy: PolicyVersion) -> Array:
+        """Of both answers of every held-out pair. -> [pairs, 2]"""
+        answers = [answer for item in self._pairs for answer in (item.pair.first, item.pair.second)]
+        if not answers:
+            return np.empty((0, 2))
+        return np.asarray(self._trainer.log_probs(policy, answers)).reshape(-1, 2)
+
+    def _agreement(self, ratios: Array) -> Mapping[str, Any]:
+        sides = ratios[:, 0] - ratios[:, 1] if len(ratios) else np.empty(0)
+        agreed = {}
+        for name, labels, positive in (
+            ("better", [item.helpful for item in self._pairs], Verdict.FIRST),
+            ("safer", [item.label(HARM) for item in self._pairs], Verdict.SECOND),
+        ):
+            decided = [index for index, label in enumerate(labels) if label in DECIDED]
+            values = [agreement(float(sides[i]) if labels[i] is positive else -float(sides[i])) for i in decided]
+            agreed[name] = (values, [self._pairs[i].pair.prompt.id for i in decided])
+        return figures_of_pairs(agreed)
+
+    def _compared(self, number: int, scores: Mapping[str, Rows]) -> list[Divergence]:
+        """The round with the reference and all rounds before it, where both rewards are known of each."""
+        if number == 0:
+            return []
+        before = [entry.payload["scores"] for entry in self._journal.phases(like=PHASE) if 0 <= entry.round < number]
+        every = [*before, scores]
+        names = ("reward_own", "reward_held_out")
+        if len(every) != number + 1 or any(name not in one for one in every for name in names):
+            return []
+        own, held = ([[float(np.mean(row)) for row in one[name]] for one in every] for name in names)
+        return comparisons_of(own, held, self._config.scorecard.alarm)
+
+    def _notes(self, payload: Mapping[str, Any]) -> list[str]:
+        said = [
+            f"reward hacking: {one}; the policy earns what its reward model says and not what it stands for: see the"
+            " answers in the report, and stop at the round before or train the reward model on such answers"
+            for one in map(divergence, payload["alarm"])
+            if one.rings
+        ][:1]
+        cut, limit = payload["figures"]["truncated"]["value"], self._config.scorecard.truncated
+        if cut > limit:
+            said.append(
+                f"{100 * cut:.3g} % of the scorecard's answers are cut off at rollout.max_tokens="
+                f"{self._config.rollout.max_tokens}: raise it, or nobody sees how they end"
+            )
+        return said
+
+
+def _as_rows(values: Any, rows: Sequence[Sequence[Response]]) -> list[list[float]]:
+    """One number per answer, prompt by prompt."""
+    flat = iter(np.asarray(values, np.float64).tolist())
+    return [[next(flat) for _ in row] for row in rows]
+
+
+def _spread_pairs(pairs: Sequence[LabelledPair], count: int) -> list[LabelledPair]:
+    """At most so many, spread over all of them."""
+    if len(pairs) <= count:
+        return list(pairs)
+    return [pairs[index] for index in np.linspace(0, len(pairs) - 1, count).round().astype(int)] if count else []

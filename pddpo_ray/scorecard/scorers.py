@@ -1,0 +1,155 @@
+"""Who scores the answers of a scorecard: the run's own reward and cost, and scorers that it does not learn from.
+
+A held-out scorer is named by the recipe, or trained here on pairs that the run keeps from itself, from another seed.
+How often it is right about labels that it did not learn from is found before round 1 and shown beside all it says.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pddpo_ray.backends.backends import Backends
+from pddpo_ray.config import Config, StoredScorerConfig
+from pddpo_ray.errors import RunError, UserError
+from pddpo_ray.journal import Journal
+from pddpo_ray.limits.source_kinds import FREE_SOURCES
+from pddpo_ray.limits.sources import Answer
+from pddpo_ray.parts.labelling import FeedbackController
+from pddpo_ray.records import Array, LabelledPair, Prompt, Response
+from pddpo_ray.scorecard.cards import HELD_OUT, SCORERS, trials_of
+from pddpo_ray.scorers.fits import ScorerOrder, given_scorer, stored_scorer
+from pddpo_ray.scorers.labellers import ScoredFeedbackController
+from pddpo_ray.scoring.held_out import KINDS, REPORT, Kind, Text, Trials, compared_on, comparisons, rows_of
+from pddpo_ray.scoring.interface import AnswerScorer
+from pddpo_ray.scoring.learned_prompts import hashes_of, learned_by, opening_of
+from pddpo_ray.scoring.limit_sources import source_in_run
+from pddpo_ray.theory.seeds import seed_of
+
+logger = logging.getLogger(__name__)
+
+COMPARED = 400
+"""Comparisons with labels at most, of a scorer that says nothing of itself."""
+NOBODY = (
+    "no held-out scorer judges the answers, so nothing is said of wins: name some under scorecard.scorers (`pddpo"
+    " scorer train` on other prompts and another seed), or set scorecard.train=true with world.held_out=0.2"
+)
+Score = Callable[[Sequence[Response]], Array]
+
+
+def own_scores(config: Config, feedback: FeedbackController) -> dict[str, Score]:
+    """By `reward` and `cost`, what the run learns from where that is a score: models, or a computed reward."""
+    if isinstance(feedback, ScoredFeedbackController):
+        scores = {"reward": feedback.models.rewards, "cost": feedback.models.costs}
+        return {kind: scores[kind] for kind in feedback.models.kinds}
+    stated = config.computed_reward
+    if stated is None or stated.source.kind not in FREE_SOURCES:
+        return {}
+    source = source_in_run(stated, config.judge)
+    assert source is not None
+
+    def rewards(answers: Sequence[Response]) -> Array:
+        asked = [Answer(one.prompt.text, one.text, turns=one.prompt.messages, where=one.id) for one in answers]
+        return np.array([value if isinstance(value, float) else np.nan for value in source.values(asked)])
+
+    return {"reward": rewards}
+
+
+def held_out_scores(config: Config, journal: Journal, backends: Backends, asked: Sequence[Prompt]) -> dict[str, Score]:
+    """By `reward` and `cost`, the held-out scorers. A model is in memory only while it scores."""
+    stated = {kind: getattr(config.scorecard.scorers, kind) for kind in KINDS}
+    wanted = [kind for kind in KINDS if stated[kind] is not None or config.scorecard.train]
+    if not wanted:
+        logger.warning("scorecard: %s", NOBODY)
+        return {}
+    known = journal.once(SCORERS, lambda: {kind: _made(kind, config, journal, backends, asked) for kind in wanted})
+    for kind, trials in trials_of(known).items():
+        logger.info("scorecard: held-out %s model, %s", kind, trials)
+    return {kind: partial(_scored, _maker(kind, config, backends, known[kind])) for kind in wanted}
+
+
+def _made(kind: Kind, config: Config, journal: Journal, backends: Backends, asked: Sequence[Prompt]) -> dict[str, Any]:
+    """Where the scorer is, and its trials."""
+    given: StoredScorerConfig | None = getattr(config.scorecard.scorers, kind)
+    if given is None:
+        return _trained(kind, config, backends, asked)
+    report = Path(given.path) / REPORT
+    if report.is_file():
+        _demand_others(kind, given.path, config, journal, backends, asked)
+        return {"scorer": given.path, HELD_OUT: json.loads(report.read_text(encoding="utf-8"))[HELD_OUT]}
+    labelled = list(backends.held_out) or [entry.labelled for entry in journal.pairs(0)]
+    trials = _compared(kind, partial(given_scorer, given, config.model.dtype), labelled, backends, config)
+    return {"scorer": given.path, HELD_OUT: trials.as_metrics()}
+
+
+def _demand_others(
+    kind: Kind, path: str, config: Config, journal: Journal, backends: Backends, asked: Sequence[Prompt]
+) -> None:
+    """Raises UserError where the scorer learned from prompts of the run or of the run's own scorer."""
+    learned = learned_by(path)
+    if learned is None:
+        logger.warning("scorecard: %s does not say which prompts its %s model learned from", path, kind)
+        return
+    offline = [entry.labelled.pair.prompt for entry in journal.pairs(0)]
+    theirs = {
+        "that the scorecard asks": hashes_of(map(opening_of, asked)),
+        "of the run": hashes_of(map(opening_of, (*backends.prompts, *offline))),
+    }
+    own: StoredScorerConfig | None = getattr(config.feedback, kind, None)
+    if own is not None:
+        theirs[f"that the run's own {kind} model learned from"] = sorted(learned_by(own.path) or ())
+    for whose, prompts in theirs.items():
+        if shared := learned.intersection(prompts):
+            raise UserError(
+                f"scorecard.scorers.{kind}: {path} learned from {len(shared)} of the {len(prompts)} prompts {whose}, so"
+                " it is no held-out scorer: train it on other prompts (`pddpo scorer train` with other files)"
+            )
+
+
+def _trained(kind: Kind, config: Config, backends: Backends, asked: Sequence[Prompt]) -> dict[str, Any]:
+    """On held-out pairs of prompts that the scorecard does not ask; a share of those prompts judges it."""
+    theirs = {prompt.id for prompt in asked}
+    labelled = [item for item in backends.held_out if item.pair.prompt.id not in theirs]
+    seed = seed_of(config.seed, "scorecard", kind)
+    order = ScorerOrder.of(kind, backends.reference, config.scorers, seed, len(labelled), by_prompt=True)
+    recall = backends.recall or (lambda what, compute: compute())
+    made = order.trained(labelled, backends.offline_unsafe, backends.store, recall)
+    right = {name: made["metrics"][f"held_out_{name}"] for name in ("right", "trials")}
+    stored = {"path": made["path"], "sha256": made["sha256"]}
+    return {"scorer": "trained by the run", **stored, HELD_OUT: Trials.of(right).as_metrics()}
+
+
+def _compared(
+    kind: Kind, make: Callable[[], AnswerScorer], labelled: Sequence[LabelledPair], backends: Backends, config: Config
+) -> Trials:
+    """A scorer that somebody else made, on pairs that the run does not learn from where it keeps any."""
+    rows = rows_of(labelled, kind, backends.offline_unsafe)
+    pairs = comparisons(rows, by_prompt=backends.world is None, seed=seed_of(config.seed, "scorecard", kind))
+    answers: dict[Text, Response] = {
+        (answer.prompt.token_ids, answer.token_ids): answer
+        for item in labelled
+        for answer in (item.pair.first, item.pair.second)
+    }
+    return compared_on(pairs[:COMPARED], lambda texts: _scored(make, [answers[text] for text in texts]))
+
+
+def _maker(kind: Kind, config: Config, backends: Backends, known: Mapping[str, Any]) -> Callable[[], AnswerScorer]:
+    given: StoredScorerConfig | None = getattr(config.scorecard.scorers, kind)
+    if given is not None:
+        return partial(given_scorer, given, config.model.dtype)
+    return partial(stored_scorer, str(backends.store.root), known["path"], known["sha256"])
+
+
+def _scored(make: Callable[[], AnswerScorer], answers: Sequence[Response]) -> Array:
+    """Raises RunError for a score that is no number."""
+    scorer = make()
+    scores = scorer.score(answers)
+    if len(scores) != len(answers) or not np.isfinite(scores).all():
+        raise RunError(f"scorecard: {scorer.name} gave no number for some of {len(answers)} answers")
+    return scores

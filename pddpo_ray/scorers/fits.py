@@ -1,0 +1,251 @@
+"""Reward and cost models of a run: trained before the first round, or taken as the recipe names them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pddpo_ray.backends.backends import Backends
+from pddpo_ray.config import Config, FitConfig, ModelFeedback, ScorerFit, ScorerTrainingConfig, StoredScorerConfig
+from pddpo_ray.journal import Journal
+from pddpo_ray.parts.fitting import with_steps
+from pddpo_ray.records import HARM, LabelledPair, PolicyVersion
+from pddpo_ray.scoring.held_out import KINDS, Kind
+from pddpo_ray.scoring.interface import AnswerScorer, ModelScorer
+from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.storage.recall import Recall, key_of
+from pddpo_ray.storage.whole_files import write_json
+from pddpo_ray.theory.seeds import seed_of
+
+logger = logging.getLogger(__name__)
+
+MakeScorer = Callable[[], AnswerScorer]
+OpenScorer = Callable[[str, MakeScorer], AnswerScorer]
+"""(name, maker) -> the scorer, here or in an actor of its own."""
+OF_FEEDBACK, OF_METHOD = "score-models", "method-models"
+"""Phases that train: the models that label, and those that a method itself asks for."""
+FITTED = "scorers"
+"""The phase in which scores linear in features are fitted, those of C-DPO, MoCAN and CAID."""
+WHOLE = ScorerFit(parameters="full")
+"""All weights are trained."""
+HELD_OUT = "held_out"
+"""In the phase's payload, by kind: how often the model was right on pairs that it did not learn from (`Trials`)."""
+Data = Callable[[], tuple[Sequence[LabelledPair], Mapping[str, bool]]]
+"""Pairs, and safety labels (unsafe or not) by answer; asked only if the models are not trained yet."""
+
+
+class ScorerTraining:
+    """Trains score models once, in a phase of their own; afterwards they are read back from journal and store."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        store: ArtifactStore,
+        reference: PolicyVersion,
+        settings: ScorerTrainingConfig,
+        *,
+        seed: int,
+        open_scorer: OpenScorer | None = None,
+        phase: str = OF_FEEDBACK,
+        by_prompt: bool = False,
+        recall: Recall | None = None,
+    ) -> None:
+        self._journal, self._store, self._reference = journal, store, reference
+        self._settings, self._seed, self._phase, self._by_prompt = settings, seed, phase, by_prompt
+        self._stored: dict[Kind, tuple[str, str]] = {}
+        self._open = open_scorer or (lambda name, make: make())
+        self._recall: Recall = recall or (lambda what, compute: compute())
+
+    def models(self, data: Data) -> ModelScorer:
+        """Both models. `data` gives pairs and safety labels by answer; it is asked only if they are not trained yet."""
+        self.stored(data)
+        return ModelScorer(self.opened("reward"), self.opened("cost"))
+
+    def stored(self, data: Data, kinds: Sequence[Kind] = KINDS) -> dict[Kind, tuple[str, str]]:
+        """(path, sha256) of the models, trained if they are not; which kinds there are is settled by the first call."""
+        if not self._stored:
+            # What gives the data has phases of its own, so it is asked before the phase that trains.
+            done = self._phase in {entry.phase for entry in self._journal.phases(self._journal.round)}
+            labelled, unsafe = ((), {}) if done else data()
+            made_by_kind = self._journal.once(self._phase, lambda: self._train(labelled, unsafe, kinds))
+            self._stored = {kind: (made_by_kind[kind]["path"], made_by_kind[kind]["sha256"]) for kind in kinds}
+        return self._stored
+
+    def opened(self, kind: Kind) -> AnswerScorer:
+        """A trained model, in this process or wherever the run's scorers live."""
+        return self._open(f"{kind}-model", partial(stored_scorer, str(self._store.root), *self._stored[kind]))
+
+    def _train(
+        self, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool], kinds: Sequence[Kind]
+    ) -> dict[str, dict[str, Any]]:
+        made_by_kind: dict[str, dict[str, Any]] = {}
+        for kind in kinds:
+            seed = seed_of(self._seed, "scorer", kind)
+            order = ScorerOrder.of(kind, self._reference, self._settings, seed, len(labelled), self._by_prompt)
+            made = order.trained(labelled, unsafe, self._store, self._recall)
+            self._journal.add_metrics({f"scorer/{kind}_{name}": value for name, value in made["metrics"].items()})
+            right = {name: made["metrics"][f"held_out_{name}"] for name in ("right", "trials")}
+            made_by_kind[kind] = {"path": made["path"], "sha256": made["sha256"], HELD_OUT: right}
+        return made_by_kind
+
+
+def training_of(config: Config, journal: Journal, backends: Backends, phase: str) -> ScorerTraining:
+    """Reward and cost models that start as the reference; those that label are not those of a method."""
+    return ScorerTraining(
+        journal,
+        backends.store,
+        backends.reference,
+        config.scorers,
+        seed=config.seed,
+        open_scorer=backends.own_scorer,
+        phase=phase,
+        # prompts of files are a sample of prompts; those of a world are the ones that there are
+        by_prompt=backends.world is None,
+        recall=backends.recall,
+    )
+
+
+@dataclass(frozen=True)
+class ScorerOrder:
+    """All that decides the weights of a score model, but for its data."""
+
+    kind: Kind
+    reference: PolicyVersion
+    """Its first weights are this model's."""
+    fit: FitConfig
+    seed: int
+    ridge: float
+    held_out: float
+    by_prompt: bool = False
+    """Whether whole prompts are held out, and count once each."""
+    ways: ScorerFit = WHOLE
+    """Which weights are trained, and how."""
+
+    @classmethod
+    def of(
+        cls,
+        kind: Kind,
+        reference: PolicyVersion,
+        settings: ScorerTrainingConfig,
+        seed: int,
+        pairs: int,
+        by_prompt: bool,
+    ) -> ScorerOrder:
+        """The recipe's, for so many pairs."""
+        rows = round((1.0 - settings.held_out - settings.calibration) * pairs)
+        return cls(
+            kind,
+            reference,
+            with_steps(settings.fit, rows),
+            seed,
+            ridge=settings.ridge,
+            held_out=settings.held_out,
+            by_prompt=by_prompt,
+            ways=settings,
+        )
+
+    def trained(
+        self, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool], store: ArtifactStore, recall: Recall
+    ) -> dict[str, Any]:
+        """The stored model: its path, sha256 and metrics. Equal orders over equal data are worked off once, and one
+        that was broken off goes on."""
+        own = [self.kind, self.reference.sha256, self.fit.model_dump(), self.seed, self.ridge]
+        own += [self.held_out, self.by_prompt]
+        if (self.ways.parameters, self.ways.calibration) != ("full", 0.0):
+            own += [self.ways.parameters, self.ways.rank, self.ways.calibration]
+        rows = [
+            [
+                item.pair.prompt.token_ids,
+                [[answer.token_ids, unsafe.get(answer.id)] for answer in (item.pair.first, item.pair.second)],
+                item.helpful.value,
+                item.label(HARM).value,
+            ]
+            for item in labelled
+        ]
+        work = store.scratch(f"scorer-{key_of([own, rows])[:16]}")
+        made: dict[str, Any] = recall(
+            ["scorer", own, rows], lambda: _made_in(work, lambda: self._train(labelled, unsafe, store, work))
+        )
+        return made
+
+    def _train(
+        self, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool], store: ArtifactStore, work: Path
+    ) -> dict[str, Any]:
+        # Imported here: a run whose models are given needs no training in this process.
+        from pddpo_ray.scoring.scorer_training import train_in_run
+
+        path, sha256, metrics = train_in_run(
+            self.kind,
+            labelled,
+            unsafe,
+            folder=store.folder(self.reference.path),
+            store=store,
+            ways=self.ways,
+            fit=self.fit,
+            seed=self.seed,
+            ridge=self.ridge,
+            held_out=self.held_out,
+            by_prompt=self.by_prompt,
+            work=work,
+            say=lambda line: logger.info("%s model: %s", self.kind, line),
+        )
+        return {"path": path, "sha256": sha256, "metrics": metrics}
+
+
+def _made_in(work: Path, train: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What a process that died had already made, or what is made now; of the work only the result is kept."""
+    result = work / "made.json"
+    if not result.exists():
+        work.mkdir(parents=True, exist_ok=True)
+        made = train()
+        shutil.rmtree(work)
+        write_json(result, made)
+    known: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+    return known
+
+
+def stored_scorer(root: str, path: str, sha256: str) -> AnswerScorer:
+    """A score model from the artifact store, its hash compared; runs wherever the model is to live."""
+    # Imported here: models are loaded where they live, which need not be this process.
+    from pddpo_ray.scoring.stored_scorers import load_scorer
+
+    store = ArtifactStore(root)
+    store.read_torch(path, sha256)
+    return load_scorer(store.folder(path))
+
+
+def given_scorer(settings: StoredScorerConfig, dtype: str) -> AnswerScorer:
+    """A model that the recipe names."""
+    # Imported here: models are loaded where they live, which need not be this process.
+    from pddpo_ray.scoring.stored_scorers import load_scorer
+
+    return load_scorer(settings.path, settings, dtype)
+
+
+def feedback_models(
+    settings: ModelFeedback,
+    trained: Sequence[Kind],
+    training: ScorerTraining,
+    data: Data,
+    open_scorer: OpenScorer | None,
+    dtype: str = "float32",
+) -> dict[Kind, AnswerScorer]:
+    """The recipe's reward and cost model: those that it gives, and those that are trained; one that is neither is asked
+    nothing."""
+    opened = open_scorer or (lambda name, make: make())
+    if trained:
+        training.stored(data, trained)
+    models: dict[Kind, AnswerScorer] = {}
+    for kind in KINDS:
+        given: StoredScorerConfig | None = getattr(settings, kind)
+        if given is not None:
+            models[kind] = opened(f"{kind}-model", partial(given_scorer, given, dtype))
+        elif kind in trained:
+            models[kind] = training.opened(kind)
+    return models

@@ -1,0 +1,231 @@
+"""Who labels answers and pairs, as the recipe says, and how labels become an estimate of the cost."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from pddpo_ray.algorithms.stages import neighbours_of
+from pddpo_ray.backends.backends import Backends, sets_of_prompts
+from pddpo_ray.config import (
+    Config,
+    JudgeFeedback,
+    MixedFeedback,
+    ModelFeedback,
+    PeopleFeedback,
+    ScorerTrainingConfig,
+    WorldScores,
+)
+from pddpo_ray.contracts import Labeller
+from pddpo_ray.errors import RunError, UserError
+from pddpo_ray.journal import Journal
+from pddpo_ray.parts.label_estimates import Estimate
+from pddpo_ray.parts.labelling import FeedbackController
+from pddpo_ray.parts.mixed_labelling import Asking, MixedFeedbackController, mixed_feedback, people_labeller
+from pddpo_ray.parts.risks import stated_risk
+from pddpo_ray.parts.sampling import RolloutController
+from pddpo_ray.records import (
+    HARM,
+    Array,
+    CostEstimate,
+    Decoding,
+    LabelledPair,
+    Pair,
+    PolicyVersion,
+    Prompt,
+    Response,
+    SafetyLabels,
+    Verdict,
+)
+from pddpo_ray.scorers.fits import OF_FEEDBACK, feedback_models, training_of
+from pddpo_ray.scoring.endpoint import ChatEndpoint
+from pddpo_ray.scoring.held_out import Kind
+from pddpo_ray.scoring.judge import Judge, JudgeLabeller
+from pddpo_ray.scoring.limit_judge import key_of
+from pddpo_ray.scoring.scored_labeller import ScoredLabeller
+from pddpo_ray.theory.cost_estimate import estimate_cost, estimate_from_scores, within_prompt_variance
+from pddpo_ray.theory.score_spread import spread_of
+from pddpo_ray.theory.seeds import seed_of
+
+
+class ScoredFeedbackController(FeedbackController):
+    """Feedback from a reward and a cost model. `by_scores`: the estimate is of the cost model's scores, not of labels.
+
+    Then one label per answer is journalled, the side of zero that its score is on; the estimate scores the answers
+    themselves, so a window over several rounds needs nothing but the journal.
+    """
+
+    def __init__(self, labeller: ScoredLabeller, journal: Journal, *, seed: int, by_scores: bool) -> None:
+        super().__init__({HARM: labeller}, journal, seed=seed, source="model")
+        self.models, self._by_scores = labeller, by_scores
+
+    def open_safety(self, items: Sequence[Response], labels_each: int) -> None:
+        super().open_safety(items, self._wanted(labels_each))
+
+    def safety(self, items: Sequence[Response], labels_each: int, name: str) -> list[SafetyLabels]:
+        return super().safety(items, self._wanted(labels_each), name)
+
+    def _wanted(self, labels_each: int) -> int:
+        # A fixed number of labels from one deterministic source says no more than one.
+        return 1 if self._by_scores else labels_each
+
+    def estimate_scores(self, verdicts: Sequence[SafetyLabels]) -> CostEstimate:
+        """Of the answers that were labelled, on the model's own scale, where scores carry no label noise."""
+        scores = self.models.costs([item.response for item in verdicts])
+        spread = within_prompt_variance(scores, 0.0, [item.response.prompt.id for item in verdicts])
+        return replace(estimate_from_scores(scores, constraint=verdicts[0].constraint), within_variance=spread)
+
+
+def labelled_reference_answers(
+    journal: Journal,
+    rollout: RolloutController,
+    prompts: Sequence[Prompt],
+    reference: PolicyVersion,
+    labeller: Labeller,
+    settings: ScorerTrainingConfig,
+    *,
+    max_tokens: int,
+    seed: int,
+) -> tuple[list[LabelledPair], dict[str, bool]]:
+    """Pairs of the reference's answers with their labels, and one safety label per answer; drawn and paid for once."""
+    per_prompt = 2 * -(-settings.pairs // len(prompts))
+    decoding = Decoding(temperature=settings.temperature, max_tokens=max_tokens)
+    answers = rollout.pool("scorers", prompts, reference, per_prompt, decoding)
+    pairs = neighbours_of(answers, per_prompt)[: settings.pairs]
+    asked = list({answer.id: answer for pair in pairs for answer in (pair.first, pair.second)}.values())
+    labelled = labeller.compare(pairs, seed_of(seed, "scorers", "compare"))
+    bits = labeller.safety(asked, 1, seed_of(seed, "scorers", "safety"))
+    unsafe = {item.response.id: item.labels[0] is Verdict.UNSAFE for item in bits if item.labels}
+    if len(labelled) != len(pairs) or len(unsafe) != len(asked):
+        raise RunError(f"labels for the scorers are missing: {len(labelled)} of {len(pairs)} pairs were labelled")
+    journal.add_metrics({"labels/scorers": 2 * len(pairs) + len(asked)})
+    return labelled, unsafe
+
+
+class Uncompared:
+    """contracts.Labeller of a run whose stages all learn from values: its pairs carry no preference."""
+
+    def safety(self, items: Sequence[Response], labels_each: int, seed: int) -> list[SafetyLabels]:
+        raise RunError("a run whose limits sources measure asks for no other safety labels")
+
+    def compare(self, pairs: Sequence[Pair], seed: int) -> list[LabelledPair]:
+        return [LabelledPair(pair, Verdict.ABSTAIN, {HARM: Verdict.ABSTAIN}) for pair in pairs]
+
+
+def feedback_of(
+    config: Config, journal: Journal, backends: Backends, rollout: RolloutController, asking: Asking | None = None
+) -> FeedbackController:
+    """The feedback part: one labeller, reward and cost models, or a model and people together; `asking` of people.
+
+    Nobody, where no stage learns from comparisons.
+    """
+    if not config.compares:
+        return FeedbackController({HARM: Uncompared()}, journal, seed=config.seed, source="nobody")
+    if isinstance(config.feedback, ModelFeedback):
+        return _scored_feedback(config, journal, backends, rollout)
+    if isinstance(config.feedback, MixedFeedback):
+        return _mixed_feedback(config, journal, backends, rollout, asking)
+    labellers = {HARM: labeller_of(config, journal, backends, asking), **backends.further_labellers}
+    excluded = config.feedback.excluded if isinstance(config.feedback, JudgeFeedback) else 0.0
+    return FeedbackController(labellers, journal, seed=config.seed, source=config.feedback.kind, excluded=excluded)
+
+
+def labeller_of(config: Config, journal: Journal, backends: Backends, asking: Asking | None = None) -> Labeller:
+    """Who labels: the backends' own source, or people through the queue in the run's database."""
+    if isinstance(config.feedback, JudgeFeedback):
+        return judge_labeller(config.feedback, journal)
+    if not isinstance(config.feedback, PeopleFeedback):
+        return backends.labeller
+    risk_of = stated_risk(config, sets_of_prompts(backends))
+    return people_labeller(config, journal, asking=asking, risk_of=risk_of)
+
+
+def judge_labeller(settings: JudgeFeedback, journal: Journal) -> JudgeLabeller:
+    """Raises UserError where the key's environment variable is not set."""
+    key = key_of("feedback", settings.key_env, os.environ)
+    return JudgeLabeller(Judge(ChatEndpoint(settings, key)), lambda: journal.round, journal.add_metrics)
+
+
+def feedback_before(
+    config: Config, journal: Journal, backends: Backends, feedback: FeedbackController
+) -> FeedbackController:
+    """Who labelled what existed before the first round: where models or a judge answer in the rounds, a world's truth.
+
+    It stands in for people whose preferences are there already.
+    """
+    if backends.world is None or not isinstance(config.feedback, ModelFeedback | JudgeFeedback) or not config.compares:
+        return feedback
+    return FeedbackController({HARM: backends.labeller}, journal, seed=config.seed, source="world")
+
+
+def estimator_of(config: Config, feedback: FeedbackController) -> Estimate:
+    """From labels to an estimate of the recipe's signal (paper.md §5)."""
+    if isinstance(feedback, MixedFeedbackController):
+        return feedback.estimate_cost
+    if isinstance(feedback, ScoredFeedbackController) and config.signal == "cost_model":
+        return feedback.estimate_scores
+    return partial(estimate_cost, labels_each=config.labels_each, cost_max=config.dual.cost_max, mode=config.signal)
+
+
+def _scored_feedback(
+    config: Config, journal: Journal, backends: Backends, rollout: RolloutController
+) -> ScoredFeedbackController:
+    """Labels from reward and cost models."""
+    settings = config.feedback
+    assert isinstance(settings, ModelFeedback)
+    labeller = _scored_labeller(config, settings, journal, backends, rollout)
+    return ScoredFeedbackController(labeller, journal, seed=config.seed, by_scores=config.signal == "cost_model")
+
+
+def _mixed_feedback(
+    config: Config, journal: Journal, backends: Backends, rollout: RolloutController, asking: Asking | None
+) -> MixedFeedbackController:
+    """Labels from a model and people together; the model may be one that a world makes from its truth, with errors."""
+    settings = config.feedback
+    assert isinstance(settings, MixedFeedback)
+    if backends.further_labellers:
+        raise UserError("feedback.kind=mixed takes one limit")
+    categories = sets_of_prompts(backends)
+    if isinstance(settings.model, WorldScores):
+        return mixed_feedback(HARM, config, journal, asking=asking, categories_of=categories)
+    model = ModelFeedback(reward=settings.model.reward, cost=settings.model.cost)
+    scored = _scored_labeller(config, model, journal, backends, rollout)
+    return mixed_feedback(HARM, config, journal, scored, asking, categories)
+
+
+def _scored_labeller(
+    config: Config,
+    settings: ModelFeedback,
+    journal: Journal,
+    backends: Backends,
+    rollout: RolloutController,
+) -> ScoredLabeller:
+    """Reward and cost models. On a world they learn from labels of the reference's answers; elsewhere from the offline
+    pairs and the safety labels that their answers came with; without such labels nothing but their mean sets the zero.
+    """
+
+    def data() -> tuple[Sequence[LabelledPair], Mapping[str, bool]]:
+        if backends.world is None and backends.offline is not None:
+            return backends.offline(config.seed), backends.offline_unsafe
+        return labelled_reference_answers(
+            journal,
+            rollout,
+            backends.prompts,
+            backends.reference,
+            backends.labeller,
+            config.scorers,
+            max_tokens=config.rollout.max_tokens,
+            seed=config.seed,
+        )
+
+    training = training_of(config, journal, backends, OF_FEEDBACK)
+    wanted: tuple[tuple[Kind, bool], ...] = (("reward", True), ("cost", config.asks_costs))
+    trained = [kind for kind, asked in wanted if asked and getattr(settings, kind) is None]
+    models = feedback_models(settings, trained, training, data, backends.own_scorer, config.model.dtype)
+
+    def watch(costs: Array) -> None:
+        journal.add_metrics(spread_of(costs, config.dual.cost_max).as_metrics())
+
+    return ScoredLabeller(models["reward"], models.get("cost"), hard=settings.hard, watch=watch)
