@@ -12,7 +12,7 @@ import pytest
 
 from pddpo_ray.backends.in_process_text import log_linear_backends
 from pddpo_ray.backends.machine import inspect_machine
-from pddpo_ray.config import Config, NoWorldConfig, load
+from pddpo_ray.config import Config, load
 from pddpo_ray.config.recipe import STATED_LIMITS
 from pddpo_ray.driver.run import PhaseChanged, run_recipe
 from pddpo_ray.errors import RunError, UserError
@@ -227,12 +227,12 @@ def test_pairs_in_files_are_the_comparisons_of_real_text(tmp_path: Path) -> None
     recipe = {"extends": "real-text", "reward": {"pairs": ["mine.jsonl"]}}
     (tmp_path / "pairs.yaml").write_text(json.dumps(recipe))
     config = load(str(tmp_path / "pairs.yaml"))
-    assert isinstance(config.world, NoWorldConfig)
-    assert (config.world.helpful, config.reward) == ([str(tmp_path / "mine.jsonl")], {})
+    assert config.data is not None
+    assert (config.data.helpful, config.reward) == ([str(tmp_path / "mine.jsonl")], {})
     with pytest.raises(UserError, match="files of real text"):
         load("text-world", ["reward={pairs: [mine.jsonl]}"])
     with pytest.raises(UserError, match="the same files; name them once"):
-        load(str(tmp_path / "pairs.yaml"), [f"world.helpful=[{tmp_path / 'other.jsonl'}]"])
+        load(str(tmp_path / "pairs.yaml"), [f"data.helpful=[{tmp_path / 'other.jsonl'}]"])
 
 
 def test_a_layers_source_takes_the_place_of_the_one_below_and_what_is_asked_is_laid_over_it(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_five_answers_make_a_recipe_that_loads(folder: Path) -> None:
     assert stated["length"] == "at most 80 words"
     assert stated["helpful"].startswith("at least 50 %")
     assert config.model.reference == str(folder / "models" / "mine")
-    assert config.world.helpful == [str(folder / "helpful.jsonl")]  # type: ignore[union-attr]
+    assert config.data.helpful == [str(folder / "helpful.jsonl")]  # type: ignore[union-attr]
     assert "pddpo scorer train safety.jsonl --kind cost --base models/mine --out scorers/cost" in said
     assert "pddpo train recipe.yaml --run runs/mine" in said
 
