@@ -17,7 +17,12 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
+
+hypothesis.settings.register_profile("tests", deadline=None)
+hypothesis.settings.load_profile("tests")
+"""Processors that are shared take their time: `CHECK_SECONDS` bounds a test."""
 
 THIRD_PARTY = ("ray", "vllm", "deepspeed", "browser", "postgres", "chaos", "gpu", "real")
 """Markers of tests that start other people's programs, whose warnings are not ours to repair."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from pddpo_ray.data.problems import RowError
 
-QUESTIONS = ("prompt", "instruction", "question", "Question", "query")
+QUESTIONS = ("prompt", "instruction", "question", "query")
 """What is asked; the first that a row has. Without one it is `input`, a dialogue, `context` or `history`."""
 DIALOGUES = ("messages", "conversations", "conversation")
 SYSTEM = ("system", "system_prompt", "system_message")
@@ -25,11 +27,19 @@ SAME = {
     "rejected_messages": "rejected",
 }
 """Other names of columns, with ours."""
+PREFERRED = ("chosen", "rejected")
+LEADS = (("better", "worse"), ("cheaper", "costlier"))
 TOOLS = ("tool_calls", "tool_call", "tool_call_id", "function_call", "tools", "functions")
 """Columns and fields of a message about calls of tools, which no text here can hold."""
 NESTED = ("fields", "data", "responses")
 """Objects of labelling tools: texts, and answers to questions."""
 ARGUMENTS = "chat_template_kwargs"
+WELL_KNOWN = frozenset((*HEADS, *SYSTEM, *REPLIES, *PREFERRED, *LEADS[0], *LEADS[1], *SAME, *TOOLS, ARGUMENTS))
+"""Columns that are known whatever their case and the space around them."""
+MEDIA = re.compile(
+    r"(?i)(^|[^a-z])(image|img|picture|video|audio)s?([^a-z]?(urls?|paths?|files?|names?|ids?|bytes|b(ase)?64))?$"
+)
+"""Names of columns with what is no text, or with where it is."""
 
 LABEL = re.compile(
     r"(?i)(^|[^a-z])(labels?|scores?|ratings?|rank(ing)?s?|preference|prefer(red)?|chosen|rejected|(is_?)?(un)?safe|"
@@ -88,6 +98,13 @@ class ReadFields(Mapping[str, Any]):
         """RowError where a tool, a label or an answer (if `judged`), or a text that is not in `prompt` was not read."""
         unread = self.unread()
         refuse_tools(unread, "")
+        media = next(
+            (name for name in unread if MEDIA.search(name) and not isinstance(self._row[name], int | float)), None
+        )
+        if media is not None:
+            raise RowError(
+                "not-text", f"`{media}` is no text, and only text is read: leave it out on purpose (--ignore {media})"
+            )
         if ARGUMENTS in unread:
             raise RowError(
                 "unread-arguments",
@@ -198,11 +215,27 @@ def renamed(row: Mapping[str, Any], columns: Mapping[str, str], ignore: frozense
 def plain(row: Mapping[str, Any]) -> dict[str, Any]:
     """The row as every file form would give it: without the nulls that columns add inside of objects, messages in a
     text as a list, and well-known names as ours."""
+    row = _well_named(row)
     result = {SAME.get(name, name) if SAME.get(name) not in row else name: _plain(value) for name, value in row.items()}
     turns = next((result[name] for name in DIALOGUES if isinstance(result.get(name), list)), None)
     if turns and "rejected" in result and "chosen" not in result:
         result["chosen"] = turns  # they end with the preferred reply
     return result
+
+
+def _well_named(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The row with `Prompt`, `CHOSEN` and ` prompt` under the names in lower case, where nothing else has these."""
+    ours = _names(tuple(row))
+    return row if ours is None else {ours[name]: value for name, value in row.items()}
+
+
+@lru_cache(maxsize=256)
+def _names(names: tuple[str, ...]) -> dict[str, str] | None:
+    """Our name of every column; None where they are the same."""
+    folded = {name: str(name).strip("\ufeff \t").lower() for name in names}
+    taken = Counter(folded.values())
+    ours = {name: low if low in WELL_KNOWN and taken[low] == 1 else name for name, low in folded.items()}
+    return None if all(name == own for name, own in ours.items()) else ours
 
 
 def _plain(value: Any) -> Any:

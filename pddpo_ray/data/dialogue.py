@@ -6,8 +6,10 @@ A row's prompt is made of all columns that hold a piece of it (`prompt_of`); an 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any, Literal
 
 from pddpo_ray.data import columns, transcripts
@@ -29,11 +31,15 @@ ROLES = {
 TOOL_ROLES = ("tool", "function", "function_call", "function_response", "observation", "ipython", "tool_call")
 CALLS = ("tool_use", "tool_call", "tool_result", "function_call", "function")
 """Types of parts that are calls of tools."""
-LEARNED = ("weight", "loss", "train", "training")
+LEARNED = ("weight", "loss", "loss_mask", "loss_weight", "train", "training", "trainable")
 """Fields of a message that say whether it is learned."""
 TEXT_PARTS = ("text", "input_text", "output_text")
 ASKED, SAID = (*QUESTIONS, "input", "user", "human"), (*REPLIES, "assistant", "model", "gpt", "bot")
 """Names of the two sides in a turn of each."""
+MEDIA_MARK = re.compile(
+    r"(?im)(?:\A\s*|^[ \t]*(?=\S+[ \t]*$)|(?=<\|))<\|?(image|video|audio)(?:[_ ]?(?:pad|here|\d+))?\|?>"
+)
+"""Where a picture or its like stands in a text; inside of a line, `<image>` may be what the text is about."""
 WORDS = 3
 """Fewer words at the beginning of an answer may be its own, though the prompt is the same."""
 
@@ -71,6 +77,15 @@ def _message(item: object, name: str) -> Message:
     if known not in ROLES:
         raise RowError("unknown-role", f"`{name}.role` is {shown(role)}; it must be system, user or assistant")
     return Message(ROLES[known], checked_text(_content(item.get(keys[1]), f"{name}.content"), f"{name}.content"))
+
+
+def ends_with_reply(value: object) -> bool:
+    """Whether a list of turns ends with a reply."""
+    last = value[-1] if isinstance(value, list) and value else None
+    if _question_and_reply(last) is not None:
+        return True
+    role = next((last[key] for key in _MESSAGE[0] if last.get(key)), None) if isinstance(last, Mapping) else None
+    return ROLES.get(str(role).strip().lower()) == "assistant"
 
 
 _MESSAGE = (("role", "from", "speaker"), ("content", "value", "text"))
@@ -159,19 +174,24 @@ def _turns(value: object, name: str) -> Turns:
         turns = messages(more["messages"], f"{name}.messages")
         more.demand_read([turn.content for turn in turns])
         return turns
-    pairs = [_question_and_reply(item) for item in value] if isinstance(value, list) else []
-    if pairs and None not in pairs:
-        return tuple(
-            Message(role, checked_text(text, f"{name}[{index}]"))
-            for index, pair in enumerate(pairs)
-            for role, text in zip(("user", "assistant"), pair or (), strict=True)
-        )
     if isinstance(value, list) and not _is_text(value):
-        return messages(value, name)
+        return _listed(value, name)
     text = _text(_joined_text(value, name), name)
     if name in DIALOGUES and not transcripts.is_open(text):
         raise RowError("wrong-type", f"`{name}` is a text, not a list of messages")
     return transcripts.opened(text, name) if transcripts.is_open(text) else (Message("user", text),)
+
+
+def _listed(value: list[Any], name: str) -> Turns:
+    """Turns from a list of messages, or of a question and its reply each."""
+    pairs = [_question_and_reply(item) for item in value]
+    if not pairs or None in pairs:
+        return messages(value, name)
+    return tuple(
+        Message(role, checked_text(text, f"{name}[{index}]"))
+        for index, pair in enumerate(pairs)
+        for role, text in zip(("user", "assistant"), pair or (), strict=True)
+    )
 
 
 def _question_and_reply(item: object) -> tuple[object, object] | None:
@@ -250,6 +270,14 @@ def demand_turns(turns: Sequence[Message], name: str) -> None:
         raise RowError("wrong-turns", f"`{name}` must alternate user and assistant and end with the user")
 
 
+def refuse_media(turns: Sequence[Message]) -> None:
+    """RowError where a question holds the place of a picture, a video or a sound."""
+    for turn in turns:
+        mark = MEDIA_MARK.search(turn.content) if turn.role == "user" and "<" in turn.content else None
+        if mark is not None and f"</{mark[1]}" not in turn.content.lower():
+            raise RowError("not-text", f"a question holds the place of a part that is no text ({mark[0].strip()})")
+
+
 # --- answers ---------------------------------------------------------------------------------------------------------
 
 
@@ -258,11 +286,13 @@ def side(row: Mapping[str, Any], name: str, *, transcript: bool | None = None) -
 
     `transcript` says whether a text is one; None: it says so itself.
     """
-    value = row.get(name)
+    if name not in row:
+        raise RowError("missing-field", f"there is no field `{name}`")
+    value = row[name]
     if isinstance(value, Mapping):
         value = [value]
     if isinstance(value, list):
-        turns = messages(value, name)
+        turns = _listed(value, name)
     else:
         text = _text(value, name)
         whole = transcripts.is_transcript(text) if transcript is None else transcript
@@ -296,8 +326,10 @@ def judged(prompt: Turns, answers: tuple[str, str], winner: int | None, means: M
 def without_prompt_again(example: Example, texts: Sequence[str]) -> Example:
     """The answers without the prompt, where all of them begin with it. `texts`: the prompt as its columns write it."""
     beginnings = [text.strip() for text in (*texts, example.prompt[-1].content) if _is_telling(text)]
+    system = example.prompt[0].content if example.prompt[0].role == "system" else ""
+    said = [(system and _behind(answer.text, system.strip())) or answer.text for answer in example.answers]
     for beginning in beginnings:
-        rests = [_behind(answer.text, beginning) for answer in example.answers]
+        rests = [_behind(text, beginning) for text in said]
         if rests and all(rests):
             kept = (replace(answer, text=str(rest)) for answer, rest in zip(example.answers, rests, strict=True))
             return replace(example, answers=tuple(kept))
@@ -310,9 +342,17 @@ def _is_telling(text: str) -> bool:
 
 
 def _behind(answer: str, beginning: str) -> str | None:
-    """What an answer says behind the prompt; None where it does not begin with it, or says no more."""
-    begun = answer.lstrip()
-    rest = begun.removeprefix(beginning)
-    if len(rest) == len(begun) or not rest.strip() or (rest[0].isalnum() and beginning[-1].isalnum()):
+    """What an answer says behind the prompt, which may have a label before it and another case or space; None where it
+    does not begin with it, or says no more."""
+    words = beginning.casefold().split()
+    if words[0] not in answer.lstrip()[: len(words[0]) + 64].casefold():
         return None
-    return transcripts.reply_of(transcripts.without_speaker(rest))
+    for before in (transcripts.SPEAKER, transcripts.LABEL):
+        begun = (before.sub("", answer) if before is transcripts.LABEL else answer).lstrip()
+        found = list(islice(re.finditer(r"\S+", begun), len(words)))
+        alike = [word[0].casefold() for word in found] == words
+        end = len(beginning) if begun.startswith(beginning) else found[-1].end() if alike else len(begun)
+        rest = begun[end:]
+        if rest.strip() and not (rest[0].isalnum() and beginning[-1].isalnum()):
+            return transcripts.reply_of(before.sub("", rest))
+    return None

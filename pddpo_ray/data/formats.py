@@ -8,7 +8,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pddpo_ray.data import dialogue, fields, public_formats, transcripts
-from pddpo_ray.data.columns import DIALOGUES, HEADS, REPLIES, ReadFields, is_empty, plain, unread_labels
+from pddpo_ray.data.columns import (
+    DIALOGUES,
+    HEADS,
+    LEADS,
+    PREFERRED,
+    REPLIES,
+    ReadFields,
+    is_empty,
+    plain,
+    unread_labels,
+)
 from pddpo_ray.data.dialogue import Means, judged, pair, prompt_of, side
 from pddpo_ray.data.example import Answer, Dimension, Example
 from pddpo_ray.data.fields import Fields
@@ -21,8 +31,6 @@ Render = Callable[[tuple[Message, ...]], str]
 
 PKU_LABELS = ("better_response_id", "safer_response_id", "is_response_0_safe", "is_response_1_safe")
 JUDGED = ("is_safe", "severity_level", "severity_category", "safety_category", "harm_category")
-PREFERRED = ("chosen", "rejected")
-LEADS = (("better", "worse"), ("cheaper", "costlier"))
 
 
 @dataclass(frozen=True)
@@ -188,6 +196,7 @@ def read_row(row: Fields, form: Format, means: Means, *, judged: bool = True) ->
         raise RowError("mixed-formats", f"the row is {other.about}; the file is {form.about}")
     watched = ReadFields(row)
     example = form.read(watched, means)
+    dialogue.refuse_media(example.prompt)
     texts = [text for name in HEADS if isinstance(text := row.get(name), str)]
     example = dialogue.without_prompt_again(example, texts)
     if len(example.answers) == 2 and example.answers[0].text.rstrip() == example.answers[1].text.rstrip():

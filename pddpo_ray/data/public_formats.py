@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pddpo_ray.data import fields
-from pddpo_ray.data.columns import HEADS, REPLIES, SYSTEM, ReadFields, unread_labels
-from pddpo_ray.data.dialogue import ROLES, Means, judged, prompt_of, side
+from pddpo_ray.data.columns import DIALOGUES, HEADS, REPLIES, SYSTEM, ReadFields, unread_labels
+from pddpo_ray.data.dialogue import Means, ends_with_reply, judged, prompt_of, side
 from pddpo_ray.data.example import Answer, Example
 from pddpo_ray.data.fields import Fields
 from pddpo_ray.data.problems import RowError, shown
@@ -217,10 +217,8 @@ def fits(row: Fields) -> str | None:
         return "argilla"
     if several_answers(row) is not None and not {"chosen", "rejected"} & row.keys():
         return "ratings"
-    turns = row.get("messages")
-    if isinstance(turns, list) and turns and isinstance(turns[-1], Mapping) and not {"chosen", "rejected"} & row.keys():
-        return "conversation" if ROLES.get(str(turns[-1].get("role")).lower()) == "assistant" else None
-    return None
+    turns = next((row[name] for name in DIALOGUES if isinstance(row.get(name), list)), None)
+    return "conversation" if ends_with_reply(turns) and not {"chosen", "rejected"} & row.keys() else None
 
 
 def _texts(row: ReadFields, name: str) -> ReadFields:

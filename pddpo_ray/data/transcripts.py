@@ -19,6 +19,8 @@ STYLES = (
 """How a turn begins, HH-RLHF's first."""
 END = re.compile(r"(<\|im_end\|>|</s>)\s*\Z")
 SPEAKER = re.compile(rf"\A\s*(?:### ?)?(?:{ANYBODY}):")
+LABEL = re.compile(rf"\A\s*(?:### ?)?(?:{ANYBODY}|Question|Answer|Prompt|Input|Output|Q|A):")
+"""What stands before a question or its answer where one text holds both."""
 HH = "\n\nHuman:"
 
 

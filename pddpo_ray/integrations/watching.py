@@ -25,6 +25,7 @@ from pddpo_ray.integrations.journal_lines import append_line
 from pddpo_ray.limits.answer_files import answer_of
 from pddpo_ray.limits.check import Checked, check
 from pddpo_ray.scoring.limit_sources import limits_given
+from pddpo_ray.text.renderer import stop_ids
 from pddpo_ray.theory.seeds import seed_of
 
 logger = logging.getLogger(__name__)
@@ -147,7 +148,9 @@ class LimitWatch(TrainerCallback):
         hot = self._draws.temperature > 0
         how = {"temperature": self._draws.temperature, "top_p": 1.0, "top_k": 0} if hot else {}
         own = model.generation_config
-        ends = {"eos_token_id": own.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+        stated = own.eos_token_id if isinstance(own.eos_token_id, list) else [own.eos_token_id]
+        stops = sorted({*stop_ids(tokenizer), *stated} - {None})
+        ends = {"eos_token_id": stops or None, "pad_token_id": tokenizer.pad_token_id}
         # `generate` takes from the model's own settings what it is not given: penalties, lengths, suppressed tokens
         model.generation_config = GenerationConfig(do_sample=hot, **how, **ends)
         try:

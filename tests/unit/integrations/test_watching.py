@@ -129,7 +129,9 @@ def test_what_cannot_be_asked_is_refused(prompts: list[Any], every: int, said: s
 def test_a_models_own_settings_bend_no_look(tmp_path: Path) -> None:
     """`generate` fills in what it is not given; the trainer's own settings stay as they were."""
     looks = {}
-    for name, settings in {"plain": {}, "bent": {"min_length": 60, "repetition_penalty": 9.0}}.items():
+    bent = {"min_length": 60, "repetition_penalty": 9.0}
+    own: dict[str, dict[str, Any]] = {"plain": {}, "bent": bent, "without an end": {"eos_token_id": None}}
+    for name, settings in own.items():
         watch = LimitWatch(LENGTH, PROMPTS, every=1, draws=Draws(each=2, max_tokens=12))
         trainer = trained(tmp_path / name, None, steps=1)
         for key, value in settings.items():
@@ -138,4 +140,4 @@ def test_a_models_own_settings_bend_no_look(tmp_path: Path) -> None:
         watch._look(1)
         looks[name] = watch.checked["length"].estimate
         assert all(getattr(trainer.model.generation_config, key) == value for key, value in settings.items())
-    assert looks["plain"] == looks["bent"]
+    assert looks["plain"] == looks["bent"] == looks["without an end"]
