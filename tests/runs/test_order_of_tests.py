@@ -58,7 +58,11 @@ def test_a_part_of_the_answers_is_of_all_prompts(tmp_path: Path, monkeypatch: py
 
 
 def test_labels_of_a_limit_without_a_name_are_pooled_too(tmp_path: Path) -> None:
-    rate = ("limits.cost={rate: {world: cost}, learned_from: comparisons}", "limits.cost.labels_each=2", "limits.cost.at_most=0.47")
+    rate = (
+        "limits.cost={rate: {world: cost}, learned_from: comparisons}",
+        "limits.cost.labels_each=2",
+        "limits.cost.at_most=0.47",
+    )
     run_recipe(small(*rate, *QUIET, *TESTED), tmp_path / "run")
     with open_folder(tmp_path / "run") as journal:
         pooled, own, _ = found(journal, "cost")

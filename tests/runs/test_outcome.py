@@ -85,7 +85,15 @@ def test_why_a_run_tested_nothing_is_said(tmp_path: Path) -> None:
     assert "this recipe tests no policy by itself, `pddpo certify RUN` does" in result["outcome"]["headline"]
     for recipe, overrides, reason in (
         ("tabular", ["feedback.kind=people"], "this recipe tests no policy by itself"),
-        ("text-world", ["feedback={kind: model}", "limits.cost={mean: {model: cost}, learned_from: comparisons}", "certificate.certify=end"], "never certified"),
+        (
+            "text-world",
+            [
+                "feedback={kind: model}",
+                "limits.cost={mean: {model: cost}, learned_from: comparisons}",
+                "certificate.certify=end",
+            ],
+            "never certified",
+        ),
     ):
         assert reason in (why_not_asked(load(recipe, overrides)) or "")
     for recipe in ("tabular", "text-world"):  # in one process, and on Ray

@@ -21,8 +21,8 @@ from pddpo_ray.config import load
 from pddpo_ray.errors import ParkedError
 from pddpo_ray.journal.database import now_ms, open_database
 from pddpo_ray.loop.run import run_recipe
-from tests.support.annotation_queue import FreshQueue
 from tests.runs.test_people_run import SETTINGS
+from tests.support.annotation_queue import FreshQueue
 from tests.unit.loop.small_run import run_of
 
 
