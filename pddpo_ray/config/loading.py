@@ -622,17 +622,23 @@ def _check_texts(config: Config, origins: Origins) -> None:
 
 
 def _check_scorers(config: Config, origins: Origins) -> None:
-    """Reward and cost models that the recipe names are there, or can only be the hub's."""
+    """Reward and cost models that the run asks are there, or can only be the hub's."""
     card = config.scorecard.scorers
-    named: dict[Keys, StoredScorerConfig | None] = {
+    scorers: dict[Keys, StoredScorerConfig | None] = {
         ("scorecard", "scorers", kind): getattr(card, kind) for kind in ("reward", "cost")
     }
     if isinstance(config.feedback, ModelFeedback):
-        named |= {("feedback", kind): getattr(config.feedback, kind) for kind in ("reward", "cost")}
-    for keys, given in named.items():
-        if given is not None and not Path(given.path).is_dir() and not is_hub_name(given.path):
+        scorers |= {("feedback", kind): getattr(config.feedback, kind) for kind in config.asked_models}
+    named = [(keys, ".path", keys[-1], scorer.path) for keys, scorer in scorers.items() if scorer is not None]
+    of_limits = [one for one in config.stated if one.source.kind == "score_model"]
+    named += [
+        (("limits", one.limit.name), "", "reward" if one.limit.at_least else "cost", one.source.what)
+        for one in of_limits
+    ]
+    for keys, last, kind, path in named:
+        if not Path(path).is_dir() and not is_hub_name(path):
             origin, key = _origin_of(keys, origins), ".".join(keys)
             raise UserError(
-                f"{f'{origin}: ' if origin else ''}{key}.path: there is no folder {given.path}; `pddpo scorer train"
-                f" FILES --kind {keys[-1]} --base MODEL --out {given.path}` makes it, or name another one"
+                f"{f'{origin}: ' if origin else ''}{key}{last}: there is no folder {path}; `pddpo scorer train"
+                f" FILES --kind {kind} --base MODEL --out {path}` makes it, or name another one"
             )

@@ -247,13 +247,23 @@ class Config(Strict):
         return by_logit or self.labelled or isinstance(self.feedback, MixedFeedback)
 
     @property
-    def trained_scorers(self) -> tuple[str, ...]:
-        """Reward and cost model where `feedback` names none and something asks them: the run trains them."""
-        feedback = self.feedback
-        if not (isinstance(feedback, ModelFeedback) and self.compares):
+    def score_models(self) -> ModelFeedback | TrainedScores | None:
+        """The reward and cost model that label, alone or beside people."""
+        source = self.feedback.model if isinstance(self.feedback, MixedFeedback) else self.feedback
+        return source if isinstance(source, ModelFeedback | TrainedScores) else None
+
+    @property
+    def asked_models(self) -> tuple[Literal["reward", "cost"], ...]:
+        """Which of the two are asked for a label. The other is not needed: it is neither loaded nor trained."""
+        if self.score_models is None or not self.compares:
             return ()
-        wanted = {"reward": feedback.reward is None, "cost": feedback.cost is None and self.asks_costs}
-        return tuple(kind for kind, missing in wanted.items() if missing)
+        return ("reward", "cost") if self.asks_costs else ("reward",)
+
+    @property
+    def trained_scorers(self) -> tuple[Literal["reward", "cost"], ...]:
+        """Models that are asked and that the recipe does not name: the run trains them."""
+        models = self.score_models
+        return tuple(kind for kind in self.asked_models if getattr(models, kind) is None)
 
     @property
     def typed_limits(self) -> tuple[Limit, ...]:
@@ -478,8 +488,7 @@ class Config(Strict):
             raise ValueError(f"algorithm {self.algorithm} updates a network by policy gradients; {without}")
         if self.explore.loss == "xpo":
             raise ValueError(f"explore.loss=xpo is a term in a network's loss; {without}: use explore.bonus")
-        scored = isinstance(feedback, MixedFeedback) and isinstance(feedback.model, TrainedScores)
-        if scored or isinstance(feedback, ModelFeedback):
+        if self.score_models is not None:
             raise ValueError(f"feedback.kind={feedback.kind} scores with networks; {without}: use world or people")
 
     def _rule_fits_the_method(self) -> None:

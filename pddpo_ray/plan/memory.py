@@ -262,19 +262,19 @@ def scorer_memory(config: Config, shape: ModelShape, device: Device) -> tuple[Me
 
     A model that is given counts as large as the policy; where the recipe names it by hub name its size is not known.
     """
-    if not isinstance(config.feedback, ModelFeedback):
+    if not isinstance(config.feedback, ModelFeedback) or not config.asked_models:
         return ()
-    models = (config.feedback.reward, config.feedback.cost)
+    models = [getattr(config.feedback, kind) for kind in config.asked_models]
     # what is trained here is float32, what is given computes as the run does
     weights, runtime = 4.0 * shape.parameters, {}
     largest = weights if None in models else float(_width(config) * shape.parameters)
     if isinstance(config.cluster, RayCluster):
         runtime = {"runtime": RUNTIME_BYTES["scorer"]}
     where: Literal["host", "device"] = "device" if device == "cuda" and config.feedback.gpus else "host"
-    needs = [Memory(SCORERS, 2, where, {"models": largest, **(runtime if where == "host" else {})})]
+    needs = [Memory(SCORERS, len(models), where, {"models": largest, **(runtime if where == "host" else {})})]
     if where == "device" and isinstance(config.cluster, RayCluster):
         waiting = {"models": largest} if config.cluster.layout == "time-shared" else {}
-        needs.append(Memory(WAITING, 2, "host", {**waiting, **runtime}))
+        needs.append(Memory(WAITING, len(models), "host", {**waiting, **runtime}))
     if config.trained_scorers:
         tokens = 2 * config.scorers.fit.batch_pairs * shape.text_tokens
         activations = layer_bytes(tokens, _sizes(shape, "float32", None))

@@ -72,7 +72,7 @@ def cost_scale(config: Config) -> CostScale:
 
 def _seen(config: Config) -> str | None:
     feedback = config.feedback
-    if not isinstance(feedback, ModelFeedback) or feedback.cost is None:
+    if not isinstance(feedback, ModelFeedback) or feedback.cost is None or "cost" not in config.asked_models:
         return None
     report = Path(feedback.cost.path) / REPORT
     if not report.is_file():

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from pddpo_ray.config import Config, FitConfig, MixedFeedback, ModelFeedback, TextWorldConfig
-from pddpo_ray.config.feedback import TrainedScores
+from pddpo_ray.config import Config, FitConfig, ModelFeedback, TextWorldConfig
 from pddpo_ray.driver.offline_setup import calibration_size, offline_answers, prompts_of_the_term, proposal_of
 from pddpo_ray.parts.fitting import with_steps
 from pddpo_ray.worlds.text_family import grammar_of
@@ -74,7 +73,7 @@ def _work_before(config: Config, prompts: int) -> Work:
         answers["offline"] = prompts * offline_answers(config.offline.pairs, prompts)
         if config.offline.extra:
             answers["extra"] = prompts * offline_answers(config.offline.extra, prompts)
-    models = _trained_scorers(config)
+    models = len(config.trained_scorers)
     if models and isinstance(config.world, TextWorldConfig):
         answers["scorers"] = prompts * 2 * -(-config.scorers.pairs // prompts)
     by_method = config.traits.policy_gradient
@@ -96,19 +95,6 @@ def _work_before(config: Config, prompts: int) -> Work:
     baseline = prompts * config.explore.baseline_answers
     answers |= {"baseline": baseline, "proposal": prompts * proposal.pool}
     return replace(once, answers=answers, features=baseline + whitened)
-
-
-def _trained_scorers(config: Config) -> int:
-    """Reward and cost models that label and are trained before the first round."""
-    if not config.compares:
-        return 0
-    match config.feedback:
-        case ModelFeedback(reward=reward, cost=cost):
-            return (reward, cost).count(None)
-        case MixedFeedback(model=TrainedScores(reward=reward, cost=cost)):
-            return (reward, cost).count(None)
-        case _:
-            return 0
 
 
 def _scorer_pairs(config: Config, pairs: int) -> int:
@@ -192,11 +178,11 @@ def _work_of_a_round(config: Config, prompts: int, first: bool) -> Work:
     fitted = sum(_pairs_of(fit, offline) for fit in fits)
     new = 0 if first or not config.online else config.pairs_asked
     rows = offline if first else offline + round(new * config.rounds / 2)
-    from_models = config.compares and isinstance(config.feedback, ModelFeedback)
+    models = config.asked_models if isinstance(config.feedback, ModelFeedback) else ()
     # the reference's numbers are kept from round to round; the cost fit's base, the reward policy, is another each time
     prepared = 2 * (rows if first else new) + 2 * rows
     own_scores = 2 if config.signal == "cost_model" else 1
-    scored = own_scores * config.feedback.responses if from_models else 0
+    scored = own_scores * config.feedback.responses if "cost" in models else 0
     # the reward fit begins from the last one; the cost fit too, or from three versions whose difference it carries over
     loads = 0 if first else 1 + {"carried": 3, "previous": 1, "reward": 0}[trainer.warm_start]
     once = Work(
@@ -222,7 +208,7 @@ def _work_of_a_round(config: Config, prompts: int, first: bool) -> Work:
         once,
         features=candidates + answers.get("baseline", 0),
         log_probs=2 * candidates,
-        scored=scored + (4 * config.pairs_asked if from_models else 0),
+        scored=scored + 2 * len(models) * config.pairs_asked,
         deliveries=2 if "proposal" in answers or "baseline" in answers else 1,
     )
 

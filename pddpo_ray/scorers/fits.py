@@ -230,22 +230,18 @@ def given_scorer(settings: StoredScorerConfig, dtype: str) -> AnswerScorer:
 
 def feedback_models(
     settings: ModelFeedback,
-    trained: Sequence[Kind],
+    asked: Sequence[Kind],
     training: ScorerTraining,
     data: Data,
     open_scorer: OpenScorer | None,
     dtype: str = "float32",
 ) -> dict[Kind, AnswerScorer]:
-    """The recipe's reward and cost model: those that it gives, and those that are trained; one that is neither is asked
-    nothing."""
+    """The models that are asked: those that the recipe names are loaded, the others trained."""
     opened = open_scorer or (lambda name, make: make())
-    if trained:
+    named: dict[Kind, StoredScorerConfig | None] = {kind: getattr(settings, kind) for kind in asked}
+    if trained := [kind for kind, path in named.items() if path is None]:
         training.stored(data, trained)
-    models: dict[Kind, AnswerScorer] = {}
-    for kind in KINDS:
-        given: StoredScorerConfig | None = getattr(settings, kind)
-        if given is not None:
-            models[kind] = opened(f"{kind}-model", partial(given_scorer, given, dtype))
-        elif kind in trained:
-            models[kind] = training.opened(kind)
-    return models
+    return {
+        kind: training.opened(kind) if scorer is None else opened(f"{kind}-model", partial(given_scorer, scorer, dtype))
+        for kind, scorer in named.items()
+    }

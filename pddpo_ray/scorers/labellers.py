@@ -41,7 +41,6 @@ from pddpo_ray.records import (
 )
 from pddpo_ray.scorers.fits import OF_FEEDBACK, feedback_models, training_of
 from pddpo_ray.scoring.endpoint import ChatEndpoint
-from pddpo_ray.scoring.held_out import Kind
 from pddpo_ray.scoring.judge import Judge, JudgeLabeller
 from pddpo_ray.scoring.limit_judge import key_of
 from pddpo_ray.scoring.scored_labeller import ScoredLabeller
@@ -221,9 +220,7 @@ def _scored_labeller(
         )
 
     training = training_of(config, journal, backends, OF_FEEDBACK)
-    wanted: tuple[tuple[Kind, bool], ...] = (("reward", True), ("cost", config.asks_costs))
-    trained = [kind for kind, asked in wanted if asked and getattr(settings, kind) is None]
-    models = feedback_models(settings, trained, training, data, backends.own_scorer, config.model.dtype)
+    models = feedback_models(settings, config.asked_models, training, data, backends.own_scorer, config.model.dtype)
 
     def watch(costs: Array) -> None:
         journal.add_metrics(spread_of(costs, config.dual.cost_max).as_metrics())

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pddpo_ray.journal import read_journal
 from pddpo_ray.driver.run import run_recipe
+from pddpo_ray.journal import read_journal
 from pddpo_ray.records import Pair, Stage
 from pddpo_ray.storage.whole_files import JOURNAL
 from pddpo_ray.worlds.tabular import trap_world

@@ -13,21 +13,21 @@ from typing import Any
 
 import pytest
 
+from pddpo_ray.backends.preflight import take_new_identity
+from pddpo_ray.certificates.certified import read_certified
+from pddpo_ray.certificates.document import FILE, certificate_of, sentences, verified, write_certificate
+from pddpo_ray.certificates.groups import group_bounds
+from pddpo_ray.certificates.ledger import Entry, read_ledger
+from pddpo_ray.certificates.release import certify_and_release
+from pddpo_ray.certificates.release_history import Releases
+from pddpo_ray.certificates.testing import certify
 from pddpo_ray.cli.main import main
 from pddpo_ray.config import load
+from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import DecisionNeeded, UserError
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.journal.transactions import Store
-from pddpo_ray.backends.preflight import take_new_identity
-from pddpo_ray.certificates.document import FILE, certificate_of, sentences, verified, write_certificate
-from pddpo_ray.certificates.groups import group_bounds
-from pddpo_ray.certificates.testing import certify
-from pddpo_ray.certificates.ledger import Entry, read_ledger
-from pddpo_ray.certificates.release import certify_and_release
-from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.report.build import build_report
-from pddpo_ray.certificates.certified import read_certified
-from pddpo_ray.certificates.release_history import Releases
 from pddpo_ray.theory.certificate import first_certified, upper_bound
 from pddpo_ray.theory.levels import Allocation
 from pddpo_ray.theory.measured_draws import bias_bound, logit_draws
@@ -35,7 +35,11 @@ from tests.unit.loop.small_run import SMALL, small
 
 pytestmark = pytest.mark.run
 
-RATE = ("limits.cost={rate: {world: cost}, learned_from: comparisons}", "limits.cost.labels_each=1", "limits.cost.at_most=0.6")
+RATE = (
+    "limits.cost={rate: {world: cost}, learned_from: comparisons}",
+    "limits.cost.labels_each=1",
+    "limits.cost.at_most=0.6",
+)
 BATCH_DRAWS = small().certificate.batch
 MANY = 100 * BATCH_DRAWS
 
@@ -247,7 +251,9 @@ def test_a_logit_is_certified_below_its_bias_with_the_unsafe_rate_beside_it(tmp_
 
 
 def test_two_limits_are_each_tested_at_their_own_whole_level(tmp_path: Path) -> None:
-    config = load("tabular-two-limits", [*SMALL, "rounds=1", "limits.cost.labels_each=16", "limits.privacy.labels_each=16"])
+    config = load(
+        "tabular-two-limits", [*SMALL, "rounds=1", "limits.cost.labels_each=16", "limits.privacy.labels_each=16"]
+    )
     run_recipe(config, tmp_path / "run")
     names = list(config.thresholds)
     entry = certify(config, tmp_path / "run", "last", dict.fromkeys(names, 1.6), 2 * BATCH_DRAWS)
@@ -261,7 +267,9 @@ def test_two_limits_are_each_tested_at_their_own_whole_level(tmp_path: Path) -> 
 
 def test_a_limit_that_was_decided_early_catches_up_under_another_bound(tmp_path: Path) -> None:
     """The second limit took more draws; then the first alone is in doubt: none of its batches has a number twice."""
-    config = load("tabular-two-limits", [*SMALL, "rounds=1", "limits.cost.labels_each=16", "limits.privacy.labels_each=16"])
+    config = load(
+        "tabular-two-limits", [*SMALL, "rounds=1", "limits.cost.labels_each=16", "limits.privacy.labels_each=16"]
+    )
     run_recipe(config, tmp_path / "run")
 
     def asked(limits: list[float], batches: int) -> Entry:

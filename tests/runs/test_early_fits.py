@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from pddpo_ray.config import Config
-from pddpo_ray.contracts import EarlyTrainer, FitCommand, FitResult, Labeller, TrainerBackend
 from pddpo_ray.backends.backends import Backends
 from pddpo_ray.backends.in_process import make_backends
+from pddpo_ray.config import Config
+from pddpo_ray.contracts import EarlyTrainer, FitCommand, FitResult, Labeller, TrainerBackend
 from pddpo_ray.records import Array, LabelledPair, Pair, PolicyVersion, Response, SafetyLabels
 from tests.unit.loop.small_run import finish, small
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pddpo_ray.config import Config, load
-from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.backends.machine import inspect_machine
+from pddpo_ray.config import Config, load
 from pddpo_ray.driver.run import run_recipe
+from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.plan.printed import make_plan
 from pddpo_ray.report.build import build_report
 from tests.unit.report.page import Page

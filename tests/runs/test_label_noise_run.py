@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from pddpo_ray.config import load
+from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.parts.limits import ANSWERS
-from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import ARTIFACTS
 from pddpo_ray.theory.matrix_dual import MOST_NOISE, within_covariance

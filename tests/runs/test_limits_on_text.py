@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from pddpo_ray.config import Config, load
+from pddpo_ray.driver.run import PhaseChanged, run_recipe
 from pddpo_ray.errors import UserError
 from pddpo_ray.evaluate.world import evaluate_run
 from pddpo_ray.journal.identity import open_folder
-from pddpo_ray.driver.run import PhaseChanged, run_recipe
 from tests.support.measuring_server import measuring_server
 from tests.unit.loop.small_run import story
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from pddpo_ray.config import Config, load
-from pddpo_ray.journal import read_journal
 from pddpo_ray.driver.run import PhaseChanged, run_recipe
+from pddpo_ray.journal import read_journal
 from pddpo_ray.plan.work import work
 from pddpo_ray.storage.whole_files import JOURNAL
 from tests.support.small_real_text import SMALL_REAL_TEXT

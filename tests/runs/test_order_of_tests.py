@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pddpo_ray.journal import JournalReader
-from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.certificates import candidate_order as order_of_tests
 from pddpo_ray.certificates.candidate_order import PooledAnswers
 from pddpo_ray.certificates.outcome import ORDER
 from pddpo_ray.driver.run import run_recipe
+from pddpo_ray.journal import JournalReader
+from pddpo_ray.journal.identity import open_folder
 from tests.unit.loop.small_run import small
 
 pytestmark = pytest.mark.run
@@ -58,7 +58,11 @@ def test_a_part_of_the_answers_is_of_all_prompts(tmp_path: Path, monkeypatch: py
 
 
 def test_labels_of_a_limit_without_a_name_are_pooled_too(tmp_path: Path) -> None:
-    rate = ("limits.cost={rate: {world: cost}, learned_from: comparisons}", "limits.cost.labels_each=2", "limits.cost.at_most=0.47")
+    rate = (
+        "limits.cost={rate: {world: cost}, learned_from: comparisons}",
+        "limits.cost.labels_each=2",
+        "limits.cost.at_most=0.47",
+    )
     run_recipe(small(*rate, *QUIET, *TESTED), tmp_path / "run")
     with open_folder(tmp_path / "run") as journal:
         pooled, own, _ = found(journal, "cost")

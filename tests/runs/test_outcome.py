@@ -12,20 +12,20 @@ import pytest
 from rich.console import Console
 from safetensors.numpy import load_file
 
-from pddpo_ray.cli.train import show_result
-from pddpo_ray.config import load
-from pddpo_ray.journal import read_journal
-from pddpo_ray.journal.database import open_database
-from pddpo_ray.journal.identity import open_folder
-from pddpo_ray.journal.transactions import Store
 from pddpo_ray.certificates.document import FILE, sentences, verified
 from pddpo_ray.certificates.ledger import read_ledger
 from pddpo_ray.certificates.outcome import Outcome, outcome_of
 from pddpo_ray.certificates.release import why_not_asked
+from pddpo_ray.certificates.release_history import Releases
+from pddpo_ray.cli.train import show_result
+from pddpo_ray.config import load
 from pddpo_ray.driver.run import run_recipe
+from pddpo_ray.journal import read_journal
+from pddpo_ray.journal.database import open_database
+from pddpo_ray.journal.identity import open_folder
+from pddpo_ray.journal.transactions import Store
 from pddpo_ray.report.progress import watching
 from pddpo_ray.report.text import seconds
-from pddpo_ray.certificates.release_history import Releases
 from pddpo_ray.storage.whole_files import JOURNAL, RESULT
 from tests.support.finished_runs import FinishedRuns
 from tests.unit.loop.small_run import run_of, small
@@ -85,7 +85,15 @@ def test_why_a_run_tested_nothing_is_said(tmp_path: Path) -> None:
     assert "this recipe tests no policy by itself, `pddpo certify RUN` does" in result["outcome"]["headline"]
     for recipe, overrides, reason in (
         ("tabular", ["feedback.kind=people"], "this recipe tests no policy by itself"),
-        ("text-world", ["feedback={kind: model}", "limits.cost={mean: {model: cost}, learned_from: comparisons}", "certificate.certify=end"], "never certified"),
+        (
+            "text-world",
+            [
+                "feedback={kind: model}",
+                "limits.cost={mean: {model: cost}, learned_from: comparisons}",
+                "certificate.certify=end",
+            ],
+            "never certified",
+        ),
     ):
         assert reason in (why_not_asked(load(recipe, overrides)) or "")
     for recipe in ("tabular", "text-world"):  # in one process, and on Ray

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pddpo_ray.cli.main import main
 from pddpo_lab.compare.own_runs import PAGE, rows, spent
+from pddpo_ray.cli.main import main
 from pddpo_ray.config import load
 from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.report.run_data import read_run

@@ -18,20 +18,21 @@ from sqlalchemy import select
 from pddpo_ray.annotation.decisions import Decision, Decisions
 from pddpo_ray.annotation.leases import Lease
 from pddpo_ray.annotation.rounds import Rounds, RoundStatus
+from pddpo_ray.certificates.testing import certify
 from pddpo_ray.config import Config
+from pddpo_ray.driver.run import PhaseChanged, run_recipe
 from pddpo_ray.errors import ParkedError, UserError
 from pddpo_ray.journal.annotation_schema import question_round, task
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.journal.transactions import Store
-from pddpo_ray.certificates.testing import certify
-from pddpo_ray.driver.run import PhaseChanged, run_recipe
 from pddpo_ray.report.build import build_report
 from pddpo_ray.storage.whole_files import JOURNAL
 from pddpo_ray.theory.certificate import upper_bound
 from pddpo_ray.theory.cost_estimate import clipped_logit
 from pddpo_ray.theory.levels import Allocation
 from pddpo_ray.theory.measured_draws import limit_with_people, with_people
+from tests.runs.test_limits_on_text import PowerCut, twin
 from tests.support.answering_people import RULES, Crowd, answering
 from tests.support.measuring_server import measuring_server
 from tests.support.tiers import in_full
@@ -39,7 +40,6 @@ from tests.unit.loop.small_run import run_of
 from tests.unit.loop.test_limits_on_files import RULES as BY_RULE
 from tests.unit.loop.test_limits_on_files import SAMPLES
 from tests.unit.loop.test_limits_on_files import recipe as files_recipe
-from tests.runs.test_limits_on_text import PowerCut, twin
 
 QUESTION = "# Is it long?\n\nMore than ten words.\n"
 AT_ONCE, PARKED = "people={poll_s: 0.02}", "people={park_after_s: 0, poll_s: 0.02}"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal
-from pddpo_ray.driver.run import run_recipe
 from tests.support.postgres_server import postgres_server
 from tests.unit.loop.small_run import finish, small, story
 

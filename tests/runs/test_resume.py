@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Table
 
-from pddpo_ray.journal import Journal, read_journal, schema
 from pddpo_ray.driver.run import PhaseChanged, run_recipe
+from pddpo_ray.journal import Journal, read_journal, schema
 from pddpo_ray.storage.whole_files import JOURNAL
 from tests.support.tiers import in_full
 from tests.unit.loop.small_run import SMALL, finish, small, story

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from pddpo_ray.algorithms.stages import Parts, Sizes
+from pddpo_ray.backends.backends import Backends
+from pddpo_ray.backends.in_process import make_backends
 from pddpo_ray.config import Config, load
+from pddpo_ray.driver.run import RoundFinished, RunFinished, RunStarted, run_recipe
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import read_journal
-from pddpo_ray.backends.backends import Backends
 from pddpo_ray.parts.dual_step import DualController
-from pddpo_ray.backends.in_process import make_backends
-from pddpo_ray.driver.run import RoundFinished, RunFinished, RunStarted, run_recipe
 from pddpo_ray.records import CandidateSet, CostEstimate, Pair, PolicyVersion, Prompt, Response, UniformMixture
 from pddpo_ray.storage.whole_files import JOURNAL, RESULT
 from pddpo_ray.worlds.tabular import trap_world

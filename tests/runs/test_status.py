@@ -18,11 +18,11 @@ from pddpo_ray.annotation.leases import Lease
 from pddpo_ray.cli.main import main
 from pddpo_ray.cli.recipe_of_run import find_run
 from pddpo_ray.config import load
+from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import ParkedError
 from pddpo_ray.journal.database import now_ms, open_database
-from pddpo_ray.driver.run import run_recipe
-from tests.support.annotation_queue import FreshQueue
 from tests.runs.test_people_run import SETTINGS
+from tests.support.annotation_queue import FreshQueue
 from tests.unit.loop.small_run import run_of
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from pddpo_ray.config import Config, load
+from pddpo_ray.driver.run import PhaseChanged, run_recipe
 from pddpo_ray.evaluate.world import evaluate_run
 from pddpo_ray.journal import read_journal
-from pddpo_ray.driver.run import PhaseChanged, run_recipe
 from pddpo_ray.plan.work import work
 from pddpo_ray.storage.whole_files import JOURNAL
 from tests.unit.loop.small_run import story
@@ -81,7 +81,12 @@ def test_a_text_run_broken_off_in_mid_round_equals_the_unbroken_one(tmp_path: Pa
 def test_a_run_on_a_drawn_world_is_evaluated_under_its_rate(tmp_path: Path) -> None:
     """The limit, g and the optimum are of the unsafe rate, not of the mean logit."""
     family = "world.family={kind: drawn, limit: {kind: rate, at_most: 0.05}}"
-    rate = ["limits.cost={rate: {world: cost}, learned_from: comparisons}", "limits.cost.at_most=0.05", "dual.cost_max=6.0", "dual.rho=null"]
+    rate = [
+        "limits.cost={rate: {world: cost}, learned_from: comparisons}",
+        "limits.cost.at_most=0.05",
+        "dual.cost_max=6.0",
+        "dual.rho=null",
+    ]
     result = run_recipe(tiny_text("rounds=1", "world.seed=3", family, *rate), tmp_path / "run")
     assert result["multiplier_optimum"] > 0
     with read_journal(tmp_path / "run" / JOURNAL, "run") as journal:

@@ -11,9 +11,17 @@ from typer.testing import CliRunner
 from pddpo_ray.cli.main import app
 from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
-from pddpo_ray.plan.memory import ModelShape, trainer_bytes
+from pddpo_ray.plan.memory import ModelShape, scorer_memory, trainer_bytes
 from tests.support.scorer_rows import rows_of_words, write_rows
 from tests.support.tiny_language_model import save_policy
+
+
+@pytest.fixture(autouse=True)
+def scorers_of_the_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folders that the recipe's limits name, in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    for kind in ("reward", "cost"):
+        (tmp_path / "scorers" / kind).mkdir(parents=True)
 
 
 def given(tmp_path: Path, **changes: str) -> list[str]:
@@ -53,6 +61,29 @@ def test_null_takes_a_limit_of_the_recipe_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("own", "models"),
+    [
+        (["limits.unsafe=null", "limits.helpful=null", LENGTH], ("reward",)),
+        (["limits.unsafe=null", "limits.helpful=null", LENGTH, "reward={rule: words, bounds: [0, 60]}"], ()),
+        (
+            ["limits={unsafe: null, helpful: null, cost: {logit: {model: cost}, at_most: 0, labels_each: 8}}"],
+            ("reward", "cost"),
+        ),
+    ],
+)
+def test_a_score_model_that_nobody_asks_is_neither_wanted_nor_loaded(
+    own: list[str], models: tuple[str, ...], tmp_path: Path
+) -> None:
+    missing = {"reward": "./nowhere/reward", "cost": "./nowhere/cost"}
+    there = {f"feedback.{kind}": f"{{path: {tmp_path if kind in models else path}}}" for kind, path in missing.items()}
+    config = load("align", [*given(tmp_path, **there), *own])
+    assert config.asked_models == models
+    assert config.trained_scorers == ()
+    planned = [need.count for need in scorer_memory(config, ModelShape(1_000_000, 100, 10, 1_000, 0, 50), "cpu")]
+    assert planned == ([len(models)] if models else [])
+
+
+@pytest.mark.parametrize(
     ("changes", "line"),
     [
         (
@@ -84,7 +115,10 @@ def test_what_cannot_be_taken_out_is_said_in_one_line(changes: list[str], line: 
         ({"model__reference": "/nowhere/model"}, "model.reference /nowhere/model does not exist; give a folder"),
         ({"data__helpful": "[/nowhere/pairs.jsonl]"}, "data.helpful: there is no file /nowhere/pairs.jsonl; give"),
         ({"data__prompts": "[/nowhere/asked.jsonl]"}, "data.prompts: there is no file /nowhere/asked.jsonl; give"),
-        ({"feedback__cost": ""}, "there is no folder ./scorers/cost; `pddpo scorer train FILES --kind cost"),
+        (
+            {"limits__unsafe__rate": "{score_model: ./nowhere/cost}"},
+            "limits.unsafe: there is no folder ./nowhere/cost; `pddpo scorer train FILES --kind cost",
+        ),
         ({"feedback__reward": "{path: /nowhere/r}"}, "--kind reward --base MODEL --out /nowhere/r` makes it"),
     ],
 )
