@@ -7,27 +7,32 @@ from typing import Annotated
 import typer
 
 from pddpo_ray.cli.output import print_columns, print_json
-from pddpo_ray.config.explaining import Explained, every_key, explained, keys_of_section, settings_page
+from pddpo_ray.config.explaining import Explained, explained, first_keys, keys_of_section, settings_page
 
 
 def explain(
-    key: Annotated[str | None, typer.Argument(help="Key with dots, e.g. dual.rule; none: the sections.")] = None,
+    words: Annotated[
+        list[str] | None, typer.Argument(help="Key with dots, e.g. dual.rule, or words; none: what matters first.")
+    ] = None,
     page: Annotated[bool, typer.Option("--page", help="Print all keys as a page, as docs/settings.md has it.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """What a key of a recipe takes, its default, and what it does."""
+    key = " ".join(words) if words else None
     if page:
-        typer.echo(settings_page(), nl=False)
+        typer.echo(settings_page(laboratory=key == "world"), nl=False)
         return
     if key is None:
-        found, below = [one for one in every_key() if "." not in one.key], []
+        found, below = first_keys(), []
     else:
-        found, below = explained(key), keys_of_section(key)
+        found = explained(key)
+        below = keys_of_section(found[0].key) if len({one.key for one in found}) == 1 else []
     if as_json:
         print_json({"keys": [_as_json(one) for one in found], "below": [_as_json(one) for one in below]})
         return
     if key is None:
         print_columns([(one.key, one.default, one.about) for one in found])
+        typer.echo("`pddpo explain KEY` or WORDS says more, e.g. `pddpo explain batch size`; all: docs/settings.md")
         return
     for one in found:
         where = f" ({one.variant})" if one.variant else ""

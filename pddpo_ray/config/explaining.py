@@ -20,6 +20,28 @@ from pddpo_ray.config.registered import Named, SettingsOf
 from pddpo_ray.errors import UserError
 from pddpo_ray.registry import Extension, load, names
 
+LABORATORY = ("world", "ppo", "method")
+"""Sections of worlds and compared methods."""
+FIRST = (
+    "algorithm", "model.reference", "model.parameters.rank", "model.dtype", "data.helpful", "data.harmless",
+    "data.prompts", "data.template", "data.prompt_tokens", "data.answer_tokens", "data.prompt_count", "limits",
+    "reward", "feedback.kind", "feedback.responses",
+    "rounds", "beta", "dual.rho", "trainer.reward.learning_rate", "trainer.reward.epochs",
+    "trainer.reward.batch_pairs", "trainer.micro_pairs", "rollout.max_tokens", "offline.pairs", "certificate.certify",
+)  # fmt: skip
+"""The keys that matter first."""
+SYNONYMS = {
+    "lora": "model.parameters.rank", "adapter": "model.parameters.rank", "peft": "model.parameters.rank",
+    "batch size": "trainer.reward.batch_pairs", "epochs": "trainer.reward.epochs",
+    "learning rate": "trainer.reward.learning_rate", "lr": "trainer.reward.learning_rate",
+    "wandb": "report.trackers", "mlflow": "report.trackers", "tensorboard": "report.tensorboard",
+    "quantisation": "model.dtype", "quantization": "model.dtype", "bf16": "model.dtype", "precision": "model.dtype",
+    "fsdp": "trainer.engine", "deepspeed": "trainer.engine", "zero": "trainer.engine",
+    "max length": "rollout.max_model_len", "context length": "rollout.max_model_len",
+    "gradient accumulation": "trainer.micro_pairs", "micro batch": "trainer.micro_pairs", "gpus": "trainer.workers",
+    "temperature": "policy.temperature", "dataset": "data.helpful",
+}  # fmt: skip
+"""What other programs call a key."""
 SHOWN = 60
 """Characters of a default that are shown."""
 
@@ -45,9 +67,28 @@ def every_key() -> Iterator[Explained]:
 
 
 def explained(key: str) -> list[Explained]:
-    """A key in each variant that has it. Raises UserError with the nearest keys."""
-    found = [one for one in every_key() if one.key == key]
+    """A key in each variant that has it, or the keys that other programs call so, or that say these words.
+
+    Raises UserError with the nearest keys.
+    """
+    words = " ".join(key.lower().replace("_", " ").replace("-", " ").split())
+    found = [one for one in every_key() if one.key in (key, SYNONYMS.get(words))]
     if not found:
+        close = difflib.get_close_matches(words, list(SYNONYMS), 1, 0.85) if "." not in key else []
+        return explained(SYNONYMS[close[0]]) if close else _with_words(key, words.split())
+    return found
+
+
+def first_keys() -> list[Explained]:
+    """The keys that matter first."""
+    every = {one.key: one for one in every_key()}
+    return [every[key] for key in FIRST]
+
+
+def _with_words(key: str, words: list[str]) -> list[Explained]:
+    """Keys whose description has all these words. Raises UserError with the nearest keys where none has."""
+    found = [one for one in every_key() if all(word in f"{one.key} {one.about}".lower().split() for word in words)]
+    if "." in key or "_" in key or not found:
         keys = list(dict.fromkeys(one.key for one in every_key()))
         same = [one for one in keys if one.rpartition(".")[2] == key.rpartition(".")[2]]
         near = (same or difflib.get_close_matches(key, keys, 3, 0.6))[:6]
@@ -63,26 +104,37 @@ def keys_of_section(key: str) -> list[Explained]:
     return [one for one in every_key() if one.key.startswith(f"{key}.") and one.key.count(".") == depth]
 
 
-def settings_page() -> str:
-    """docs/settings.md: a table for every section."""
+def settings_page(*, laboratory: bool = False) -> str:
+    """docs/settings.md: a line for every key; docs/settings-laboratory.md: those of worlds and compared methods."""
+    title, what = ("Settings of the laboratory", "worlds") if laboratory else ("Settings", "a run")
+    command = "pddpo explain world --page" if laboratory else "pddpo explain --page"
     lines = [
-        "# Settings",
+        f"# {title}",
         "",
-        "Every key that a recipe may set, in the words of the code: `pddpo explain --page` prints this page.",
-        "`pddpo explain dual.rule` says the same in the terminal. In a recipe a section is a mapping; on the",
-        "command line a key has dots: `pddpo train o-pd-dpo dual.rule.damping=0.5`. A section with variants is chosen",
-        "by the key that stands in its title.",
+        f"Every key of {what} in the words of the code: `{command}` prints this page. `pddpo explain` shows the keys",
+        "that matter first, `pddpo explain WORDS` finds others. Keys that only a variant has name it in brackets.",
+        "",
+        "| key | takes | default | |",
+        "|---|---|---|---|",
     ]
-    section: tuple[str, str] | None = None
+    alike: dict[type[BaseModel], str] = {}
+    folded: list[str] = []
+    by_key: dict[str, list[Explained]] = {}
     for one in every_key():
-        parent = one.key.rpartition(".")[0]
-        if (parent, one.variant) != section:
-            section = (parent, one.variant)
-            title = (f"`{parent}`" if parent else "The recipe") + (f", `{one.variant}`" if one.variant else "")
-            lines += ["", f"## {title}", "", "| key | takes | default | |", "|---|---|---|---|"]
-        name = one.key.rpartition(".")[2]
-        cells = (f"`{name}`", _cell(one.takes), f"`{_cell(one.default)}`", _cell(one.about))
-        lines.append(f"| {' | '.join(cells)} |")
+        by_key.setdefault(one.key, []).append(one)
+    for key, variants in by_key.items():
+        first = variants[0]
+        if key.startswith(tuple(folded)) or (key.partition(".")[0] in LABORATORY) != laboratory:
+            continue
+        about = first.about
+        if first.section is not None:
+            same = alike.setdefault(first.section, key)
+            if same != key:
+                folded.append(f"{key}.")
+                about = f"{about.removesuffix('.')}. Its keys are those of `{same}`."
+        only = ", ".join(dict.fromkeys(one.variant for one in variants if one.variant))
+        about += f" ({only})" if only and len(variants) < 4 else ""
+        lines.append(f"| `{key}` | {_cell(first.takes)} | `{_cell(first.default)}` | {_cell(about)} |")
     return "\n".join(lines) + "\n"
 
 

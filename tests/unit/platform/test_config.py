@@ -461,9 +461,7 @@ def test_a_recipe_file_with_a_world_of_kind_none_is_refused_with_its_own_values(
     line = "data: {helpful: ['hf:org/pairs'], prompt_count: 7, reference: {}}"
     assert "line 2: `world.kind` is no setting" in str(refused.value)
     assert str(refused.value).endswith(f"write {line}")
-    file.write_text(
-        f"extends: o-pd-dpo\n{line}\nfeedback: {{kind: judge}}\nlimits: {{cost: {{logit: {{judge: {{}}}}}}}}\n"
-    )
+    file.write_text(f"extends: real-text\n{line}\n")
     config = load(str(file))
     assert config.data is not None
     assert (config.data.prompt_count, config.world) == (7, None)

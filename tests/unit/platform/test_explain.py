@@ -8,15 +8,52 @@ from pathlib import Path
 import pytest
 
 from pddpo_ray.cli.main import main
-from pddpo_ray.config.explaining import every_key, explained, keys_of_section, settings_page
+from pddpo_ray.config.explaining import (
+    FIRST,
+    SYNONYMS,
+    every_key,
+    explained,
+    first_keys,
+    keys_of_section,
+    settings_page,
+)
 from pddpo_ray.config.loading import dotted_keys
 from pddpo_ray.errors import UserError
 
 PAGE = Path(__file__).parents[3] / "docs" / "settings.md"
 
 
-def test_the_page_is_that_of_the_code() -> None:
+def test_the_pages_are_those_of_the_code() -> None:
     assert PAGE.read_text(encoding="utf-8") == settings_page(), "pddpo explain --page > docs/settings.md"
+    laboratory = PAGE.with_name("settings-laboratory.md").read_text(encoding="utf-8")
+    assert laboratory == settings_page(laboratory=True), "pddpo explain world --page > docs/settings-laboratory.md"
+    assert len(settings_page().splitlines()) <= 400
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        ("lora", "model.parameters.rank"),
+        ("batch size", "trainer.reward.batch_pairs"),
+        ("epochs", "trainer.reward.epochs"),
+        ("learning rate", "trainer.reward.learning_rate"),
+        ("wandb", "report.trackers"),
+        ("quantisation", "model.dtype"),
+        ("fsdp", "trainer.engine"),
+        ("max length", "rollout.max_model_len"),
+        ("Gradient_accumulation", "trainer.micro_pairs"),
+        ("longest answer, in", "rollout.max_tokens"),
+    ],
+)
+def test_keys_are_found_by_what_others_call_them_and_by_words(words: str, key: str) -> None:
+    assert key in {one.key for one in explained(words)}
+
+
+def test_every_key_that_matters_first_and_every_synonym_is_a_key() -> None:
+    every = {one.key for one in every_key()}
+    assert len(FIRST) == len(set(FIRST)) == 25
+    assert {*FIRST, *SYNONYMS.values()} <= every
+    assert [one.key for one in first_keys()] == list(FIRST)
 
 
 def test_every_key_that_a_recipe_may_set_is_explained() -> None:

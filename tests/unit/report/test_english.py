@@ -29,7 +29,7 @@ DIALECT = {
     r"\bfor ever\b": "without end",
 }
 """What is refused, and what to write."""
-GENERATED = {"settings.md", "request-fields.md", "reader.md", "one-round.md"}
+GENERATED = {"settings.md", "settings-laboratory.md", "request-fields.md", "reader.md", "one-round.md"}
 """Pages made of docstrings and tables of the code."""
 
 

@@ -19,7 +19,7 @@ EVERYDAY = "–—·−→×²³⁵…§’“”"
 SYMBOLS = re.compile(rf"[\u0370-\u03ff]|[^\x00-\x7f\w\s{EVERYDAY}]")
 LETTER = re.compile(r"(?<![\w'`-])(?<!\d )(?<!\d\n)(?!A\b|I\b|a\b)([A-Za-z])(?![\w'-]|\.[a-z])")
 """A single letter that stands for something: no article, no unit after a number."""
-OWN_LETTERS = {"settings.md", "paper.md"}
+OWN_LETTERS = {"settings.md", "settings-laboratory.md", "paper.md"}
 """Each key explains its letter; the letters are the paper's."""
 ABBREVIATION = re.compile(r"(?<![\w-])[A-Z][A-Z0-9]{1,}(?:-[A-Z]{2,})?(?!\w)")
 """Two capitals or more in a row; names in mixed case, as of programs, are not abbreviations."""
@@ -53,7 +53,7 @@ TERMS = (
     *("prompt set", "draw", "audit", "scorecard", "floor", "price"),
 )
 """Words that mean something particular here."""
-WRITTEN_BY_PROGRAMS = {"settings.md"}
+WRITTEN_BY_PROGRAMS = {"settings.md", "settings-laboratory.md"}
 """Pages that programs write; on the site their symbols explain themselves as on all pages."""
 OWN_WORDS = {"README", "CONTRIBUTING", "LICENSE", "NOTICE", "ENGINE", "E0N", "NOT", "OF", "RUN", "ARGS", "FILES"}
 OWN_WORDS |= {"NAME", "TOKEN", "PORT"}
