@@ -81,6 +81,9 @@ class Renderer:
             whole = self.text([Message("user", "?"), Message("assistant", MARK)])
         except TemplateError:
             return []
+        bos = self._tokenizer.bos_token_id
+        twice = ["the chat template begins a prompt twice: take one of its bos_token out"]
+        found = twice if bos is not None and self._ids(prompt)[:2] == (bos, bos) else []
         shared = sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(prompt, whole, strict=False)))
         opens, writes = prompt[shared:].strip(), whole[shared:].partition(MARK)[0].strip()
         if MARK not in whole:
@@ -88,11 +91,11 @@ class Renderer:
         elif writes or opens:
             does = f"opens a reply with {opens!r}, and writes {writes!r} in front of a reply that was given"
         else:
-            return []
+            return found
         thinks = "enable_thinking" in self.template
         hint = "; data.template_arguments={enable_thinking: false} makes both the same" if thinks else ""
         trained = "trained are the prompt as it opens it and the answer as the data has it"
-        return [f"the chat template {does}: {trained}{hint}"]
+        return [*found, f"the chat template {does}: {trained}{hint}"]
 
     def sampling(self, temperature: float) -> dict[str, Any]:
         """Settings of `generate` that sample from the policy itself, at its temperature, nothing cut off."""

@@ -68,6 +68,14 @@ def test_findings_say_what_the_template_does_and_what_to_set() -> None:
             assert Renderer(make(), template).findings() == []
 
 
+def test_a_beginning_that_is_written_twice_is_said() -> None:
+    tokenizer = llama_3()
+    assert Renderer(tokenizer, "tokenizer").findings() == []
+    tokenizer.chat_template = "{{ bos_token }}" + tokenizer.chat_template
+    (said,) = Renderer(tokenizer, "tokenizer").findings()
+    assert "begins a prompt twice" in said
+
+
 def test_without_thinking_the_prompt_holds_the_empty_thought_and_the_answer_is_its_own() -> None:
     tokenizer = templated(THINKS)
     renderer = Renderer(tokenizer, "tokenizer", arguments=OFF)
