@@ -86,6 +86,9 @@ def train(
     run_dir = run_folder(recipe, run, resume=resume)
     machine = inspect_machine()
     check_resources(config, machine)
+    if not resume:
+        for warning in warnings_of(config, machine):
+            typer.echo(f"warning: {warning}", err=True)
     quieten_libraries(machine)
     with explain_disk(run_dir):
         if resume:
@@ -180,6 +183,13 @@ def check_resources(config: Config, machine: Machine) -> None:
     problem = shortage(config, machine)
     if problem:
         raise UserError(problem)
+
+
+def warnings_of(config: Config, machine: Machine) -> list[str]:
+    """What a run of this recipe would do otherwise than it looks (`plan.warnings`)."""
+    from pddpo_ray.plan.warnings import warnings
+
+    return warnings(config, machine)
 
 
 def runner(config: Config) -> Runner:
@@ -281,6 +291,7 @@ def show_plan(config: Config, *, calibrate: bool, as_json: bool) -> None:
     files = file_rows(config)
     machine = inspect_machine()
     plan, problem = make_plan(config, machine), shortage(config, machine)
+    said = warnings_of(config, machine)
     if calibrate and not problem:
         plan |= measured_plan(config, machine)
     if as_json:
@@ -290,6 +301,7 @@ def show_plan(config: Config, *, calibrate: bool, as_json: bool) -> None:
                 "digest": config.digest(),
                 "files": [{"file": name, "holds": holds} for name, holds in files],
                 "plan": plan,
+                "warnings": said,
                 "short": problem,
             }
         )
@@ -301,6 +313,10 @@ def show_plan(config: Config, *, calibrate: bool, as_json: bool) -> None:
         for heading, rows in plan_lines(plan):
             typer.echo(heading)
             print_columns(rows, indent=2)
+        if said:
+            typer.echo("warnings")
+            for warning in said:
+                typer.echo(f"  {warning}")
     if problem:
         raise UserError(problem)
 
