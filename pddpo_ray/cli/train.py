@@ -17,7 +17,7 @@ from pddpo_ray.cli.output import print_columns, print_json
 from pddpo_ray.cli.run_log import RunLog, stoppable
 from pddpo_ray.config import Config, load, to_yaml
 from pddpo_ray.errors import PddpoError, UserError
-from pddpo_ray.loop.machine import Machine, inspect_machine
+from pddpo_ray.loop.machine import Machine, inspect_machine, planned_machine
 from pddpo_ray.plan.sizes import demand_possible_sizes
 from pddpo_ray.storage.whole_files import explain_disk
 
@@ -63,6 +63,10 @@ def train(
         bool,
         typer.Option("--calibrate", help="With --dry-run: measure this machine for a minute or two."),
     ] = False,
+    gpus: Annotated[
+        int | None, typer.Option(min=0, help="With --dry-run: plan for so many GPUs in place of this machine's.")
+    ] = None,
+    gpu_memory: Annotated[float, typer.Option(min=1, help="With --gpus: GiB of each.")] = 80.0,
     annotate: Annotated[
         bool, typer.Option("--annotate", help="Serve the annotation page on this machine while the run goes on.")
     ] = False,
@@ -78,8 +82,10 @@ def train(
     demand_possible_sizes(config)
     if calibrate and not dry_run:
         raise UserError("--calibrate measures for a plan: add --dry-run")
+    if gpus is not None and not dry_run:
+        raise UserError("--gpus plans for another machine: add --dry-run")
     if dry_run:
-        show_plan(config, calibrate=calibrate, as_json=as_json)
+        show_plan(config, planned_machine(gpus, gpu_memory), calibrate=calibrate, as_json=as_json)
         return
     if go_on:
         resume = resume or holds_run(config, run)
@@ -282,14 +288,13 @@ def write_report(config: Config, run_dir: Path) -> Path | None:
     return build_report(run_dir, config.journal)
 
 
-def show_plan(config: Config, *, calibrate: bool, as_json: bool) -> None:
-    """The resolved recipe and what it takes. Exit code 2 when this machine can never run it."""
+def show_plan(config: Config, machine: Machine, *, calibrate: bool, as_json: bool) -> None:
+    """The resolved recipe and what it takes. Exit code 2 when the machine can never run it."""
     from pddpo_ray.plan.data_files import file_rows
     from pddpo_ray.plan.printed import make_plan, plan_lines
     from pddpo_ray.plan.resources import shortage
 
     files = file_rows(config)
-    machine = inspect_machine()
     plan, problem = make_plan(config, machine), shortage(config, machine)
     said = warnings_of(config, machine)
     if calibrate and not problem:
