@@ -112,7 +112,7 @@ class Hardware:
         """A recipe for the GPUs of one node, on all nodes: as many times its ranks and engines."""
         if self.nodes == 1:
             return self.where()
-        config = load(name)
+        config = load(name, check_files=False)
         ranks, engines = config.trainer.workers, config.rollout.engines
         return [f"trainer.workers={self.nodes * ranks}", f"rollout.engines={self.nodes * engines}", *self.where()]
 
@@ -276,7 +276,7 @@ def placed(hardware: Hardware) -> str:
     used = 0
     with cluster_of(hardware):
         for name in names:
-            config = load(name, hardware.of_recipe(name))
+            config = load(name, hardware.of_recipe(name), check_files=False)
             assert isinstance(config.cluster, RayCluster)
             parts = {bundle.part: bundle for bundle in bundles(config, "cuda")}
             check_cluster(list(parts.values()))

@@ -38,7 +38,7 @@ ROUNDS = 2
 SETTINGS = (
     f"rounds={ROUNDS}",
     "model.parameters={kind: lora, rank: 8}",
-    *("world.prompt_count=24", "world.prompt_tokens=96", "world.answer_tokens=64", "offline.pairs=20"),
+    *("data.prompt_count=24", "data.prompt_tokens=96", "data.answer_tokens=64", "offline.pairs=20"),
     *("feedback.responses=16", "rollout.max_tokens=32", "rollout.max_model_len=160"),
     *("rollout.candidates=4", "rollout.canaries=4", "rollout.canary_tolerance=1e-3"),
     "explore={calibration: 24, rank: 8, prompts: 4, picks: 1, weights: bonus_only, baseline_answers: 4}",

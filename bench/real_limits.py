@@ -78,8 +78,8 @@ def _run(
     prompts = {"everyday": {"files": files, "share": "80 %"}, "benign": {"files": [str(BENIGN)], "share": "20 %"}}
     words = [
         *["train", "smollm2", f"seed={seed}", f"model.reference={work / 'model'}", f"prompts={json.dumps(prompts)}"],
-        f"world.helpful={json.dumps([str(data / 'preferences_helpful_train.jsonl.gz')])}",
-        f"world.harmless={json.dumps([str(data / 'pku_saferlhf_train.jsonl.gz')])}",
+        f"data.helpful={json.dumps([str(data / 'preferences_helpful_train.jsonl.gz')])}",
+        f"data.harmless={json.dumps([str(data / 'pku_saferlhf_train.jsonl.gz')])}",
         *[f"feedback.{one}={json.dumps({'path': str(_scorer(work, one))})}" for one in ("reward", "cost")],
         "scorecard.prompts=0",  # the held-out judges score every policy afterwards
     ]

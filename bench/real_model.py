@@ -77,9 +77,9 @@ def _run(data: Path, work: Path, method: str, seed: int, extra: Sequence[str]) -
     words = [
         *["train", "smollm2", f"algorithm={method}", f"rounds={ROUNDS}", f"seed={seed}"],
         f"model.reference={work / 'model'}",
-        f"world.helpful={json.dumps([str(data / 'preferences_helpful_train.jsonl.gz')])}",
-        f"world.harmless={json.dumps([str(data / 'pku_saferlhf_train.jsonl.gz')])}",
-        f"world.prompts={json.dumps(prompts)}",
+        f"data.helpful={json.dumps([str(data / 'preferences_helpful_train.jsonl.gz')])}",
+        f"data.harmless={json.dumps([str(data / 'pku_saferlhf_train.jsonl.gz')])}",
+        f"data.prompts={json.dumps(prompts)}",
         f"feedback.reward={json.dumps({'path': str(work / 'scorers' / 'run-reward')})}",
         f"feedback.cost={json.dumps({'path': str(cost)})}",
         f"limits={json.dumps(limits)}",

@@ -22,9 +22,9 @@ TEXT = [
 ]
 REAL_TEXT = [
     *[*FEW_STEPS, *QUIET, SCORERS, "feedback.responses=12", "limits.cost.labels_each=5", "offline.pairs=40"],
-    *["world.helpful=[]", "world.template=hh", "world.prompt_count=6", "world.prompt_tokens=128"],
-    "world.answer_tokens=128",
-    "world.reference={vocabulary: 320, context: 192, hidden: 32, heads: 1, intermediate: 64, steps: 8, batch: 8}",
+    *["data.helpful=[]", "data.sample=true", "data.template=hh", "data.prompt_count=6", "data.prompt_tokens=128"],
+    "data.answer_tokens=128",
+    "data.reference={vocabulary: 320, context: 192, hidden: 32, heads: 1, intermediate: 64, steps: 8, batch: 8}",
     "rollout={engine: transformers, max_tokens: 12, candidates: 4, canaries: 2, canary_tolerance: 0.05}",
     "explore={calibration: 48, rank: 8, prompts: 3, picks: 2, weights: bonus_only, baseline_answers: 4}",
 ]

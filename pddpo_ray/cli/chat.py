@@ -61,7 +61,7 @@ def chat(
         f"round {policy.round} ({policy.release}) of {run}; an empty line starts a new conversation, Ctrl-D ends",
         err=True,
     )
-    if stored_run.config.world.kind == "text" and questions:
+    if getattr(stored_run.config.world, "kind", None) == "text" and questions:
         typer.echo("this toy language knows questions such as:", err=True)
         typer.echo("".join(f"  {question}\n" for question in sorted(set(questions))[:EXAMPLES]), nl=False, err=True)
     while (asked := _line()) is not None:

@@ -116,7 +116,7 @@ class ChosenWorld:
 
 def choose_world(name: str, seed: int | None, overrides: Sequence[str]) -> ChosenWorld:
     """UserError for a table, for settings that say nothing about a world, and for a folder together with settings."""
-    from pddpo_ray.config import load
+    from pddpo_ray.config import TextWorldConfig, load
 
     if Path(name).is_dir():
         if seed is not None or overrides:
@@ -131,8 +131,9 @@ def choose_world(name: str, seed: int | None, overrides: Sequence[str]) -> Chose
             raise UserError(f"`{text}` says nothing about a world: settings begin with {'., '.join(SAYS_SOMETHING)}.")
     own = [*overrides, *([] if seed is None else [f"world.seed={seed}"])]
     config = load(RECIPE if name == "text" else name, own)
-    if config.world.kind != "text":
-        raise UserError(f"--world {name} is a world of kind {config.world.kind}; a text world is needed, e.g. text")
+    if not isinstance(config.world, TextWorldConfig):
+        kind = "files" if config.world is None else f"a world of kind {config.world.kind}"
+        raise UserError(f"--world {name} is {kind}; a text world is needed, e.g. text")
     if not config.labelled:
         others = " ".join(f"limits.{one}=null" for one in config.limits if one != "cost")
         raise UserError(

@@ -1,7 +1,7 @@
 """What a suite can say of policies on real text, where no world knows the truth: scores on prompts no run has seen.
 
 The judges are a reward and a cost model of their own. They start as the seed's reference and are trained on the pairs
-of the held-out prompts alone (`world.held_out`), so neither they nor the questions had a part in any run. How often
+of the held-out prompts alone (`data.held_out`), so neither they nor the questions had a part in any run. How often
 they agree with the labels of the runs' own pairs, which they have not seen, is kept beside all they say.
 """
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from pddpo_ray.compare.sharing import SharedEngine, SharedTrainer
 from pddpo_ray.compare.suite import HeldOutEntry, Suite
-from pddpo_ray.config import Config, NoWorldConfig
+from pddpo_ray.config import Config
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import JournalReader
 from pddpo_ray.journal.identity import open_folder
@@ -256,7 +256,7 @@ class _Shared:
 
     def judged(self, config: Config, run_dir: Path) -> Row | None:
         """Judges the last policy of a finished run; None on worlds."""
-        if self._common is None or not isinstance(config.world, NoWorldConfig):
+        if self._common is None or config.data is None:
             return None
         with open_folder(run_dir, config.journal) as journal:
             return self._common.judge(config, self._held_out).of(journal.policies[-1])
@@ -284,7 +284,7 @@ class _Common:
         self._key = _common_key(config)
         self._prepared = prepare_texts(config)
         if isinstance(self._prepared, PreparedRealText) and not self._prepared.held_out:
-            raise SuiteError("a suite on real text is judged on held-out prompts: set world.held_out, e.g. to 0.4")
+            raise SuiteError("a suite on real text is judged on held-out prompts: set data.held_out, e.g. to 0.4")
         self._judge: HeldOutJudge | None = None
         self._made = text_backends(config, ArtifactStore(folder / ARTIFACTS))
         warm = "" if config.policy.temperature == 1.0 else f"-{config.policy.temperature:g}"
@@ -323,8 +323,9 @@ def _common_key(config: Config) -> Any:
     tree = config.model_dump(mode="json")
     world = (config.beta, config.reward_max, config.dual.cost_max, config.dual.rho)
     # the pairs of real text, and the judges that are trained on those held out
-    files = (config.offline.pairs, tree["scorers"]) if isinstance(config.world, NoWorldConfig) else ()
-    return tree["world"], tree["model"], tree["policy"], world, config.rollout.engine, config.rollout.max_tokens, files
+    files = (config.offline.pairs, tree["scorers"]) if config.data is not None else ()
+    texts = (tree["data"], tree["world"], tree["model"], tree["policy"])
+    return texts, world, config.rollout.engine, config.rollout.max_tokens, files
 
 
 def _line(row: Row) -> str:

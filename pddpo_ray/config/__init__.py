@@ -6,6 +6,7 @@ imported, so that `--help` stays instant. A value that follows from others is a 
 
 from pddpo_ray.config.certificate import CertificateConfig
 from pddpo_ray.config.cluster import RayCluster
+from pddpo_ray.config.data import DataConfig, ScratchReferenceConfig, SmallModelConfig
 from pddpo_ray.config.dual import (
     AnytimeRule,
     DualConfig,
@@ -55,10 +56,7 @@ from pddpo_ray.config.world import (
     DrawnFamilyConfig,
     FirstFamilyConfig,
     LogitLimitConfig,
-    NoWorldConfig,
     RateLimitConfig,
-    ScratchReferenceConfig,
-    SmallModelConfig,
     TabularWorldConfig,
     TextReferenceConfig,
     TextWorldConfig,
@@ -70,6 +68,7 @@ __all__ = [
     "BudgetRefit",
     "CertificateConfig",
     "Config",
+    "DataConfig",
     "DeterminantRefit",
     "DrawnFamilyConfig",
     "DualConfig",
@@ -90,7 +89,6 @@ __all__ = [
     "ModelConfig",
     "ModelFeedback",
     "NewtonRule",
-    "NoWorldConfig",
     "PeopleFeedback",
     "PidRule",
     "Policies",

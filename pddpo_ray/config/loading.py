@@ -18,14 +18,16 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from pddpo_ray.config import former_data
 from pddpo_ray.config.document import Keys, Origins, parse_value, read_document
 from pddpo_ray.config.feedback import ModelFeedback
 from pddpo_ray.config.recipe import Config
 from pddpo_ray.config.rollout import VllmRollout
 from pddpo_ray.config.scorers import StoredScorerConfig
-from pddpo_ray.config.world import NoWorldConfig
+from pddpo_ray.config.world import TabularWorldConfig
 from pddpo_ray.errors import UserError, nearest
 from pddpo_ray.limits import former
+from pddpo_ray.limits.former import at
 from pddpo_ray.limits.reading import COMPARISONS, KINDS, LABELLERS, PAIRS, REWARD, beside, names_source
 from pddpo_ray.storage.checkpoints import (
     adapter_problem,
@@ -42,10 +44,10 @@ HUB = "hf:"
 """What the name of a data set of the hub begins with."""
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
-PATHS: tuple[Keys, ...] = (("world", "path"), ("world", "cache"), ("model", "reference"))
+PATHS: tuple[Keys, ...] = (("world", "path"), ("world", "cache"), ("data", "cache"), ("model", "reference"))
 """Keys whose values are paths: relative to the recipe file that sets them, in an override to the current folder."""
 LISTS_OF_PATHS: tuple[Keys, ...] = (
-    ("world", "helpful"), ("world", "harmless"), ("world", "prompts"), ("certificate", "prompts"),
+    ("data", "helpful"), ("data", "harmless"), ("data", "prompts"), ("certificate", "prompts"),
 )  # fmt: skip
 """Keys whose values are lists of such paths, or of data sets of the hub."""
 
@@ -78,7 +80,7 @@ def load(recipe: str, overrides: Sequence[str] = (), *, check_files: bool = True
         _absolute_paths(change, Path.cwd())
         changes = merge(changes, change, Config)
         change_origins[keys] = origin
-    world = _at(changes, ("world", "path")) or _at(tree, ("world", "path"))
+    world = at(changes, ("world", "path")) or at(tree, ("world", "path"))
     tree = merge(tree, _problem_of_world(world, _section(tree, "limits")), Config)
     _note_steps(tree, changes, change_origins)
     tree = _with_tags(_laid(tree, changes, change_origins), Config)
@@ -100,11 +102,12 @@ def load(recipe: str, overrides: Sequence[str] = (), *, check_files: bool = True
 
 
 def _refuse_former(tree: Tree, origins: Origins) -> None:
-    """Raises UserError for keys that stated a limit in earlier versions, with the line to write in their place."""
-    for keys in former.former_keys(tree)[:1]:
-        origin = _origin_of(keys, origins)
-        said = former.refusal(tree, override=origin.startswith("override"))
-        raise UserError(f"{f'{origin}: ' if origin else ''}{said}")
+    """Raises UserError for keys of earlier versions, with the line to write in their place."""
+    for earlier in (former, former_data):
+        for keys in earlier.former_keys(tree)[:1]:
+            origin = _origin_of(keys, origins)
+            said = earlier.refusal(tree, override=origin.startswith("override"))
+            raise UserError(f"{f'{origin}: ' if origin else ''}{said}")
 
 
 def recipe_names() -> list[str]:
@@ -144,14 +147,18 @@ def _read_recipe(recipe: str, extended_by: tuple[str, ...] = ()) -> tuple[Tree, 
 
 
 def _under(layer: Tree, below: Tree) -> Tree:
-    """What a layer finds below it: its source of the reward replaces another one, and of `steps` and `epochs` of a fit
-    the one that it gives replaces the other."""
+    """What a layer finds below it: its files replace a world, its world replaces files, its source of the reward
+    another one, and of `steps` and `epochs` of a fit the one that it gives replaces the other."""
+    kind = _section(layer, "world").get("kind")
+    if layer.get("data") is not None or kind is not None:
+        replaced = "world" if layer.get("data") is not None or kind == former_data.FORMER else "data"
+        below = {key: value for key, value in below.items() if key != replaced}
     if names_source(layer.get(REWARD)):
         below = {key: value for key, value in below.items() if key != REWARD}
     for section, fit in FITS:
-        under = _at(below, (section, fit))
+        under = at(below, (section, fit))
         for given, other in (("epochs", "steps"), ("steps", "epochs")):
-            if _at(layer, (section, fit, given)) is not None and isinstance(under, dict):
+            if at(layer, (section, fit, given)) is not None and isinstance(under, dict):
                 own = {key: value for key, value in under.items() if key != other}
                 below = {**below, section: {**below[section], fit: own}}
     return below
@@ -215,8 +222,8 @@ def _laid(below: Tree, layer: Tree, origins: Origins) -> Tree:
 def _labelled_by_feedback(below: Tree, layer: Tree, merged: Tree) -> Tree:
     """Whoever gives feedback labels for the limit `cost`, which comparisons teach, where a layer gives another
     `feedback.kind` and no source of that limit."""
-    old, new = (_at(tree, ("feedback", "kind")) or "world" for tree in (below, merged))
-    cost, said = _at(merged, ("limits", "cost")), _at(layer, ("limits", "cost"))
+    old, new = (at(tree, ("feedback", "kind")) or "world" for tree in (below, merged))
+    cost, said = at(merged, ("limits", "cost")), at(layer, ("limits", "cost"))
     if old == new or new not in LABELLERS or not isinstance(cost, dict):
         return merged
     kind = next((key for key in ("logit", "rate") if cost.get(key) == LABELLERS.get(old)), None)
@@ -240,7 +247,7 @@ def _check_taken_out(below: Tree, layer: Tree, origins: Origins) -> None:
 def _check_steps_or_epochs(layer: Tree, origins: Origins) -> None:
     """Raises UserError where one layer gives both steps and epochs of a fit."""
     for fit in FITS:
-        steps, epochs, key = _at(layer, (*fit, "steps")), _at(layer, (*fit, "epochs")), ".".join(fit)
+        steps, epochs, key = at(layer, (*fit, "steps")), at(layer, (*fit, "epochs")), ".".join(fit)
         if steps is not None and epochs is not None:
             origin = _origin_of((*fit, "steps"), origins)
             raise UserError(
@@ -251,7 +258,7 @@ def _check_steps_or_epochs(layer: Tree, origins: Origins) -> None:
 def _note_steps(below: Tree, overrides: Tree, origins: Origins) -> None:
     """Says where steps of an override count in place of a recipe's epochs."""
     for fit in FITS:
-        steps, epochs = _at(overrides, (*fit, "steps")), _at(below, (*fit, "epochs"))
+        steps, epochs = at(overrides, (*fit, "steps")), at(below, (*fit, "epochs"))
         if steps is not None and epochs is not None:
             key, origin = ".".join(fit), _origin_of((*fit, "steps"), origins)
             logger.warning("%s: %s runs %s steps, not the recipe's epochs (%s)", origin, key, steps, epochs)
@@ -324,13 +331,13 @@ def _with_tags(tree: Tree, model: type[BaseModel]) -> Tree:
 def _absolute_paths(tree: Tree, folder: Path) -> None:
     """Make the paths of one layer absolute, in place. What can only be a model of the hub stays as it is."""
     for *parents, key in PATHS:
-        section = _at(tree, tuple(parents))
+        section = at(tree, tuple(parents))
         if isinstance(section, dict) and isinstance(section.get(key), str):
             path = folder / Path(section[key]).expanduser()
             if key != "reference" or path.exists() or not is_hub_name(section[key]):
                 section[key] = str(path)
     for *parents, key in LISTS_OF_PATHS:
-        section = _at(tree, tuple(parents))
+        section = at(tree, tuple(parents))
         if isinstance(section, dict):
             _absolute_list(section, key, folder)
     for one_set in _mappings(tree.get("prompts")):
@@ -431,12 +438,6 @@ def dotted_keys(model: type[BaseModel] = Config, prefix: Keys = ()) -> Iterator[
             yield from dotted_keys(section, (*prefix, key))
 
 
-def _at(tree: Any, keys: Keys) -> Any:
-    for key in keys:
-        tree = tree.get(key) if isinstance(tree, dict) else None
-    return tree
-
-
 # --- complaints ------------------------------------------------------------------------------------------------------
 
 
@@ -465,7 +466,7 @@ def _explain(error: ValidationError, tree: Tree, origins: Origins) -> str:
         case "model_type" | "model_attributes_type":
             text = f"`{key}` is a section: give it keys, or set one with {key}.KEY=..., not {_shown(first['input'])}"
         case "value_error":
-            while keys and _at(tree, keys) is None:  # the tag of a variant is no key
+            while keys and at(tree, keys) is None:  # the tag of a variant is no key
                 keys = keys[:-1]
             key, said = ".".join(keys), str(context["error"])
             if not keys and (named := OF_LIMIT.match(said)):
@@ -547,8 +548,9 @@ def _check_files(config: Config, origins: Origins) -> None:
     _check_needs(config, origins)
     _check_texts(config, origins)
     _check_scorers(config, origins)
-    if config.world.kind == "tabular" and config.world.path is not None and not Path(config.world.path).is_file():
-        origin, file = _origin_of(("world", "path"), origins), config.world.path
+    file = config.world.path if isinstance(config.world, TabularWorldConfig) else None
+    if file is not None and not Path(file).is_file():
+        origin = _origin_of(("world", "path"), origins)
         raise UserError(f"{origin}: world.path {file} does not exist; give the path of a world file (JSON)")
     if config.model.reference is not None:
         origin, reference = _origin_of(("model", "reference"), origins), config.model.reference
@@ -574,23 +576,37 @@ def _check_context(config: Config, folder: Path, origins: Origins) -> None:
 
 def _check_needs(config: Config, origins: Origins) -> None:
     """Raises UserError that names every setting which the recipe leaves to the user and the user left out."""
+    wanted = {**(_needs_of_files(config) if config.data else {}), **config.needs}
     tree = config.model_dump(mode="json")
     empty: tuple[Any, ...] = (None, [], {}, "")
-    missing = {key: what for key, what in config.needs.items() if _at(tree, tuple(key.split("."))) in empty}
+    missing = {key: what for key, what in wanted.items() if at(tree, tuple(key.split("."))) in empty}
     if missing:
         origin = _origin_of(("needs",), origins)
         said = "; ".join(f"{key}, {what}" for key, what in missing.items())
         raise UserError(f"{f'{origin}: ' if origin else ''}still to be given: {said}")
 
 
+def _needs_of_files(config: Config) -> dict[str, str]:
+    """What a run on files cannot do without: a model and pairs, unless the recipe says that it is a trial."""
+    data = config.data
+    assert data is not None
+    needs = {}
+    if data.reference is None:
+        needs["model.reference"] = "the model to align, e.g. model.reference=models/smollm2"
+    if not (data.sample or data.helpful or data.harmless):
+        needs["data.helpful"] = "files of pairs, e.g. data.helpful=[helpful.jsonl] (`pddpo data check helpful.jsonl`)"
+    return needs
+
+
 def _check_texts(config: Config, origins: Origins) -> None:
     """Files of pairs and prompts of real text are there; data sets of the hub are looked for when they are read."""
-    if not isinstance(config.world, NoWorldConfig):
+    data = config.data
+    if data is None:
         return
     named: dict[Keys, list[str]] = {
-        ("world", "helpful"): config.world.helpful,
-        ("world", "harmless"): config.world.harmless,
-        ("world", "prompts"): config.world.prompts,
+        ("data", "helpful"): data.helpful,
+        ("data", "harmless"): data.harmless,
+        ("data", "prompts"): data.prompts,
         ("certificate", "prompts"): config.certificate.prompts,
         ("scorecard", "benign_files"): config.scorecard.benign_files,
     }

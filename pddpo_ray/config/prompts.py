@@ -27,7 +27,7 @@ class PromptSetConfig(Strict):
     indices: list[int] | None = Field(None, min_length=1)
     """Its prompts by their number in the world, from 0."""
     files: list[str] | None = Field(None, min_length=1)
-    """Files of its prompts, in any format of `pddpo data`; for `world.kind: none`."""
+    """Files of its prompts, in any format of `pddpo data`; for recipes with `data`."""
 
     @model_validator(mode="after")
     def named_in_one_way(self) -> Self:

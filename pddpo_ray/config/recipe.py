@@ -7,11 +7,12 @@ import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-import yaml
 from pydantic import Field, model_validator
 
+from pddpo_ray.config import former_data
 from pddpo_ray.config.certificate import CertificateConfig
 from pddpo_ray.config.cluster import Cluster, InProcess
+from pddpo_ray.config.data import DataConfig
 from pddpo_ray.config.dual import DualConfig, FixedRule, LogRule
 from pddpo_ray.config.explore import ExploreConfig
 from pddpo_ray.config.feedback import (
@@ -40,8 +41,9 @@ from pddpo_ray.config.scorecard import ScorecardConfig
 from pddpo_ray.config.scorers import ScorerTrainingConfig
 from pddpo_ray.config.section import Strict
 from pddpo_ray.config.trainer import TrainerConfig
-from pddpo_ray.config.world import FirstFamilyConfig, NoWorldConfig, TabularWorldConfig, TextWorldConfig, World
+from pddpo_ray.config.world import FirstFamilyConfig, TabularWorldConfig, TextWorldConfig, World
 from pddpo_ray.limits import former
+from pddpo_ray.limits.former import flow
 from pddpo_ray.limits.of_recipe import stated_of
 from pddpo_ray.limits.quantities import Limit
 from pddpo_ray.limits.reading import COMPARISONS, KINDS, LABELLERS, PAIRS, REWARD, StatedLimit, stated_reward
@@ -53,11 +55,6 @@ if TYPE_CHECKING:
 
 Policies = Literal["language models", "tables", "log-linear"]
 """What the policies of a run are."""
-
-
-def _flow(value: Any) -> str:
-    """As YAML writes it in one line."""
-    return yaml.safe_dump(value, sort_keys=False, default_flow_style=True, width=1000).strip()
 
 
 def _shipped(fits: Callable[[Method], bool]) -> tuple[str, ...]:
@@ -92,8 +89,10 @@ class Config(Strict):
     """Weight of the KL divergence from the reference, the same in both stages."""
     reward_max: float = Field(2.0, gt=0)
     """R: rewards lie in [-R, R]."""
-    world: World
-    """Where prompts and truth come from."""
+    data: DataConfig | None = None
+    """Your files of pairs and prompts."""
+    world: World = None
+    """A world whose truth is known, in place of `data`."""
     prompts: dict[str, PromptSetConfig] = Field({})
     """Sets of prompts with their shares, by name, for limits to name; empty: all prompts of the world alike."""
     production: ProductionConfig = ProductionConfig()
@@ -128,7 +127,7 @@ class Config(Strict):
     @classmethod
     def of_run(cls, recipe: Mapping[str, Any]) -> Config:
         """The recipe that the journal of a run has, which may be one of an earlier version."""
-        return cls.model_validate(former.in_todays_keys(recipe))
+        return cls.model_validate(former_data.in_todays_keys(former.in_todays_keys(recipe)))
 
     @property
     def pairs_per_round(self) -> int:
@@ -183,15 +182,20 @@ class Config(Strict):
         return "log-linear" if twin else "language models"
 
     @property
+    def _place(self) -> str:
+        """Where its prompts come from, in messages."""
+        return "data" if self.world is None else f"world.kind {self.world.kind}"
+
+    @property
     def template(self) -> str:
         """Name of what turns messages into text; worlds made here have none of their own."""
-        return self.world.template if isinstance(self.world, NoWorldConfig) else "tokenizer-or-plain"
+        return "tokenizer-or-plain" if self.data is None else self.data.template
 
     @property
     def scorecard_prompts(self) -> int:
         """Prompts of the scorecard; 0: there is none."""
         asked = self.scorecard.prompts
-        return (24 if isinstance(self.world, NoWorldConfig) else 0) if asked is None else asked
+        return (0 if self.data is None else 24) if asked is None else asked
 
     @property
     def stated(self) -> tuple[StatedLimit, ...]:
@@ -328,17 +332,19 @@ class Config(Strict):
         for key in ("parameters", "rank", "calibration"):
             if getattr(self.scorers, key) == ScorerTrainingConfig.model_fields[key].default:
                 del tree["scorers"][key]
-        tree["world"].pop("cache", None)
+        tree = {key: value for key, value in tree.items() if key not in ("data", "world") or value is not None}
+        for section in ("data", "world"):
+            tree.get(section, {}).pop("cache", None)
         for key in ("columns", "ignore"):
-            if not tree["world"].get(key):
-                tree["world"].pop(key, None)
+            if not tree.get("data", {}).get(key):
+                tree.get("data", {}).pop(key, None)
         for section in ("explore", "method"):
             if not tree[section]["settings"]:
                 del tree[section]["settings"]
         if self.policies != "log-linear":
             for key in ("learner", "loglinear"):
-                tree["world"].pop(key, None)
-        if tree["world"].get("family") == FirstFamilyConfig().model_dump():
+                tree.get("world", {}).pop(key, None)
+        if tree.get("world", {}).get("family") == FirstFamilyConfig().model_dump():
             # as were all text worlds before families
             del tree["world"]["family"]
         for key in ("workers", "threads", "micro_pairs", "activation_gib", "max_failures", "deadline_s"):
@@ -365,19 +371,35 @@ class Config(Strict):
 
     @model_validator(mode="before")
     @classmethod
+    def data_or_world(cls, tree: Any) -> Any:
+        """A run learns from the user's files or in a world."""
+        if not isinstance(tree, dict):
+            return tree
+        if problem := former_data.refusal(tree):
+            raise ValueError(problem)
+        if (tree.get("data") is None) == (tree.get("world") is None):
+            state = "has neither `data` nor `world`" if tree.get("data") is None else "has `data` and `world`"
+            raise ValueError(
+                f"the recipe {state}: name your files, e.g. data: {{helpful: [helpful.jsonl]}}, or a world of the"
+                " laboratory, e.g. world: {kind: text}"
+            )
+        return tree
+
+    @model_validator(mode="before")
+    @classmethod
     def pairs_are_those_of_the_files(cls, tree: Any) -> Any:
-        """`reward: {pairs: FILES}` is `world.helpful`."""
+        """`reward: {pairs: FILES}` is `data.helpful`."""
         reward = tree.get(REWARD) if isinstance(tree, dict) else None
         if not isinstance(reward, dict) or PAIRS not in reward:
             return tree
         if len(reward) > 1:
             raise ValueError(f"reward: `pairs` stand alone, without {', '.join(sorted(set(reward) - {PAIRS}))}")
-        world = tree.get("world")
-        if not isinstance(world, dict) or world.get("kind") != "none":
-            raise ValueError("reward.pairs are files of real text (world.kind=none); a world compares its own answers")
-        if world.get("helpful"):
-            raise ValueError("reward.pairs and world.helpful are the same files; name them once")
-        return {**tree, REWARD: {}, "world": {**world, "helpful": reward[PAIRS]}}
+        data = tree.get("data")
+        if not isinstance(data, dict):
+            raise ValueError("reward.pairs are files of real text (`data`); a world compares its own answers")
+        if data.get("helpful"):
+            raise ValueError("reward.pairs and data.helpful are the same files; name them once")
+        return {**tree, REWARD: {}, "data": {**data, "helpful": reward[PAIRS]}}
 
     @model_validator(mode="before")
     @classmethod
@@ -397,7 +419,7 @@ class Config(Strict):
         summed = self.policies != "language models"
         if summed != isinstance(self.rollout, TabularRollout):
             wanted = "tabular" if summed else "vllm or transformers"
-            learner = "world.learner loglinear" if self.policies == "log-linear" else f"world.kind {self.world.kind}"
+            learner = "world.learner loglinear" if self.policies == "log-linear" else self._place
             raise ValueError(f"{learner} needs rollout.engine {wanted}, not {self.rollout.engine}")
         if self.policies == "log-linear":
             self._no_network_is_needed()
@@ -426,7 +448,7 @@ class Config(Strict):
             raise ValueError(f"explore.loss=xpo is a variant of algorithm o-pd-dpo, not of {self.algorithm}")
         if tabular and isinstance(self.feedback, ModelFeedback | JudgeFeedback):
             raise ValueError(f"feedback.kind={self.feedback.kind} reads texts; a table has none, use world or people")
-        if isinstance(self.world, NoWorldConfig):
+        if self.data is not None:
             self._somebody_knows()
         if self.explore.information == "fitted" and self.online:
             if self.explore.bonus not in ("elliptical", "thompson") or self.algorithm == "o-pd-dpo-paper":
@@ -495,9 +517,9 @@ class Config(Strict):
         """Without a world, what it would answer has to be said."""
         from_truth = isinstance(self.feedback, MixedFeedback) and isinstance(self.feedback.model, WorldScores)
         if self.compares and (from_truth or isinstance(self.feedback, WorldFeedback)):
-            raise ValueError("world.kind=none has no truth to label with: set feedback.kind to model, judge or people")
+            raise ValueError("data: files have no truth to label with: set feedback.kind to model, judge or people")
         if self.dual.rho is None and self.dual.upper is None:
-            raise ValueError("world.kind=none has no oracle: give dual.rho, half of the multiplier's upper end")
+            raise ValueError("data: files have no oracle: give dual.rho, half of the multiplier's upper end")
 
     def _one_engine_per_rank(self) -> None:
         if self.trainer.workers != self.rollout.engines:
@@ -520,12 +542,12 @@ class Config(Strict):
     def _limits_fit(self) -> None:
         """What `limits:` and `prompts:` need of the other sections."""
         if not self.limits:
-            raise ValueError(f"limits: state what must hold, e.g. limits: {{cost: {_flow(PAPERS_COST)}}}")
+            raise ValueError(f"limits: state what must hold, e.g. limits: {{cost: {flow(PAPERS_COST)}}}")
         if self.labelled:
             self._labels_suffice()
             return
         kind = self.feedback.kind
-        own = _flow(dict(LABELLERS[kind]))
+        own = flow(dict(LABELLERS[kind]))
         papers = f"limits: {{cost: {{logit: {own}, at_most: 0, labels_each: 32}}}}"
         if not self.traits.stated:
             raise ValueError(
@@ -549,17 +571,17 @@ class Config(Strict):
                     f"{one.where}: comparisons teach a {one.limit.quantity.kind} where it is the run's only limit,"
                     f" named cost, and feedback.kind={kind} labels it: {own}; leave learned_from out"
                 )
-        if isinstance(self.world, NoWorldConfig) and any(one.source.kind == "world" for one in self.stated):
-            raise ValueError("limits: world.kind=none has no truth to measure with; name another source")
+        if self.data is not None and any(one.source.kind == "world" for one in self.stated):
+            raise ValueError("limits: files have no truth to measure with; name another source")
         if self.prompt_sets is None and any(one.limit.quantity.over for one in self.stated):
             raise ValueError("limits: `over` names a prompt set, and there is no `prompts:`")
-        world, real = self.world, isinstance(self.world, NoWorldConfig)
+        real = self.data is not None
         for name, one_set in self.prompts.items():
             if (one_set.files is None) == real:
-                wanted = "`files`, since world.kind=none reads them" if real else "`indices`, numbers of its prompts"
-                raise ValueError(f"prompts.{name}: world.kind={self.world.kind} needs {wanted}")
-        if isinstance(world, NoWorldConfig) and self.prompts and world.prompts:
-            raise ValueError("world.prompts: the sets under `prompts:` say which prompts a run asks; leave it out")
+                wanted = "`files`, as `data` reads them" if real else "`indices`, numbers of its prompts"
+                raise ValueError(f"prompts.{name}: {self._place} needs {wanted}")
+        if self.data is not None and self.prompts and self.data.prompts:
+            raise ValueError("data.prompts: the sets under `prompts:` say which prompts a run asks; leave it out")
         for one in self.stated:
             if one.asks_people:
                 self._people_can_be_asked(one)
@@ -617,15 +639,15 @@ class Config(Strict):
         kind = reward.source.kind
         if isinstance(self.world, TabularWorldConfig) and kind != "world":
             raise ValueError(f"reward: {reward.source} reads texts; a table has none, write {{world: reward}}")
-        if isinstance(self.world, NoWorldConfig) and kind == "world":
-            raise ValueError("reward: world.kind=none has no reward of its own; name another source")
+        if self.data is not None and kind == "world":
+            raise ValueError("reward: files have no reward of their own; name another source")
 
     def _scorecard_fits(self) -> None:
         if self.scorecard_prompts and self.policies != "language models":
             raise ValueError("scorecard.prompts: a scorecard reads texts of a language model; here policies are exact")
-        if self.scorecard.train and not (isinstance(self.world, NoWorldConfig) and self.world.held_out):
+        if self.scorecard.train and not (self.data and self.data.held_out):
             raise ValueError(
-                "scorecard.train learns from pairs of real text that no run sees: set world.held_out, e.g. to 0.2, or"
+                "scorecard.train learns from pairs of real text that no run sees: set data.held_out, e.g. to 0.2, or"
                 " name scorers in scorecard.scorers"
             )
         own = self.feedback
@@ -639,7 +661,7 @@ class Config(Strict):
 
     def _certificate_fits(self) -> None:
         given = self.certificate
-        if not isinstance(self.world, NoWorldConfig):
+        if self.data is None:
             if given.scope == "population":
                 raise ValueError(
                     "certificate.scope=population is about new prompts; a world's prompts are all there are: use set"
@@ -659,8 +681,8 @@ class Config(Strict):
         given = self.production
         if given == ProductionConfig():
             return
-        if not isinstance(self.world, NoWorldConfig):
-            raise ValueError("production: users' prompts are real text (world.kind=none); a world has its own alone")
+        if self.data is None:
+            raise ValueError("production: users' prompts are real text (`data`); a world has its own alone")
         if not self.traits.stated:
             raise ValueError(f"production: {', '.join(STATED_LIMITS)} take users' prompts, not {self.algorithm}")
         if self.prompts:

@@ -28,7 +28,7 @@ class ScorecardConfig(Strict):
     """A fixed set of prompts that every round's policy and the reference answer, drawn alike, and what is counted."""
 
     prompts: int | None = Field(None, ge=0)
-    """Prompts, of those that `world.held_out` keeps from the run, else of the run's own. null: 24 on real text, none on
+    """Prompts, of those that `data.held_out` keeps from the run, else of the run's own. null: 24 on real text, none on
     worlds, whose truth is known; 0: no scorecard."""
     answers: int = Field(2, ge=1)
     """Answers to each prompt; the reference and all rounds draw them from the same seeds."""
@@ -42,7 +42,7 @@ class ScorecardConfig(Strict):
     """Held-out scorers; one that is not named is trained under `train`, and its figures are left out otherwise."""
     train: bool = False
     """Train those that are not named before round 1, as `scorers` says but from another seed, on the pairs that
-    `world.held_out` keeps from the run and whose prompts the scorecard does not ask."""
+    `data.held_out` keeps from the run and whose prompts the scorecard does not ask."""
     truncated: float = Field(0.1, ge=0, le=1)
     """Share of answers cut off at `rollout.max_tokens` above which every round says so."""
     alarm: float = Field(0.05, gt=0, lt=1)

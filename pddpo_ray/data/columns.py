@@ -91,7 +91,7 @@ class ReadFields(Mapping[str, Any]):
         if ARGUMENTS in unread:
             raise RowError(
                 "unread-arguments",
-                f"`{ARGUMENTS}` differs by row; one setting holds for a run (world.template_arguments): leave the field"
+                f"`{ARGUMENTS}` differs by row; one setting holds for a run (data.template_arguments): leave the field"
                 f" out on purpose (--ignore {ARGUMENTS})",
             )
         if judged and (lost := unread_labels(unread)):

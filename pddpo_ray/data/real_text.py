@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from pddpo_ray.config import Config, NoWorldConfig
+from pddpo_ray.config import Config, DataConfig
 from pddpo_ray.data import Dimension, Example, Settings, inspect
 from pddpo_ray.data.samples import benign_file, sample_file
 from pddpo_ray.data.served_text import served_texts
@@ -35,13 +35,13 @@ Item = TypeVar("Item")
 
 
 class NoTruth:
-    """The labeller of a world without one (contracts.Labeller): a recipe must name somebody else."""
+    """The labeller of real text (contracts.Labeller): a recipe must name somebody else."""
 
     def safety(self, items: Sequence[Response], labels_each: int, seed: int) -> list[SafetyLabels]:
-        raise RunError("world.kind=none knows no labels: choose feedback.kind=model, judge or people")
+        raise RunError("files of real text have no truth to label with: set feedback.kind to model, judge or people")
 
     def compare(self, pairs: Sequence[Pair], seed: int) -> list[LabelledPair]:
-        raise RunError("world.kind=none knows no labels: choose feedback.kind=model, judge or people")
+        raise RunError("files of real text have no truth to label with: set feedback.kind to model, judge or people")
 
 
 @dataclass(frozen=True)
@@ -90,10 +90,10 @@ def prepare_real_text(config: Config, kept: Sequence[KeptPrompt] = ()) -> Prepar
 
     UserError where a file is not there, or where nothing in it is short enough.
     """
-    settings = config.world
-    assert isinstance(settings, NoWorldConfig)
+    settings = config.data
+    assert settings is not None
     files = {"helpful": settings.helpful, "harmless": settings.harmless}
-    if not settings.helpful and not settings.harmless:
+    if settings.sample and not settings.helpful and not settings.harmless:
         files = {"helpful": [str(sample_file("helpful"))], "harmless": [str(sample_file("harmless"))]}
     tested = _prompts(config.certificate.prompts, settings) if config.certificate.prompts else []
     # not even the reference is trained on what certificates draw
@@ -163,7 +163,7 @@ def prepare_real_text(config: Config, kept: Sequence[KeptPrompt] = ()) -> Prepar
     )
 
 
-def _benign(config: Config, settings: NoWorldConfig, tokens: Tokens, apart: set[str]) -> tuple[Prompt, ...]:
+def _benign(config: Config, settings: DataConfig, tokens: Tokens, apart: set[str]) -> tuple[Prompt, ...]:
     """The scorecard's harmless requests; what certificates draw is asked by nobody else."""
     if not config.scorecard_prompts or not config.scorecard.benign:
         return ()
@@ -175,19 +175,19 @@ def _certification(tested: Sequence[Example], tokens: Tokens) -> tuple[Prompt, .
     """The prompts of `certificate.prompts`. A run neither asks them nor learns from pairs of them."""
     different = {prompt.id: prompt for prompt in tokens.all_prompts(tested) if prompt is not None}
     if tested and not different:
-        raise UserError("certificate.prompts: no prompt in these files is short enough (world.prompt_tokens)")
+        raise UserError("certificate.prompts: no prompt in these files is short enough (data.prompt_tokens)")
     return tuple(different.values())
 
 
 def _chosen_prompts(
     config: Config,
-    settings: NoWorldConfig,
+    settings: DataConfig,
     tokens: Tokens,
     apart: set[str],
     pairs: Sequence[LabelledPair],
     left_out: Counter[str],
 ) -> tuple[list[Prompt], PromptSets | None]:
-    """The prompts that a run asks: those of its sets, of `world.prompts`, or of the pairs."""
+    """The prompts that a run asks: those of its sets, of `data.prompts`, or of the pairs."""
     if config.prompts:
         return _sets_of_prompts(config, settings, tokens, apart, left_out)
     named = _asked(settings.prompts, settings, tokens, left_out) if settings.prompts else None
@@ -196,7 +196,7 @@ def _chosen_prompts(
 
 
 def _sets_of_prompts(
-    config: Config, settings: NoWorldConfig, tokens: Tokens, apart: set[str], left_out: Counter[str]
+    config: Config, settings: DataConfig, tokens: Tokens, apart: set[str], left_out: Counter[str]
 ) -> tuple[list[Prompt], PromptSets]:
     """The prompts of all sets, at most `prompt_count` by their shares, and the sets over their positions."""
     known: dict[str, Prompt] = {}
@@ -214,9 +214,7 @@ def _sets_of_prompts(
     return [known[str(name)] for name in sets.prompts], replace(sets, prompts=positions)
 
 
-def _asked(
-    files: Sequence[str], settings: NoWorldConfig, tokens: Tokens, left_out: Counter[str]
-) -> list[Prompt | None]:
+def _asked(files: Sequence[str], settings: DataConfig, tokens: Tokens, left_out: Counter[str]) -> list[Prompt | None]:
     examples = _prompts(files, settings)
     prompts = tokens.all_prompts(examples)
     dropped = [example for example, prompt in zip(examples, prompts, strict=True) if prompt is None]
@@ -229,21 +227,21 @@ def _different(prompts: Sequence[Prompt | None], apart: set[str]) -> list[Prompt
     return list({one.id: one for one in prompts if one is not None and one.id not in apart}.values())
 
 
-def _held_out(by_dimension: Sequence[Sequence[LabelledPair]], settings: NoWorldConfig) -> set[str]:
+def _held_out(by_dimension: Sequence[Sequence[LabelledPair]], settings: DataConfig) -> set[str]:
     """Ids of the prompts that are kept from every run: whole prompts, so that no answer to one is on both sides."""
     names = sorted({item.pair.prompt.id for share in by_dimension for item in share})
     order = np.random.default_rng([settings.seed, len(names), 7]).permutation(len(names))
     return {names[index] for index in order[: round(settings.held_out * len(names))]}
 
 
-def _pairs_of(files: Sequence[str], means: Dimension, world: NoWorldConfig) -> list[Example]:
+def _pairs_of(files: Sequence[str], means: Dimension, data: DataConfig) -> list[Example]:
     """Good rows of files of pairs."""
-    return _examples(files, Settings(means=means, columns=world.columns, ignore=frozenset(world.ignore)))
+    return _examples(files, Settings(means=means, columns=data.columns, ignore=frozenset(data.ignore)))
 
 
-def _prompts(files: Sequence[str], world: NoWorldConfig) -> list[Example]:
+def _prompts(files: Sequence[str], data: DataConfig) -> list[Example]:
     """Good rows of files of which the prompts alone are taken."""
-    return _examples(files, Settings(judged=False, columns=world.columns, ignore=frozenset(world.ignore)))
+    return _examples(files, Settings(judged=False, columns=data.columns, ignore=frozenset(data.ignore)))
 
 
 def _examples(files: Sequence[str], settings: Settings) -> list[Example]:
@@ -263,7 +261,8 @@ def _examples(files: Sequence[str], settings: Settings) -> list[Example]:
     return examples
 
 
-def _trained_reference(settings: NoWorldConfig, examples: Sequence[Example]) -> Path:
+def _trained_reference(settings: DataConfig, examples: Sequence[Example]) -> Path:
+    assert settings.reference is not None
     template = template_named(settings.template, arguments=settings.template_arguments)
     texts = []
     for example in examples:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pddpo_ray.config import Config, NoWorldConfig
+from pddpo_ray.config import Config, DataConfig
 from pddpo_ray.data.example import Example
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import Message, Prompt, Response
@@ -26,7 +26,7 @@ REFUSED = "the template refuses the turns, or a text holds its marks"
 class Tokens:
     """From examples to prompts and answers in token ids; None where one is too long or cannot be rendered."""
 
-    def __init__(self, renderer: Renderer, settings: NoWorldConfig) -> None:
+    def __init__(self, renderer: Renderer, settings: DataConfig) -> None:
         self._renderer, self._settings = renderer, settings
         self.template = renderer.template
         self._known: dict[tuple[Message, ...], Prompt | None] = {}
@@ -63,7 +63,7 @@ class Tokens:
             self._why[messages] = REFUSED
             return None
         if len(ids) > self._settings.prompt_tokens:
-            self._why[messages] = f"the prompt is longer than world.prompt_tokens={self._settings.prompt_tokens}"
+            self._why[messages] = f"the prompt is longer than data.prompt_tokens={self._settings.prompt_tokens}"
             return None
         name = f"prompt-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
         return Prompt(name, ids, for_reading(messages), messages)
@@ -83,7 +83,7 @@ class Tokens:
             self._why[text] = REFUSED
             return None
         if len(ids) > self._settings.answer_tokens:
-            self._why[text] = f"an answer is longer than world.answer_tokens={self._settings.answer_tokens}"
+            self._why[text] = f"an answer is longer than data.answer_tokens={self._settings.answer_tokens}"
             return None
         return Response(name, prompt, ids, written, policy_version=0, seed=0)
 
@@ -107,34 +107,34 @@ class Tokens:
         )
 
 
-def renderer_of(folder: Path, settings: NoWorldConfig) -> Renderer:
+def renderer_of(folder: Path, settings: DataConfig) -> Renderer:
     """The reference's tokenizer with the recipe's template and its arguments."""
     return Renderer(load_tokenizer(folder), settings.template, folder, settings.template_arguments)
 
 
-def prompts_of_sets(config: Config, settings: NoWorldConfig) -> dict[str, int]:
-    """How many of `world.prompt_count` prompts each set has at most. UserError for a set that would have none."""
+def prompts_of_sets(config: Config, settings: DataConfig) -> dict[str, int]:
+    """How many of `data.prompt_count` prompts each set has at most. UserError for a set that would have none."""
     counts = split_by_share(settings.prompt_count, np.array([one.share for one in config.prompts.values()]))
     for name, count in zip(config.prompts, counts.tolist(), strict=True):
         if not count:
             raise UserError(
-                f"prompts.{name}: its share of world.prompt_count={settings.prompt_count} is 0 prompts: raise"
-                " world.prompt_count, or the share"
+                f"prompts.{name}: its share of data.prompt_count={settings.prompt_count} is 0 prompts: raise"
+                " data.prompt_count, or the share"
             )
     return dict(zip(config.prompts, counts.tolist(), strict=True))
 
 
-def no_pair_fits(settings: NoWorldConfig, tokens: Tokens) -> str:
+def no_pair_fits(settings: DataConfig, tokens: Tokens) -> str:
     """Why no pair of the files can be learned from, and what to do."""
     return (
         f"no pair has a prompt of at most {settings.prompt_tokens} and answers of at most {settings.answer_tokens}"
-        f" tokens: raise world.prompt_tokens and world.answer_tokens, or give other files{tokens.left_out()}"
+        f" tokens: raise data.prompt_tokens and data.answer_tokens, or give other files{tokens.left_out()}"
     )
 
 
-def no_prompt_fits(key: str, files: Sequence[str], settings: NoWorldConfig, tokens: Tokens) -> str:
+def no_prompt_fits(key: str, files: Sequence[str], settings: DataConfig, tokens: Tokens) -> str:
     """Why no prompt of a setting's files can be asked, and what to do."""
     return (
         f"{key}: no prompt of {', '.join(files)} has at most {settings.prompt_tokens} tokens: raise"
-        f" world.prompt_tokens, or give other files{tokens.left_out()}"
+        f" data.prompt_tokens, or give other files{tokens.left_out()}"
     )

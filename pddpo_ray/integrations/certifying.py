@@ -113,7 +113,7 @@ def _config(question: Question) -> Config:
         beside(entry, question.limits.parent.absolute())
     tree = {
         "algorithm": "o-pd-dpo",
-        "world": {"kind": "none", "template": "tokenizer-or-plain"},
+        "data": {"template": "tokenizer-or-plain"},
         "limits": limits,
         "judge": document.get("judge") or {},
         # nobody is asked for comparisons: no stage is fitted

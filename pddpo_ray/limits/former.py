@@ -87,7 +87,7 @@ def _entries(recipe: Tree, found: list[tuple[str, ...]]) -> dict[str, dict[str, 
     whole = {name: _entry(recipe, _cost(one), {}, one) for name, one in (below or {"cost": {}}).items()}
     if not below or (len(below) == 1 and ("feedback", "signal") in found):
         return whole
-    wanted = [ONE_KEY[keys] for keys in found if keys in ONE_KEY and _at(recipe, keys) is not None]
+    wanted = [ONE_KEY[keys] for keys in found if keys in ONE_KEY and at(recipe, keys) is not None]
     if len(below) > 1:
         if any("logit" not in one for one in below.values()):
             return None
@@ -104,12 +104,12 @@ def _cost(limit: Tree) -> str:
 
 def _entry(recipe: Tree, cost: str, constraint: Tree, below: Tree) -> dict[str, Any]:
     """The limit on a world's cost of that name in full; what the keys leave out is as in `below`."""
-    signal, labels = _at(recipe, ("feedback", "signal")), _at(recipe, ("feedback", "labels_each"))
+    signal, labels = at(recipe, ("feedback", "signal")), at(recipe, ("feedback", "labels_each"))
     usual = next((key for key in below if key in KINDS), "logit")
     kind: str = KIND_OF_SIGNAL.get(str(signal)) or usual
     bound = constraint.get("threshold")
     if bound is None:
-        bound = _at(recipe, ("dual", "threshold"))
+        bound = at(recipe, ("dual", "threshold"))
     if bound is None:
         bound = below.get("at_most", 0.0) if kind == usual or not below else UNKNOWN
     share = kind == "rate" and isinstance(bound, int | float)
@@ -118,7 +118,7 @@ def _entry(recipe: Tree, cost: str, constraint: Tree, below: Tree) -> dict[str, 
         entry["labels_each"] = labels or below.get("labels_each") or LABELS_EACH
     if kind != "logit":
         entry["learned_from"] = COMPARISONS
-    confidence = _at(recipe, ("certificate", "confidence"))
+    confidence = at(recipe, ("certificate", "confidence"))
     if isinstance(confidence, float) and confidence != 0.95:
         entry["confidence"] = f"{100 * confidence:.12g} %"
     own = {key: constraint[key] for key in ("rho", "first") if constraint.get(key) is not None}
@@ -127,29 +127,31 @@ def _entry(recipe: Tree, cost: str, constraint: Tree, below: Tree) -> dict[str, 
 
 def _source(recipe: Tree, cost: str) -> dict[str, Any]:
     """Who labels: whoever gives `feedback`."""
-    kind = _at(recipe, ("feedback", "kind")) or "world"
+    kind = at(recipe, ("feedback", "kind")) or "world"
     return {"world": cost} if kind == "world" else dict(LABELLERS.get(str(kind), {}))
 
 
 def _written(entries: Mapping[str, Mapping[str, Any]], override: bool) -> str:
     if not override:
-        return _flow({"limits": {name: dict(entry) for name, entry in entries.items()}})[1:-1]
+        return flow({"limits": {name: dict(entry) for name, entry in entries.items()}})[1:-1]
     whole = [(f"limits.{name}", entry) for name, entry in entries.items() if set(entry) & set(KINDS)]
     parts = [(f"limits.{name}.{key}", value) for name, entry in entries.items() for key, value in entry.items()]
-    return " ".join(shlex.quote(f"{key}={_flow(value)}") for key, value in whole or parts)
+    return " ".join(shlex.quote(f"{key}={flow(value)}") for key, value in whole or parts)
 
 
-def _flow(value: Any) -> str:
+def flow(value: Any) -> str:
+    """As YAML writes it in one line."""
     text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, default_flow_style=True, width=10_000)
     return text.removesuffix("\n").removesuffix("\n...")
 
 
 def _has(recipe: Any, keys: tuple[str, ...]) -> bool:
-    section = _at(recipe, keys[:-1])
+    section = at(recipe, keys[:-1])
     return isinstance(section, Mapping) and keys[-1] in section
 
 
-def _at(recipe: Any, keys: tuple[str, ...]) -> Any:
+def at(recipe: Any, keys: tuple[str, ...]) -> Any:
+    """What stands at a key; None where there is nothing."""
     for key in keys:
         recipe = recipe.get(key) if isinstance(recipe, Mapping) else None
     return recipe

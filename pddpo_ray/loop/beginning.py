@@ -88,7 +88,8 @@ def _demand_same_recipe(config: Config, stored: RunEntry) -> None:
 
 def _recipe_of_0_1(before: dict[str, Any], wanted: dict[str, Any]) -> str:
     """What helps where a shipped recipe has moved from the first text world to the family."""
-    if before["world"]["kind"] != "text" or "family" in before["world"] or "family" not in wanted["world"]:
+    old, new = before.get("world", {}), wanted.get("world", {})
+    if old.get("kind") != "text" or "family" in old or "family" not in new:
         return ""
     return ", with the first text world (0.1's text-world is text-world-first now)"
 

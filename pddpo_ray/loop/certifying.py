@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from pddpo_ray.config import Config, MixedFeedback, NoWorldConfig
+from pddpo_ray.config import Config, MixedFeedback
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.journal.identity import open_folder
@@ -321,7 +321,7 @@ def decoding_of(config: Config) -> dict[str, Any]:
 def _statement(config: Config) -> str:
     """What prompts the sentence is about, and how they were drawn."""
     if not config.certificate.prompts:
-        whose = "the run's" if isinstance(config.world, NoWorldConfig) else "the world's"
+        whose = "the run's" if config.data is not None else "the world's"
         return f"{whose} prompts, drawn with replacement; the policy was trained on them"
     if config.certificate.scope == "set":
         return "the prompts of the certification set, drawn with replacement; the policy was not trained on them"

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from pddpo_ray.config import Config, NoWorldConfig
+from pddpo_ray.config import Config
 from pddpo_ray.contracts import Measure, RolloutEngine, TrainerBackend
 from pddpo_ray.data.real_text import PreparedRealText, prepare_real_text
 from pddpo_ray.errors import UserError
@@ -68,7 +68,7 @@ def log_linear_backends(config: Config, store: ArtifactStore) -> Backends:
 
 def prepare_texts(config: Config, kept: Sequence[KeptPrompt] = ()) -> PreparedTextWorld | PreparedRealText:
     """The recipe's world, or its files of real text; the reference is trained first where the cache has none."""
-    return prepare_real_text(config, kept) if isinstance(config.world, NoWorldConfig) else prepare_text_world(config)
+    return prepare_real_text(config, kept) if config.data is not None else prepare_text_world(config)
 
 
 def text_world_backends(

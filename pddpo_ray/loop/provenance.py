@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from pddpo_ray.config import Config, NoWorldConfig, TabularWorldConfig
+from pddpo_ray.config import Config, TabularWorldConfig
 from pddpo_ray.journal import JournalReader
 from pddpo_ray.loop.machine import inspect_machine
 from pddpo_ray.registry import names, package_of
@@ -67,11 +67,11 @@ def provenance_of(config: Config, journal: JournalReader) -> dict[str, Any]:
 
 def data_hashes(config: Config) -> Mapping[str, str | None]:
     """{file: sha256} of the files that the recipe reads; None for one that is gone or is no local file."""
-    world = config.world
+    data, world = config.data, config.world
     if isinstance(world, TabularWorldConfig):
         named = [] if world.path is None else [world.path]
-    elif isinstance(world, NoWorldConfig):
-        named = [*world.helpful, *world.harmless, *world.prompts]
+    elif data is not None:
+        named = [*data.helpful, *data.harmless, *data.prompts]
     else:
         named = []
     return {name: file_sha256(Path(name)) if Path(name).is_file() else None for name in named}

@@ -38,7 +38,7 @@ COMPARED = 400
 """Comparisons with labels at most, of a scorer that says nothing of itself."""
 NOBODY = (
     "no held-out scorer judges the answers, so nothing is said of wins: name some under scorecard.scorers (`pddpo"
-    " scorer train` on other prompts and another seed), or set scorecard.train=true with world.held_out=0.2"
+    " scorer train` on other prompts and another seed), or set scorecard.train=true with data.held_out=0.2"
 )
 Score = Callable[[Sequence[Response]], Array]
 

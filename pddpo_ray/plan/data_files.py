@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pddpo_ray.config import Config, NoWorldConfig
+from pddpo_ray.config import Config, DataConfig
 from pddpo_ray.config.loading import HUB
 from pddpo_ray.data import Dimension, Settings
 from pddpo_ray.data.columns import HEADS
@@ -53,63 +53,63 @@ def file_rows(config: Config) -> list[tuple[str, str]]:
     With a reference, the rows are rendered by its chat template and counted in its tokens, as the run will do it. Data
     sets of the hub are not looked at: a dry run asks no network.
     """
-    world = config.world
-    if not isinstance(world, NoWorldConfig):
+    data = config.data
+    if data is None:
         return []
-    _demand_columns(world)
+    _demand_columns(data)
     if config.prompts:
-        prompts_of_sets(config, world)
-    renderer = _renderer(config, world)
-    seen = [_look(one, world, renderer) for one in _named(config, world) if one.files]
+        prompts_of_sets(config, data)
+    renderer = _renderer(config, data)
+    seen = [_look(one, data, renderer) for one in _named(config, data) if one.files]
     if renderer is not None:
-        _demand_fitting(seen, world)
-    found = [] if renderer is None else [("world.template", finding) for finding in renderer.findings()]
+        _demand_fitting(seen, data)
+    found = [] if renderer is None else [("data.template", finding) for finding in renderer.findings()]
     return [*(line for one in seen for line in one.lines), *found]
 
 
-def _named(config: Config, world: NoWorldConfig) -> list[_Named]:
-    columns, ignore = world.columns, frozenset(world.ignore)
+def _named(config: Config, data: DataConfig) -> list[_Named]:
+    columns, ignore = data.columns, frozenset(data.ignore)
     helpful = Settings(means="helpful", columns=columns, ignore=ignore)
     harmless = Settings(means="harmless", columns=columns, ignore=ignore)
     prompts = Settings(judged=False, columns=columns, ignore=ignore)
     asked = {
-        "world.prompts": world.prompts,
+        "data.prompts": data.prompts,
         **{f"prompts.{name}.files": one.files or [] for name, one in config.prompts.items()},
         "certificate.prompts": config.certificate.prompts,
         "scorecard.benign_files": config.scorecard.benign_files,
     }
     return [
-        _Named("world.helpful", expand(world.helpful), helpful, "helpful"),
-        _Named("world.harmless", expand(world.harmless), harmless, "harmless"),
+        _Named("data.helpful", expand(data.helpful), helpful, "helpful"),
+        _Named("data.harmless", expand(data.harmless), harmless, "harmless"),
         *(_Named(key, expand(names), prompts) for key, names in asked.items()),
     ]
 
 
-def _demand_columns(world: NoWorldConfig) -> None:
-    """UserError for a field of `world.columns` that none of the files of pairs has, where all of them are looked at."""
-    files = expand([*world.helpful, *world.harmless])
-    if not world.columns or any(name.startswith(HUB) for name in files):
+def _demand_columns(data: DataConfig) -> None:
+    """UserError for a field of `data.columns` that none of the files of pairs has, where all of them are looked at."""
+    files = expand([*data.helpful, *data.harmless])
+    if not data.columns or any(name.startswith(HUB) for name in files):
         return
     there = frozenset[str]().union(*(field_names(name, Settings(), MOST) for name in files))
-    for ours, theirs in world.columns.items():
+    for ours, theirs in data.columns.items():
         if there and theirs not in there:
             raise UserError(
-                f"world.columns: none of the first {MOST:,} rows of {', '.join(files)} has the field {theirs}, which is"
+                f"data.columns: none of the first {MOST:,} rows of {', '.join(files)} has the field {theirs}, which is"
                 f" to be read as {ours}; the fields are {_listed(there)}"
             )
 
 
-def _renderer(config: Config, world: NoWorldConfig) -> Renderer | None:
+def _renderer(config: Config, data: DataConfig) -> Renderer | None:
     """The reference's tokenizer with the recipe's template; None where a run trains a reference from nothing."""
     if config.model.reference is None:
-        template_named(world.template, arguments=world.template_arguments)  # UserError for one that there is not
+        template_named(data.template, arguments=data.template_arguments)  # UserError for one that there is not
         return None
     folder = checkpoint_folder(config.model.reference)
-    return renderer_of(folder, world)
+    return renderer_of(folder, data)
 
 
-def _look(named: _Named, world: NoWorldConfig, renderer: Renderer | None) -> _Seen:
-    tokens = None if renderer is None else Tokens(renderer, world)
+def _look(named: _Named, data: DataConfig, renderer: Renderer | None) -> _Seen:
+    tokens = None if renderer is None else Tokens(renderer, data)
     lines, fitting, whole = [], 0, True
     for name in named.files:
         if name.startswith(HUB):
@@ -122,20 +122,20 @@ def _look(named: _Named, world: NoWorldConfig, renderer: Renderer | None) -> _Se
         said = _said(seen)
         if tokens is not None:
             count = _fitting(named, name, seen, tokens)
-            said += "" if count == seen.good else f"; {_within(named, world)}: {count}"
+            said += "" if count == seen.good else f"; {_within(named, data)}: {count}"
             fitting += count
         lines.append((name, said))
     return _Seen(named, lines, fitting, whole, tokens)
 
 
-def _demand_fitting(seen: Sequence[_Seen], world: NoWorldConfig) -> None:
+def _demand_fitting(seen: Sequence[_Seen], data: DataConfig) -> None:
     """UserError where files were read to their ends, and no prompt of a setting, or no pair at all, can be used."""
     pairs = [one for one in seen if one.named.dimension is not None]
     if pairs and all(one.whole and not one.fitting for one in pairs) and pairs[0].tokens is not None:
-        raise UserError(no_pair_fits(world, pairs[0].tokens))
+        raise UserError(no_pair_fits(data, pairs[0].tokens))
     for one in seen:
         if one.named.dimension is None and one.whole and not one.fitting and one.tokens is not None:
-            raise UserError(no_prompt_fits(one.named.key, one.named.files, world, one.tokens))
+            raise UserError(no_prompt_fits(one.named.key, one.named.files, data, one.tokens))
 
 
 def _demand_useful(named: _Named, name: str, seen: Glance) -> None:
@@ -173,10 +173,10 @@ def _fitting(named: _Named, name: str, seen: Glance, tokens: Tokens) -> int:
     )
 
 
-def _within(named: _Named, world: NoWorldConfig) -> str:
+def _within(named: _Named, data: DataConfig) -> str:
     """What a row has to fit."""
-    answers = f" and world.answer_tokens={world.answer_tokens}" if named.dimension is not None else ""
-    return f"fitting world.prompt_tokens={world.prompt_tokens}{answers}"
+    answers = f" and data.answer_tokens={data.answer_tokens}" if named.dimension is not None else ""
+    return f"fitting data.prompt_tokens={data.prompt_tokens}{answers}"
 
 
 def _said(seen: Glance) -> str:

@@ -12,7 +12,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from pddpo_ray.config import Config, LoraParameters, ModelFeedback, NoWorldConfig, RayCluster, VllmRollout
+from pddpo_ray.config import (
+    Config,
+    LoraParameters,
+    ModelFeedback,
+    RayCluster,
+    SmallModelConfig,
+    TextWorldConfig,
+    VllmRollout,
+)
 from pddpo_ray.errors import UserError
 from pddpo_ray.loop.machine import GIB
 from pddpo_ray.rollout.factory import Device
@@ -64,12 +72,17 @@ def model_shape(config: Config) -> ModelShape | None:
     """The model's numbers, from its folder or from the text world's settings; None where there is none."""
     if config.model.reference is not None:
         return _shape_of_folder(checkpoint_folder(config.model.reference), config)
-    if config.world.kind == "tabular" or config.policies == "log-linear":
+    if config.policies != "language models":
         return None
-    size = config.world.reference
-    if config.world.kind == "none":
-        vocabulary, text_tokens = config.world.reference.vocabulary, config.world.reference.context
+    size: SmallModelConfig
+    if config.data is not None:
+        if config.data.reference is None:
+            raise UserError("the recipe names no model: give model.reference=FOLDER, the model to align")
+        size = config.data.reference
+        vocabulary, text_tokens = config.data.reference.vocabulary, config.data.reference.context
     else:
+        assert isinstance(config.world, TextWorldConfig)
+        size = config.world.reference
         grammar = grammar_of(config.world)
         vocabulary = len(grammar.vocabulary)
         text_tokens = grammar.longest
@@ -107,9 +120,9 @@ def _shape_of_folder(folder: Path, config: Config) -> ModelShape:
         ) from error
     longest = config.rollout.max_model_len if isinstance(config.rollout, VllmRollout) else 2 * config.rollout.max_tokens
     asked = 0
-    if isinstance(config.world, NoWorldConfig):
-        asked = config.world.prompt_tokens
-        longest = asked + max(config.world.answer_tokens, config.rollout.max_tokens)
+    if config.data is not None:
+        asked = config.data.prompt_tokens
+        longest = asked + max(config.data.answer_tokens, config.rollout.max_tokens)
     # adapters are on neither the embedding nor the head
     linear = [shape for shape in shapes if len(shape) == 2 and vocabulary not in shape]
     return ModelShape(

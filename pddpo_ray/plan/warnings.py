@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from pddpo_ray.config import Config, ModelFeedback, NoWorldConfig, RayCluster
+from pddpo_ray.config import Config, ModelFeedback, RayCluster
 from pddpo_ray.data.inspection import Settings
 from pddpo_ray.data.lengths import WORDS_PER_TOKEN, Lengths, lengths_of
 from pddpo_ray.data.tokens import renderer_of
@@ -51,18 +51,18 @@ def warnings(config: Config, machine: Machine) -> list[str]:
 
 def _lengths(config: Config) -> dict[str, Lengths]:
     """What the recipe's files hold, by the setting that names them; {} for worlds."""
-    world = config.world
-    if not isinstance(world, NoWorldConfig):
+    data = config.data
+    if data is None:
         return {}
     reference = config.model.reference
-    renderer = None if reference is None else renderer_of(checkpoint_folder(reference), world)
-    columns, ignore = world.columns, frozenset(world.ignore)
+    renderer = None if reference is None else renderer_of(checkpoint_folder(reference), data)
+    columns, ignore = data.columns, frozenset(data.ignore)
     found = {}
-    for name, files in (("helpful", world.helpful), ("harmless", world.harmless)):
+    for name, files in (("helpful", data.helpful), ("harmless", data.harmless)):
         local = [file for file in files if not file.startswith("hf:")]
         if local:
             settings = Settings(means="helpful" if name == "helpful" else "harmless", columns=columns, ignore=ignore)
-            found[f"world.{name}"] = lengths_of(local, settings, renderer)
+            found[f"data.{name}"] = lengths_of(local, settings, renderer)
     return found
 
 
@@ -92,8 +92,8 @@ def _limits_without_effect(config: Config, lengths: dict[str, Lengths]) -> Itera
 
 
 def _rows_unused(config: Config, lengths: dict[str, Lengths]) -> Iterator[str]:
-    world = config.world
-    if not isinstance(world, NoWorldConfig) or not lengths:
+    data = config.data
+    if data is None or not lengths:
         return
     rows, each = sum(one.rows for one in lengths.values()), config.offline.pairs // len(lengths)
     used = sum(min(one.rows, each) for one in lengths.values())
@@ -101,11 +101,11 @@ def _rows_unused(config: Config, lengths: dict[str, Lengths]) -> Iterator[str]:
         most = len(lengths) * max(one.rows for one in lengths.values())
         yield f"{', '.join(lengths)}: {used:,} of {rows:,} pairs are used; write offline.pairs={most}"
     for key, one in lengths.items():
-        left = one.left_out(world.prompt_tokens, world.answer_tokens)
+        left = one.left_out(data.prompt_tokens, data.answer_tokens)
         if left > CUT:
             yield (
-                f"{key}: about {100 * left:.0f} % of the pairs are left out, longer than world.prompt_tokens="
-                f"{world.prompt_tokens} or world.answer_tokens={world.answer_tokens}; 99 in 100 fit"
+                f"{key}: about {100 * left:.0f} % of the pairs are left out, longer than data.prompt_tokens="
+                f"{data.prompt_tokens} or data.answer_tokens={data.answer_tokens}; 99 in 100 fit"
                 f" {one.prompt_at(0.99)} and {one.answer_at(0.99)}"
             )
         cut = one.cut(config.rollout.max_tokens)
@@ -157,7 +157,7 @@ def _limits_untold(config: Config) -> Iterator[str]:
 def _too_few_steps(config: Config) -> Iterator[str]:
     """A fit of the limits that is smaller than the one that moved a small model."""
     by_values = any(one.limit.quantity.kind in ("rate", "mean") for one in config.stated) and not config.labelled
-    if not (isinstance(config.world, NoWorldConfig) and config.model.reference and by_values and config.online):
+    if not (config.data is not None and config.model.reference and by_values and config.online):
         return
     prompts = prompts_of(config)
     answers = calibration_size(config, prompts)
@@ -167,7 +167,7 @@ def _too_few_steps(config: Config) -> Iterator[str]:
         yield (
             f"trainer.first_cost: {steps} steps on {answers:,} answers to {prompts:,} prompts; {MOVED_STEPS} steps on"
             f" {MOVED_ANSWERS} answers to {MOVED_PROMPTS} prompts moved the length of a 135M model, fewer did not"
-            f" (docs/real-model.md): write world.prompt_count={max(prompts, MOVED_PROMPTS)}"
+            f" (docs/real-model.md): write data.prompt_count={max(prompts, MOVED_PROMPTS)}"
             f" explore.calibration={max(answers, MOVED_ANSWERS)}, or more trainer.first_cost.epochs"
         )
 

@@ -13,8 +13,6 @@ from pddpo_ray.data.lengths import Lengths
 from pddpo_ray.limits.wishes import Wish
 from pddpo_ray.loop.machine import GIB, Machine
 
-DATA = "world"
-"""The section that names the files."""
 FEWEST_ANSWERS, MOST_ANSWERS = 128, 1024
 """Answers a round by which limits are estimated."""
 STEERED = 6
@@ -79,7 +77,7 @@ def recipe(given: Given) -> dict[str, Section | tuple[Any, str]]:
             "reference": (given.model, f"{given.parameters:,} parameters"),
             "dtype": ("bfloat16" if gpus else "float32", "half the memory" if gpus else "CPUs compute in it"),
         },
-        DATA: {
+        "data": {
             "helpful": ([given.pairs], "`chosen` is the more helpful answer"),
             "prompt_count": (prompts, "every different prompt of the pairs"),
             "prompt_tokens": (

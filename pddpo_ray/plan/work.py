@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from pddpo_ray.config import Config, FitConfig, MixedFeedback, ModelFeedback, NoWorldConfig, TextWorldConfig
+from pddpo_ray.config import Config, FitConfig, MixedFeedback, ModelFeedback, TextWorldConfig
 from pddpo_ray.config.feedback import TrainedScores
 from pddpo_ray.loop.before import calibration_size, offline_answers, prompts_of_the_term, proposal_of
 from pddpo_ray.loop.fitting import with_steps
@@ -55,13 +55,10 @@ class Work:
 
 def prompts_of(config: Config) -> int:
     """Number of different prompts, of files at most; 0 for a table."""
-    match config.world:
-        case NoWorldConfig(prompts=files, prompt_count=count):
-            return count if files else min(count, config.offline.pairs)
-        case TextWorldConfig() as text:
-            return len(grammar_of(text).prompt_ids)
-        case _:
-            return 0
+    data, world = config.data, config.world
+    if data is not None:
+        return data.prompt_count if data.prompts else min(data.prompt_count, config.offline.pairs)
+    return len(grammar_of(world).prompt_ids) if isinstance(world, TextWorldConfig) else 0
 
 
 def work_before(config: Config, prompts: int) -> Work:
@@ -159,13 +156,13 @@ def work_of_a_round(config: Config, prompts: int, first: bool = False) -> Work:
 
 def _with_scorecard(config: Config, once: Work, prompts: int, *, first: bool = False) -> Work:
     """The scorecard's answers, at most, what trainer and scorers say of them, and the scorers that it trains."""
-    card, kept = config.scorecard, isinstance(config.world, NoWorldConfig) and config.world.held_out > 0
+    card, kept = config.scorecard, config.data is not None and config.data.held_out > 0
     asked = config.scorecard_prompts if kept else min(config.scorecard_prompts, prompts)
     if not asked:
         return once
     answers = asked * card.answers
     drawn = {"scorecard": answers}
-    if card.benign and isinstance(config.world, NoWorldConfig):
+    if card.benign and config.data is not None:
         drawn["scorecard-benign"] = card.benign
     pairs = 2 * card.pairs * kept
     given = (card.scorers.reward, card.scorers.cost)
@@ -183,9 +180,9 @@ def _with_scorecard(config: Config, once: Work, prompts: int, *, first: bool = F
 
 
 def _kept_pairs(config: Config) -> int:
-    """Pairs that `world.held_out` keeps from the run, as many of them as the run's own pairs tell."""
-    assert isinstance(config.world, NoWorldConfig)
-    return round(config.offline.pairs * config.world.held_out / (1.0 - config.world.held_out))
+    """Pairs that `data.held_out` keeps from the run, as many of them as the run's own pairs tell."""
+    assert config.data is not None
+    return round(config.offline.pairs * config.data.held_out / (1.0 - config.data.held_out))
 
 
 def _work_of_a_round(config: Config, prompts: int, first: bool) -> Work:

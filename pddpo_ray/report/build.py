@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pddpo_ray.loop.scorecard_words import FIGURES
-from pddpo_ray.report.run_data import RunData, read_run
+from pddpo_ray.report.run_data import RunData, from_files, read_run
 from pddpo_ray.report.sections import FOLDED, SECTIONS
 from pddpo_ray.report.shell import page
 from pddpo_ray.report.text import both_ends, escape, number, prose, seconds
@@ -36,7 +36,8 @@ YARDSTICKS = (("offline", "offline PD-DPO"), ("covered_only", "the oracle on cov
 def header(run: RunData) -> str:
     """Name, state, outcome, and the cards."""
     world = (run.recipe.get("world") or {}).get("kind")
-    data = {None: "", "none": " on real text"}.get(world, f" on the {world} world")
+    data = f" on the {world} world" if world else ""
+    data = " on real text" if from_files(run.recipe) else data
     data += ", log-linear policies" if run.policies == "log-linear" else ""
     what = f"{run.recipe.get('algorithm', 'run')}{data} · seed {run.recipe.get('seed', '–')}"
     return (

@@ -214,8 +214,7 @@ class RunData:
     @property
     def without_truth(self) -> bool:
         """Whether nobody knows the true scores: exact rows and the theorem's panel have nothing to show."""
-        no_world = (self.recipe.get("world") or {}).get("kind") == "none"
-        return no_world or (self.finished > 0 and not self.known_world)
+        return from_files(self.recipe) or (self.finished > 0 and not self.known_world)
 
     @property
     def policies(self) -> Policies:
@@ -311,6 +310,11 @@ def read_run(run_dir: Path, journal: str | Path | None = None) -> RunData:
         )
 
 
+def from_files(recipe: Mapping[str, Any]) -> bool:
+    """Whether a stored recipe reads files of real text: in runs before 0.3 a world of kind none."""
+    return bool(recipe.get("data")) or (recipe.get("world") or {}).get("kind") == "none"
+
+
 def _policies(recipe: Mapping[str, Any]) -> Policies:
     """`Config.policies` of a stored recipe, which need not be one of today's."""
     world = recipe.get("world") or {}
@@ -399,12 +403,12 @@ def _of_reference(journal: JournalReader) -> tuple[list[Response], bool]:
     plain = {"calibration", "proposal"} if settings.get("proposal_temperature", 1.0) == 1.0 else set()
     ranked: list[tuple[int, Response]] = []
     # Without a world the offline answers came from files: the reference did not write them.
-    from_files = (journal.recipe.get("world") or {}).get("kind") == "none"
+    of_files = from_files(journal.recipe)
     for purpose in {phase.phase.removeprefix("pool-") for phase in journal.phases(0)} | plain | {"baseline"}:
-        if not (from_files and purpose == "offline"):
+        if not (of_files and purpose == "offline"):
             rank = 0 if purpose in plain else 1 if purpose == "baseline" else 2
             ranked += [(rank, response) for response in journal.samples(0, purpose)]
-    if not ranked and not from_files:
+    if not ranked and not of_files:
         ranked = [(2, response) for response in journal.samples(0)]
     ranked = sorted(((rank, one) for rank, one in ranked if one.policy_version == 0), key=lambda item: item[0])
     return [response for _, response in ranked], bool(ranked) and ranked[0][0] == 0

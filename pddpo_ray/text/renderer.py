@@ -90,7 +90,7 @@ class Renderer:
         else:
             return []
         thinks = "enable_thinking" in self.template
-        hint = "; world.template_arguments={enable_thinking: false} makes both the same" if thinks else ""
+        hint = "; data.template_arguments={enable_thinking: false} makes both the same" if thinks else ""
         trained = "trained are the prompt as it opens it and the answer as the data has it"
         return [f"the chat template {does}: {trained}{hint}"]
 

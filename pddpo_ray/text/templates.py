@@ -88,7 +88,7 @@ def _of_tokenizer(own: str | Mapping[str, str], which: str) -> str:
         raise UserError(f"this model has one chat template, and none that is called {which!r}: use {OF_TOKENIZER}")
     raise UserError(
         f"this model has the chat templates {', '.join(names)} and no {which or 'default'}: choose one, for example"
-        f" {OF_TOKENIZER}:{names[0]} (world.template, --template)"
+        f" {OF_TOKENIZER}:{names[0]} (data.template, --template)"
     )
 
 

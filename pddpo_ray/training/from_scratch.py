@@ -132,7 +132,7 @@ def cached_reference(texts: Sequence[TextPair], spec: ScratchSpec, cache: Path) 
         tokenizer = train_tokenizer(texts, spec.vocabulary)
         rows = sequences(texts, tokenizer, spec.context)
         if not rows:
-            raise UserError(f"no text has at most {spec.context} tokens: raise world.reference.context")
+            raise UserError(f"no text has at most {spec.context} tokens: raise data.reference.context")
         model = build_model(spec, tokenizer)
         pretrain(model, rows, spec)
         model.eval().save_pretrained(folder)

@@ -60,6 +60,7 @@ def export_world(
         raise UserError(
             f"policy.temperature={prepared.temperature}: other trainers know no such temperature; leave it at 1.0"
         )
+    assert config.world is not None
     labelled = offline_pairs(prepared, config.world.seed, wanted.pairs)
     with written_aside(target) as folder:
         folder.mkdir()

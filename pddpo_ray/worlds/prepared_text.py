@@ -118,7 +118,7 @@ def prepare_text_world(config: Config, reference_folder: Path | None = None) -> 
     """Take the reference from a folder, or from the cache (or train it first), then draw and calibrate the world."""
     settings = config.world
     if not isinstance(settings, TextWorldConfig):
-        raise UserError(f"world.kind {settings.kind} has no text; use world.kind=text")
+        raise UserError("this is no recipe of a text world; use world.kind=text")
     family = settings.family
     grammar = grammar_of(settings)
     if isinstance(family, DrawnFamilyConfig):

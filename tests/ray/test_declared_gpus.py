@@ -65,7 +65,7 @@ def test_every_recipe_finds_all_its_places_on_a_node_with_as_many_gpus_as_its_na
     assert len(names) == 3
     with one_node(head, gpus):
         for name in names:
-            parts = {bundle.part: bundle for bundle in bundles(load(name), "cuda")}
+            parts = {bundle.part: bundle for bundle in bundles(load(name, check_files=False), "cuda")}
             check_cluster(list(parts.values()))
             wanted = [parts["rollout"], parts["trainer"]]
             wanted += [replace(parts["feedback"], count=1)] * 2 if parts["feedback"].gpus else []
@@ -109,7 +109,7 @@ def what_is_seen() -> Any:
 def test_every_gpu_of_a_time_shared_run_holds_one_rank_and_one_engine_and_its_scorers_are_on_two(
     cluster: LocalCluster, recipe: str, tmp_path: Path
 ) -> None:
-    parts = {bundle.part: bundle for bundle in bundles(load(recipe), "cuda")}
+    parts = {bundle.part: bundle for bundle in bundles(load(recipe, check_files=False), "cuda")}
     check_cluster(list(parts.values()))
     trainer, engines = parts["trainer"], parts["rollout"]
     group, handles = seeing_in(engines)
@@ -141,7 +141,7 @@ def test_every_gpu_of_a_time_shared_run_holds_one_rank_and_one_engine_and_its_sc
 @pytest.mark.full
 def test_engines_ranks_and_scorers_of_a_split_run_share_no_gpu_of_eight(head: LocalCluster, tmp_path: Path) -> None:
     """Two scoring models have the eighth; they are placed without a group, as a run places them."""
-    parts = {bundle.part: bundle for bundle in bundles(load("gpu/o-pd-dpo-8"), "cuda")}
+    parts = {bundle.part: bundle for bundle in bundles(load("gpu/o-pd-dpo-8", check_files=False), "cuda")}
     trainer, engines, scorers = parts["trainer"], parts["rollout"], parts["feedback"]
     with one_node(head, 8):
         check_cluster(list(parts.values()))

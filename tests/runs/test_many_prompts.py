@@ -19,8 +19,8 @@ from tests.unit.loop.small_run import story
 
 def many(cache: Path) -> Config:
     """24 prompts, of which a round asks three."""
-    sizes = ["rounds=2", "world.prompt_count=24", "explore.prompts=3", "explore.calibration=20", "explore.rank=4"]
-    return load("real-text", [f"world.cache={cache}", *SMALL_REAL_TEXT, *sizes])
+    sizes = ["rounds=2", "data.prompt_count=24", "explore.prompts=3", "explore.calibration=20", "explore.rank=4"]
+    return load("real-text", [f"data.cache={cache}", *SMALL_REAL_TEXT, *sizes])
 
 
 def purpose_of(sample: str) -> str:
@@ -75,9 +75,9 @@ def test_the_xpo_term_has_baseline_answers_from_its_first_fit_on(tmp_path: Path)
     config = load(
         "real-text",
         [
-            f"world.cache={tmp_path / 'cache'}",
+            f"data.cache={tmp_path / 'cache'}",
             *SMALL_REAL_TEXT,
-            *["rounds=1", "world.prompt_count=24", "explore.prompts=3", "explore.calibration=20", "explore.rank=4"],
+            *["rounds=1", "data.prompt_count=24", "explore.prompts=3", "explore.calibration=20", "explore.rank=4"],
             *["explore.loss=xpo", "explore.bonus=off"],
         ],
     )

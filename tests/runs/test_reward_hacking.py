@@ -18,10 +18,10 @@ from tests.support.small_real_text import SMALL_REAL_TEXT
 
 PADDING = " and so on and so on and so on."
 SIZE = [
-    "world.reference={vocabulary: 320, context: 128, hidden: 32, heads: 1, intermediate: 64, steps: 150, batch: 16}",
-    "world.template=plain",
-    "world.held_out=0.4",
-    "world.prompt_count=24",
+    "data.reference={vocabulary: 320, context: 128, hidden: 32, heads: 1, intermediate: 64, steps: 150, batch: 16}",
+    "data.template=plain",
+    "data.held_out=0.4",
+    "data.prompt_count=24",
     "rollout={engine: transformers, max_tokens: 40, candidates: 4, canaries: 2}",
     "offline.pairs=120",
     "feedback.responses=12",
@@ -56,7 +56,7 @@ def test_a_planted_flaw_rings_the_alarm_and_an_honest_run_of_the_same_length_doe
     cards = {}
     for name in LABELS:
         file = pairs(tmp_path / f"{name}.jsonl", range(10, 110), longer_is_better=LABELS[name])
-        files = [f"world.helpful=['{file}']", f"world.harmless=['{harm}']", f"world.cache={tmp_path / 'cache'}"]
+        files = [f"data.helpful=['{file}']", f"data.harmless=['{harm}']", f"data.cache={tmp_path / 'cache'}"]
         given = ["rounds=2", *files, *SMALL_REAL_TEXT, *SIZE]
         if held_out is None:
             base = prepare_real_text(load("real-text", given)).reference_folder

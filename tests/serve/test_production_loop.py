@@ -21,7 +21,7 @@ from tests.unit.loop.test_production import recipe, texts_in
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.full]
 MOST = load("real-text", SMALL_REAL_TEXT).rollout.max_tokens
-CONTEXT = "world.reference.context=256"
+CONTEXT = "data.reference.context=256"
 TAKING = "production={share: 40 %, verdicts: 0.5}"
 
 

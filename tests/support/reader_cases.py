@@ -126,7 +126,7 @@ CASES = (
     Case(PARTS, "`source` with a long text", {"prompt": "Sum it up.", "source": "The herb is green and grows in pots.",
          **PAIR}, Aside("unread-text", "`source`"), "is text, whatever its name"),
     Case(PARTS, "`chat_template_kwargs`", {"prompt": ASK, "chat_template_kwargs": {"enable_thinking": False}, **PAIR},
-         Aside("unread-arguments", "world.template_arguments"), "one setting holds for a run"),
+         Aside("unread-arguments", "data.template_arguments"), "one setting holds for a run"),
     # turns
     Case(TURNS, "`history` as pairs", {"history": [["Hi.", "Hello."]], "prompt": ASK, **PAIR},
          Read(("user: Hi.", "assistant: Hello.", f"user: {ASK}"), TWO, 0), "earlier turns"),

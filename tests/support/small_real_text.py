@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 SMALL_REAL_TEXT = [
-    "world.reference={vocabulary: 320, context: 192, hidden: 32, heads: 1, intermediate: 64, steps: 8, batch: 8}",
-    "world.prompt_tokens=128",
-    "world.answer_tokens=128",
-    "world.prompt_count=6",
+    "data.reference={vocabulary: 320, context: 192, hidden: 32, heads: 1, intermediate: 64, steps: 8, batch: 8}",
+    "data.prompt_tokens=128",
+    "data.answer_tokens=128",
+    "data.prompt_count=6",
     "rollout={engine: transformers, max_tokens: 12, candidates: 4, canaries: 2}",
     "feedback.responses=12",
     "offline.pairs=40",

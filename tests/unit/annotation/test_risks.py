@@ -94,9 +94,9 @@ def test_people_are_asked_about_a_prompt_with_the_risk_of_its_category(tmp_path:
     asked = [{"prompt": f"What about {kind} in town {n}?", "category": kind} for n in range(6) for kind in kinds]
     file.write_text("".join(json.dumps(one) + "\n" for one in asked), encoding="utf-8")
     settings = (
-        f"world.prompts=['{file}']", "feedback={kind: people, responses: 40, park_after_s: 0}",
+        f"data.prompts=['{file}']", "feedback={kind: people, responses: 40, park_after_s: 0}",
         "limits.cost.labels_each=5",
-        "feedback.risk_by_category={violence: 0.9, cooking: 0.1}", "rounds=1", "world.prompt_count=18",
+        "feedback.risk_by_category={violence: 0.9, cooking: 0.1}", "rounds=1", "data.prompt_count=18",
     )  # fmt: skip
     with pytest.raises(ParkedError):
         run_recipe(tiny(tmp_path / "cache", *settings), tmp_path / "run")

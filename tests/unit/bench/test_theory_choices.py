@@ -40,7 +40,7 @@ def test_the_gpu_recipe_begins_as_the_registered_rule_says() -> None:
         if values.mean() + half < 0:
             found[arm] = np.mean([row[arm] for row in rows])
     rule, first = min(found, key=lambda arm: found[arm]).split(", ")
-    dual = load("gpu/o-pd-dpo-1").dual
+    dual = load("gpu/o-pd-dpo-1", check_files=False).dual
     assert (dual.rule.kind, dual.first) == (rule, float(first))
 
 

@@ -31,7 +31,7 @@ class Started(SimpleNamespace):
 
 
 def started(recipe: str, overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> Started:
-    config = load(recipe, overrides)
+    config = load(recipe, overrides, check_files=False)
     record = Started(events=[], asked=[])
 
     def process(name: str) -> SimpleNamespace:
@@ -114,7 +114,9 @@ def test_weights_go_only_by_ways_that_the_devices_allow(
 ) -> None:
     """NCCL wants a GPU for each member, CUDA IPC one GPU for both."""
     weights = [f"model.parameters={{kind: {parameters}}}", f"rollout.delivery={delivery}"]
-    config = load("gpu/pd-dpo-4", [*weights, f"cluster.layout={layout}", f"cluster.gpu_share={share}"])
+    config = load(
+        "gpu/pd-dpo-4", [*weights, f"cluster.layout={layout}", f"cluster.gpu_share={share}"], check_files=False
+    )
     expected = "ipc" if layout == "time-shared" else "nccl" if share == 1 else "reload"
     if delivery == "reload":
         expected = "reload"

@@ -192,7 +192,7 @@ def test_a_file_with_semicolons_is_read(tmp_path: Path) -> None:
 
 
 def test_a_run_takes_names_of_columns() -> None:
-    config = load("real-text", ["world.columns={prompt: ask}", "world.ignore=[margin]"])
-    assert config.world.columns == {"prompt": "ask"}  # type: ignore[union-attr]
+    config = load("real-text", ["data.columns={prompt: ask}", "data.ignore=[margin]"])
+    assert config.data.columns == {"prompt": "ask"}  # type: ignore[union-attr]
     with pytest.raises(UserError):
-        load("real-text", ["world.columns=ask"])
+        load("real-text", ["data.columns=ask"])

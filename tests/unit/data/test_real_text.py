@@ -37,7 +37,7 @@ SMALL = ScratchSpec(vocabulary=320, context=64, hidden=32, heads=1, intermediate
 
 
 def tiny(cache: Path, *overrides: str) -> Config:
-    return load("real-text", ["rounds=2", f"world.cache={cache}", *SMALL_REAL_TEXT, *overrides])
+    return load("real-text", ["rounds=2", f"data.cache={cache}", *SMALL_REAL_TEXT, *overrides])
 
 
 def test_a_tokenizer_from_texts_gives_every_text_back() -> None:
@@ -54,7 +54,7 @@ def test_a_data_set_of_the_hub_that_cannot_be_had_is_named_and_no_length_is_blam
 
     monkeypatch.setattr("datasets.load_dataset", unreachable)
     with pytest.raises(UserError, match=r"nobody/nothing cannot be read .*offline mode is enabled.*: give a file"):
-        prepare_real_text(load("real-text", ["world.helpful=[hf:nobody/nothing]"]))
+        prepare_real_text(load("real-text", ["data.helpful=[hf:nobody/nothing]"]))
 
 
 @pytest.mark.run
@@ -81,15 +81,15 @@ def test_no_text_that_fits_is_a_user_error(tmp_path: Path) -> None:
         cached_reference(TEXTS, ScratchSpec(context=16, steps=1), tmp_path)
     assert not any(tmp_path.iterdir())
     with pytest.raises(UserError, match=r"world\.prompt_tokens"):
-        prepare_real_text(tiny(tmp_path, "world.prompt_tokens=4"))
+        prepare_real_text(tiny(tmp_path, "data.prompt_tokens=4"))
 
 
 @pytest.mark.run
 def test_pairs_of_files_carry_the_labels_of_their_rows(tmp_path: Path) -> None:
     file = tmp_path / "pku.jsonl"
     file.write_bytes(lines(*(pku(n) for n in range(4)), b"{"))
-    files = (f"world.helpful=['{file}']", f"world.harmless=['{sample_file('harmless')}']")
-    config = tiny(tmp_path / "cache", *files, "world.template=plain")
+    files = (f"data.helpful=['{file}']", f"data.harmless=['{sample_file('harmless')}']")
+    config = tiny(tmp_path / "cache", *files, "data.template=plain")
     prepared = prepare_real_text(config)
     stated = [item for item in prepared.pairs if item.pair.id.startswith("0-helpful")]
     assert [(item.helpful, item.label(HARM)) for item in stated] == [
@@ -243,6 +243,6 @@ def test_a_category_that_is_no_name_sets_its_row_aside(tmp_path: Path) -> None:
 
 def test_the_recipe_names_the_files_that_ship() -> None:
     config = load("real-text", [])
-    assert config.world.kind == "none"
-    assert config.world.helpful == []
+    assert config.data is not None
+    assert (config.data.helpful, config.data.sample) == ([], True)
     assert sample_file("helpful").is_file()

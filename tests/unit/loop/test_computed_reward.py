@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pddpo_ray.config import Config, NoWorldConfig, load
+from pddpo_ray.config import Config, load
 from pddpo_ray.config.recipe import STATED_LIMITS
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal.identity import open_folder
@@ -227,12 +227,12 @@ def test_pairs_in_files_are_the_comparisons_of_real_text(tmp_path: Path) -> None
     recipe = {"extends": "real-text", "reward": {"pairs": ["mine.jsonl"]}}
     (tmp_path / "pairs.yaml").write_text(json.dumps(recipe))
     config = load(str(tmp_path / "pairs.yaml"))
-    assert isinstance(config.world, NoWorldConfig)
-    assert (config.world.helpful, config.reward) == ([str(tmp_path / "mine.jsonl")], {})
+    assert config.data is not None
+    assert (config.data.helpful, config.reward) == ([str(tmp_path / "mine.jsonl")], {})
     with pytest.raises(UserError, match="files of real text"):
         load("text-world", ["reward={pairs: [mine.jsonl]}"])
     with pytest.raises(UserError, match="the same files; name them once"):
-        load(str(tmp_path / "pairs.yaml"), [f"world.helpful=[{tmp_path / 'other.jsonl'}]"])
+        load(str(tmp_path / "pairs.yaml"), [f"data.helpful=[{tmp_path / 'other.jsonl'}]"])
 
 
 def test_a_layers_source_takes_the_place_of_the_one_below_and_what_is_asked_is_laid_over_it(tmp_path: Path) -> None:

@@ -51,8 +51,8 @@ def recipe(folder: Path, limits: dict[str, Any], *overrides: str) -> Config:
         "dual": {"rule": {"kind": "newton", "damping": 0.5}},
     }
     (folder / "recipe.yaml").write_text(json.dumps(tree))
-    small = [*SMALL_REAL_TEXT, "world.prompt_count=10", "report.html=false", "report.tensorboard=false"]
-    return load(str(folder / "recipe.yaml"), [*small, f"world.cache={folder / 'cache'}", *overrides])
+    small = [*SMALL_REAL_TEXT, "data.prompt_count=10", "report.html=false", "report.tensorboard=false"]
+    return load(str(folder / "recipe.yaml"), [*small, f"data.cache={folder / 'cache'}", *overrides])
 
 
 RULES = {
@@ -195,8 +195,8 @@ def test_a_certification_set_is_in_no_prompt_set(tmp_path: Path) -> None:
         (["limits.tone={rate: {world: cost}, at_most: 5 %}"], "world.kind=none has no truth to measure with"),
         (["prompts.benign={indices: [0], share: 40 %}"], "prompts.benign"),
         (["prompts.benign.files=[nowhere.jsonl]"], "nowhere.jsonl"),
-        (["world.prompts=[more.jsonl]"], "the sets under `prompts:` say which prompts a run asks"),
-        (["world.prompt_count=1"], "prompts.benign: its share of world.prompt_count=1 is 0 prompts"),
+        (["data.prompts=[more.jsonl]"], "the sets under `prompts:` say which prompts a run asks"),
+        (["data.prompt_count=1"], "prompts.benign: its share of data.prompt_count=1 is 0 prompts"),
         (["limits.length.bounds=null"], "a mean needs `bounds: [low, high]` in a run"),
     ],
 )

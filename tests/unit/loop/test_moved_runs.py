@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pddpo_ray.cli.main import main
-from pddpo_ray.config import Config, load
+from pddpo_ray.config import Config, TextWorldConfig, load
 from pddpo_ray.errors import DecisionNeeded, UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.journal.database import HEAD, open_database
@@ -256,7 +256,7 @@ def test_a_stored_text_run_that_names_no_family_keeps_the_first_world(tmp_path: 
     journal.close()
     with open_folder(tmp_path / "demo") as opened:
         config = Config.model_validate(opened.recipe)
-    assert config.world.kind == "text"
+    assert isinstance(config.world, TextWorldConfig)
     assert config.world.family.kind == "first"
     assert resumed_run(as_now, tmp_path / "demo")[0] == identity
     with pytest.raises(UserError, match=r"another recipe .*with the first text world.* text-world-first"):

@@ -184,7 +184,7 @@ def texts_in(folder: Path) -> list[Path]:
 
 
 def recipe(folder: Path, rounds: int, *more: str) -> Config:
-    settings = ["dual.rule={kind: anytime}", f"world.cache={folder / 'cache'}", "scorecard.prompts=0"]
+    settings = ["dual.rule={kind: anytime}", f"data.cache={folder / 'cache'}", "scorecard.prompts=0"]
     return load("real-text", [*SMALL_REAL_TEXT, *settings, f"rounds={rounds}", *more])
 
 

@@ -28,11 +28,11 @@ from pddpo_ray.scoring.learned_prompts import LEARNED, hashes_of, opening_of
 from pddpo_ray.storage.whole_files import JOURNAL
 from tests.support.small_real_text import SMALL_REAL_TEXT
 
-CARD = ["scorecard={prompts: 6, answers: 2, pairs: 10, benign: 4, train: true}", "world.held_out=0.4"]
+CARD = ["scorecard={prompts: 6, answers: 2, pairs: 10, benign: 4, train: true}", "data.held_out=0.4"]
 
 
 def small(cache: Path, *overrides: str) -> Config:
-    return load("real-text", ["rounds=2", f"world.cache={cache}", *SMALL_REAL_TEXT, *CARD, *overrides])
+    return load("real-text", ["rounds=2", f"data.cache={cache}", *SMALL_REAL_TEXT, *CARD, *overrides])
 
 
 class Stopped(Exception):

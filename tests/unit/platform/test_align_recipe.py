@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pddpo_ray.cli.main import app
-from pddpo_ray.config import NoWorldConfig, load
+from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
 from pddpo_ray.plan.memory import ModelShape, trainer_bytes
 from tests.support.scorer_rows import rows_of_words, write_rows
@@ -20,7 +20,7 @@ def given(tmp_path: Path, **changes: str) -> list[str]:
     """All that `align` needs, with changes; empty: left out."""
     known = {
         "model.reference": str(save_policy(tmp_path / "base", 0, context=512)),
-        "world.helpful": f"[{write_rows(tmp_path / 'pairs.jsonl', rows_of_words(20, 0))}]",
+        "data.helpful": f"[{write_rows(tmp_path / 'pairs.jsonl', rows_of_words(20, 0))}]",
         "feedback.reward": f"{{path: '{tmp_path}'}}",
         "feedback.cost": f"{{path: '{tmp_path}'}}",
     } | {key.replace("__", "."): value for key, value in changes.items()}
@@ -80,10 +80,10 @@ def test_what_cannot_be_taken_out_is_said_in_one_line(changes: list[str], line: 
     ("changes", "line"),
     [
         ({"model__reference": ""}, "still to be given: model.reference, the model to align"),
-        ({"world__helpful": ""}, "still to be given: world.helpful, files of pairs"),
+        ({"data__helpful": ""}, "still to be given: data.helpful, files of pairs"),
         ({"model__reference": "/nowhere/model"}, "model.reference /nowhere/model does not exist; give a folder"),
-        ({"world__helpful": "[/nowhere/pairs.jsonl]"}, "world.helpful: there is no file /nowhere/pairs.jsonl; give"),
-        ({"world__prompts": "[/nowhere/asked.jsonl]"}, "world.prompts: there is no file /nowhere/asked.jsonl; give"),
+        ({"data__helpful": "[/nowhere/pairs.jsonl]"}, "data.helpful: there is no file /nowhere/pairs.jsonl; give"),
+        ({"data__prompts": "[/nowhere/asked.jsonl]"}, "data.prompts: there is no file /nowhere/asked.jsonl; give"),
         ({"feedback__cost": ""}, "there is no folder ./scorers/cost; `pddpo scorer train FILES --kind cost"),
         ({"feedback__reward": "{path: /nowhere/r}"}, "--kind reward --base MODEL --out /nowhere/r` makes it"),
     ],
@@ -110,7 +110,7 @@ def test_the_recipes_are_listed_and_planned(tmp_path: Path) -> None:
     assert {"align", "smollm2"} <= set(json.loads(listed.stdout)["recipes"])
     shown = CliRunner().invoke(app, ["recipes", "align"])
     assert "needs:" in shown.stdout
-    settings = [*given(tmp_path), "world.template=plain"]  # the tiny model has no chat template
+    settings = [*given(tmp_path), "data.template=plain"]  # the tiny model has no chat template
     planned = CliRunner().invoke(app, ["train", "smollm2", *settings, "--dry-run"], catch_exceptions=False)
     assert planned.exit_code == 0, planned.output
     assert "helpful: at least 50 % versus the reference, measured by score_model ./scorers/reward" in planned.stdout
@@ -134,7 +134,7 @@ def test_a_model_of_135_million_parameters_fits_an_ordinary_machine(
 def test_smollm2_has_the_number_of_own_answers_that_kept_a_limit(tmp_path: Path) -> None:
     """160 prompts with four answers each, 32 answers a step, one pass at 5e-4 (docs/real-model.md)."""
     config = load("smollm2", given(tmp_path))
-    assert isinstance(config.world, NoWorldConfig)
+    assert config.data is not None
     first = config.trainer.first_cost
-    assert (config.world.prompt_count, config.explore.calibration) == (160, 640)
+    assert (config.data.prompt_count, config.explore.calibration) == (160, 640)
     assert (first.epochs, first.learning_rate, first.batch_pairs, config.dual.rho) == (1, 5e-4, 48, 3.0)

@@ -71,7 +71,7 @@ def test_seeds_may_be_large() -> None:
 def test_a_dry_run_says_what_the_files_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad = {"prompt": "How?", "chosen": "same", "rejected": "same"}
     name = written(tmp_path / "pairs.jsonl", PAIR, {**PAIR, "prompt": "Why?"}, bad)
-    assert dry_run("real-text", f"world.helpful=[{name}]") == 0
+    assert dry_run("real-text", f"data.helpful=[{name}]") == 0
     out = capsys.readouterr().out
     assert "data files" in out
     assert "trl: 2 of 3 rows are good; 1 equal-responses" in out
@@ -79,13 +79,13 @@ def test_a_dry_run_says_what_the_files_hold(tmp_path: Path, capsys: pytest.Captu
 
 def test_a_dry_run_refuses_files_without_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name = written(tmp_path / "safety.jsonl", {"prompt": "q", "response": "a", "is_safe": True})
-    assert dry_run("real-text", f"world.helpful=[{name}]") == 2
+    assert dry_run("real-text", f"data.helpful=[{name}]") == 2
     err = capsys.readouterr().err
-    assert f"world.helpful: none of the first 1 rows of {name} says which of two answers is more helpful" in err
+    assert f"data.helpful: none of the first 1 rows of {name} says which of two answers is more helpful" in err
 
 
 def test_a_dry_run_knows_the_templates(capsys: pytest.CaptureFixture[str]) -> None:
-    assert dry_run("real-text", "world.template=chat-ml") == 2
+    assert dry_run("real-text", "data.template=chat-ml") == 2
     assert "there is no chat template 'chat-ml'" in capsys.readouterr().err
 
 

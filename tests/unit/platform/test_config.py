@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from pddpo_ray.config import (
     Config,
     FixedRule,
     LogRule,
-    NoWorldConfig,
     RayCluster,
+    TabularWorldConfig,
     TransformersRollout,
     load,
     recipe_names,
@@ -210,7 +211,7 @@ def test_a_recipe_extends_a_file_beside_it(tmp_path: Path) -> None:
     write(tmp_path / "base.yaml", "extends: tabular\nrounds: 5\nbeta: 0.3\n")
     child = write(tmp_path / "child.yaml", "extends: base.yaml\nrounds: 6\n")
     config = load(str(child))
-    assert (config.rounds, config.beta, config.world.kind) == (6, 0.3, "tabular")
+    assert (config.rounds, config.beta, type(config.world)) == (6, 0.3, TabularWorldConfig)
 
 
 def test_paths_in_a_recipe_are_relative_to_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +219,7 @@ def test_paths_in_a_recipe_are_relative_to_the_recipe(tmp_path: Path, monkeypatc
     write(tmp_path / "inner" / "world.json", "{}")
     recipe = write(tmp_path / "inner" / "r.yaml", "extends: tabular\nworld: {path: world.json}\n")
     monkeypatch.chdir(tmp_path)
-    assert load(str(recipe)).world.model_dump()["path"] == str(tmp_path / "inner" / "world.json")
+    assert load(str(recipe)).model_dump()["world"]["path"] == str(tmp_path / "inner" / "world.json")
     assert load("tabular", ["world.path=inner/world.json"]).world == load(str(recipe)).world
 
 
@@ -234,9 +235,9 @@ def test_files_of_real_text_lie_beside_the_recipe_and_data_sets_of_the_hub_stay(
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
     config = load(str(tmp_path / "recipe.yaml"))
-    assert isinstance(config.world, NoWorldConfig)
-    assert config.world.helpful == [str(tmp_path / "pairs.jsonl"), "hf:org/name"]
-    assert config.world.prompts == [str(tmp_path / "asked.jsonl")]
+    assert config.data is not None
+    assert config.data.helpful == [str(tmp_path / "pairs.jsonl"), "hf:org/name"]
+    assert config.data.prompts == [str(tmp_path / "asked.jsonl")]
     assert config.certificate.prompts == [str(tmp_path / "fresh.jsonl")]
 
 
@@ -433,3 +434,56 @@ def test_a_layer_adds_limits_takes_them_out_and_changes_them(tmp_path: Path) -> 
 def test_a_recipe_is_itself_after_the_journal_stored_it(settings: list[str]) -> None:
     config = load("text-world", settings)
     assert Config.model_validate(json.loads(json.dumps(config.model_dump(mode="json")))) == config
+
+
+@pytest.mark.parametrize(
+    ("recipe", "override", "written"),
+    [
+        ("real-text", "world.seed=3", "write data.seed=3"),
+        ("align", "world.helpful=[a.jsonl]", "write 'data.helpful=[a.jsonl]'"),
+        ("text-world", "world.prompt_tokens=96", "write data.prompt_tokens=96"),
+        ("text-world", "world={kind: none, harmless: [b.jsonl]}", "'data.harmless=[b.jsonl]' 'data.reference={}'"),
+        ("text-world", "world.kind=none", "write data.sample=true 'data.reference={}'"),
+    ],
+)
+def test_files_named_under_world_are_refused_with_the_line_to_write(recipe: str, override: str, written: str) -> None:
+    with pytest.raises(UserError) as refused:
+        load(recipe, [override])
+    assert str(refused.value).startswith(f"override `{override}`: `world.")
+    assert str(refused.value).endswith(written)
+
+
+def test_a_recipe_file_with_a_world_of_kind_none_is_refused_with_its_own_values(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("extends: o-pd-dpo\nworld: {kind: none, helpful: [hf:org/pairs], prompt_count: 7}\n")
+    with pytest.raises(UserError) as refused:
+        load(str(file))
+    line = "data: {helpful: ['hf:org/pairs'], prompt_count: 7, reference: {}}"
+    assert "line 2: `world.kind` is no setting" in str(refused.value)
+    assert str(refused.value).endswith(f"write {line}")
+    file.write_text(
+        f"extends: o-pd-dpo\n{line}\nfeedback: {{kind: judge}}\nlimits: {{cost: {{logit: {{judge: {{}}}}}}}}\n"
+    )
+    config = load(str(file))
+    assert config.data is not None
+    assert (config.data.prompt_count, config.world) == (7, None)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "message"),
+    [
+        ("text-world", ["world=null"], "the recipe has neither `data` nor `world`: name your files, e.g. data:"),
+        ("real-text", ["data.sample=false"], "still to be given: data.helpful, files of pairs, e.g. data.helpful="),
+        ("real-text", ["data.reference=null"], "still to be given: model.reference, the model to align"),
+    ],
+)
+def test_nothing_is_trained_on_a_toy_in_silence(recipe: str, overrides: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        load(recipe, overrides)
+
+
+def test_a_run_of_an_earlier_version_is_read_with_its_files_under_data() -> None:
+    stored = load("real-text").model_dump(mode="json")
+    data = stored.pop("data")
+    former = {**stored, "world": {"kind": "none", **{key: value for key, value in data.items() if key != "sample"}}}
+    assert Config.of_run(former) == load("real-text")

@@ -66,7 +66,7 @@ def with_sets(tmp_path: Path, **files: Sequence[str]) -> list[str]:
     pairs = written(tmp_path / "pairs.jsonl", PAIR)
     return [
         f"model.reference={model(tmp_path / 'model', TURNS)}",
-        f"world.helpful=[{pairs}]",
+        f"data.helpful=[{pairs}]",
         f"prompts={json.dumps(sets)}",
         f"limits={json.dumps({'cost': None, **limits})}",
     ]
@@ -112,19 +112,19 @@ def test_files_of_harmless_requests_are_read(tmp_path: Path) -> None:
 
 def test_a_column_that_no_file_has_is_one_line(tmp_path: Path) -> None:
     pairs = written(tmp_path / "pairs.jsonl", {"query": "how ?", "chosen": "so .", "rejected": "no ."})
-    line = refused(f"world.helpful=[{pairs}]", "world.columns={prompt: question}")
-    assert line.startswith(f"world.columns: none of the first 1,000 rows of {pairs} ")
+    line = refused(f"data.helpful=[{pairs}]", "data.columns={prompt: question}")
+    assert line.startswith(f"data.columns: none of the first 1,000 rows of {pairs} ")
     assert "has the field question, which is to be read as prompt; the fields are chosen, query, rejected" in line
-    assert "1 of 1 rows are good" in planned(f"world.helpful=[{pairs}]", "world.columns={prompt: query}")
-    planned(f"world.helpful=[{pairs}, 'hf:somebody/pairs']", "world.columns={prompt: query, system: rules}")
+    assert "1 of 1 rows are good" in planned(f"data.helpful=[{pairs}]", "data.columns={prompt: query}")
+    planned(f"data.helpful=[{pairs}, 'hf:somebody/pairs']", "data.columns={prompt: query, system: rules}")
 
 
 def test_a_template_that_refuses_system_turns_is_one_line(tmp_path: Path) -> None:
     rows = chat_pair(("user", "how ?")), chat_pair(("system", "be brief"), ("user", "how ?"))
     pairs = written(tmp_path / "pairs.jsonl", *rows)
-    line = refused(f"model.reference={model(tmp_path / 'model', NO_SYSTEM)}", f"world.helpful=[{pairs}]")
-    assert line.startswith(f"world.helpful: {pairs}: the data has system turns and the chat template drops or refuses")
-    out = planned(f"model.reference={tmp_path / 'model'}", f"world.helpful=[{pairs}]", "world.template=hh")
+    line = refused(f"model.reference={model(tmp_path / 'model', NO_SYSTEM)}", f"data.helpful=[{pairs}]")
+    assert line.startswith(f"data.helpful: {pairs}: the data has system turns and the chat template drops or refuses")
+    out = planned(f"model.reference={tmp_path / 'model'}", f"data.helpful=[{pairs}]", "data.template=hh")
     assert f"{pairs}  trl-chat: 2 of 2 rows are good\n" in out
 
 
@@ -133,7 +133,7 @@ def test_a_template_that_refuses_system_turns_is_one_line(tmp_path: Path) -> Non
 )
 def test_a_template_that_refuses_every_row_says_why(template: str, says: str, tmp_path: Path) -> None:
     pairs = written(tmp_path / "pairs.jsonl", PAIR)
-    line = refused(f"model.reference={model(tmp_path / 'model', template)}", f"world.helpful=[{pairs}]")
+    line = refused(f"model.reference={model(tmp_path / 'model', template)}", f"data.helpful=[{pairs}]")
     assert line.startswith("no pair has a prompt of at most 96 and answers of at most 96 tokens")
     assert f"the template says: {says}" in line
 
@@ -141,27 +141,27 @@ def test_a_template_that_refuses_every_row_says_why(template: str, says: str, tm
 def test_texts_that_are_too_long_are_counted_and_refused_where_none_is_left(tmp_path: Path) -> None:
     pairs = written(tmp_path / "pairs.jsonl", PAIR, {**PAIR, "prompt": "how do i do it ? " * 40})
     reference = f"model.reference={model(tmp_path / 'model', TURNS)}"
-    out = planned(reference, f"world.helpful=[{pairs}]")
-    assert "2 of 2 rows are good; fitting world.prompt_tokens=96 and world.answer_tokens=96: 1" in out
-    line = refused(reference, f"world.helpful=[{pairs}]", "world.prompt_tokens=4")
+    out = planned(reference, f"data.helpful=[{pairs}]")
+    assert "2 of 2 rows are good; fitting data.prompt_tokens=96 and data.answer_tokens=96: 1" in out
+    line = refused(reference, f"data.helpful=[{pairs}]", "data.prompt_tokens=4")
     assert "no pair has a prompt of at most 4 and answers of at most 96 tokens" in line
     asked = written(tmp_path / "asked.jsonl", {"prompt": "how do i do it ? " * 40})
-    line = refused(reference, f"world.helpful=[{pairs}]", f"world.prompts=[{asked}]")
-    assert line.startswith(f"world.prompts: no prompt of {asked} has at most 96 tokens: raise world.prompt_tokens")
+    line = refused(reference, f"data.helpful=[{pairs}]", f"data.prompts=[{asked}]")
+    assert line.startswith(f"data.prompts: no prompt of {asked} has at most 96 tokens: raise data.prompt_tokens")
 
 
 def test_the_template_of_a_model_is_refused_where_the_recipe_trains_one_from_nothing(tmp_path: Path) -> None:
-    line = refused(f"world.helpful=[{written(tmp_path / 'pairs.jsonl', PAIR)}]", "world.template=tokenizer")
+    line = refused(f"data.helpful=[{written(tmp_path / 'pairs.jsonl', PAIR)}]", "data.template=tokenizer")
     assert "this template comes with a model" in line
 
 
 def test_a_share_without_a_prompt_is_one_line(tmp_path: Path) -> None:
     names = [written(tmp_path / f"{name}.jsonl", ASKED) for name in ("kitchen", "garden")]
-    line = refused(*with_sets(tmp_path, kitchen=names[:1], garden=names[1:]), "world.prompt_count=1")
-    assert line.startswith("prompts.garden: its share of world.prompt_count=1 is 0 prompts: raise ")
+    line = refused(*with_sets(tmp_path, kitchen=names[:1], garden=names[1:]), "data.prompt_count=1")
+    assert line.startswith("prompts.garden: its share of data.prompt_count=1 is 0 prompts: raise ")
 
 
 def test_files_stand_in_the_json_plan(tmp_path: Path) -> None:
     pairs = written(tmp_path / "pairs.jsonl", PAIR)
-    done = json.loads(planned(f"world.helpful=[{pairs}]", "--json"))
+    done = json.loads(planned(f"data.helpful=[{pairs}]", "--json"))
     assert done["files"] == [{"file": pairs, "holds": "trl: 1 of 1 rows are good"}]

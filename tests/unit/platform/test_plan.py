@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pddpo_ray.config import Config
+from pddpo_ray.config import Config, TextWorldConfig
 from pddpo_ray.config import load as load_recipe
 from pddpo_ray.errors import UserError
 from pddpo_ray.loop.machine import GIB, Gpu, Machine, visible_gpus
@@ -166,7 +166,7 @@ def test_the_text_worlds_parameters_are_those_of_the_real_model() -> None:
     from pddpo_ray.worlds.text_family import grammar_of
 
     config = load("text-world")
-    assert config.world.kind == "text"
+    assert isinstance(config.world, TextWorldConfig)
     size = config.world.reference
     with torch.device("meta"):
         model = LlamaForCausalLM(

@@ -31,8 +31,8 @@ def drawn_in(journal: JournalReader, round_: int) -> tuple[Counter[str], int]:
 def test_a_plan_of_real_text_counts_the_prompts_of_the_pairs(tmp_path: Path) -> None:
     """20 pairs have 20 prompts at most, however many are asked for: 40 answers whiten the features where 24 prompts
     would give 24. 3,840 tokens were planned so on a real model, and 4,257 drawn."""
-    size = ["rounds=1", "world.prompt_count=24", "offline.pairs=20", "explore.calibration=24"]
-    config = load("real-text", [*SMALL_REAL_TEXT, f"world.cache={tmp_path / 'cache'}", *size])
+    size = ["rounds=1", "data.prompt_count=24", "offline.pairs=20", "explore.calibration=24"]
+    config = load("real-text", [*SMALL_REAL_TEXT, f"data.cache={tmp_path / 'cache'}", *size])
     run_recipe(config, tmp_path / "run")
     planned = work(config)
     assert prompts_of(config) == 20

@@ -11,7 +11,6 @@ from datasets import Dataset
 
 import pddpo_ray
 from pddpo_ray.config import Config
-from pddpo_ray.config.world import NoWorldConfig
 from pddpo_ray.errors import UserError
 from tests.support.scorer_rows import rows_of_words
 from tests.support.tiny_language_model import save_policy
@@ -69,27 +68,27 @@ def test_a_recipe_takes_rows_in_memory_and_keeps_them_for_a_run_that_goes_on(tmp
     pairs = rows_of_words(20, 0)
 
     def loaded(**rows: Any) -> Config:
-        named = {"world.helpful": pairs} | {key.replace("__", "."): given for key, given in rows.items()}
+        named = {"data.helpful": pairs} | {key.replace("__", "."): given for key, given in rows.items()}
         recipe: Config = pddpo_ray.load_recipe("align", told, rows=named, keep=tmp_path / "rows")
         return recipe
 
     recipe = loaded(world__prompts=Dataset.from_dict({"prompt": ["word1", "word2 word3"]}))
-    assert isinstance(recipe.world, NoWorldConfig)
-    kept = Path(recipe.world.helpful[0])
+    assert recipe.data is not None
+    kept = Path(recipe.data.helpful[0])
     assert [json.loads(line) for line in kept.read_text().splitlines()] == pairs
-    assert [json.loads(line)["prompt"] for line in Path(recipe.world.prompts[0]).read_text().splitlines()] == [
+    assert [json.loads(line)["prompt"] for line in Path(recipe.data.prompts[0]).read_text().splitlines()] == [
         "word1", "word2 word3",
     ]  # fmt: skip
     assert loaded(world__prompts=["word1", "word2 word3"]) == recipe, "the same rows are the same files"
     other = loaded(world__helpful=pairs[:10])
-    assert isinstance(other.world, NoWorldConfig)
-    assert other.world.helpful != recipe.world.helpful
+    assert other.data is not None
+    assert other.data.helpful != recipe.data.helpful
     assert len(kept.read_text().splitlines()) == 20, "a run that goes on finds its own rows"
     for rows, said in (
-        ({"world__helpfull": pairs}, "world.helpful"),
-        ({"world__helpful": []}, "world.helpful: there are no rows"),
-        ({"world__helpful": [{"prompt": object()}]}, "world.helpful, row 1: JSON cannot hold it"),
-        ({"world__helpful": [7]}, "row 1: a row is a mapping"),
+        ({"data__helpfull": pairs}, "data.helpful"),
+        ({"data__helpful": []}, "data.helpful: there are no rows"),
+        ({"data__helpful": [{"prompt": object()}]}, "data.helpful, row 1: JSON cannot hold it"),
+        ({"data__helpful": [7]}, "row 1: a row is a mapping"),
     ):
         with pytest.raises(UserError, match=said):
             loaded(**rows)

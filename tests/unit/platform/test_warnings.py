@@ -40,11 +40,11 @@ def recipe(folder: Path, *changes: str) -> Config:
     """A recipe without a warning, and changes to it."""
     right = [
         f"model.reference={folder / 'model'}",
-        f"world.helpful=[{folder / 'pairs.jsonl'}]",
+        f"data.helpful=[{folder / 'pairs.jsonl'}]",
         LENGTH % 8,
         "rollout.max_tokens=64",
         "rollout.max_model_len=256",
-        "world.prompt_count=160",
+        "data.prompt_count=160",
         "offline.pairs=160",
         "explore.calibration=640",
         "trainer.first_cost={epochs: 1, batch_pairs: 48}",
@@ -76,8 +76,8 @@ def test_a_recipe_that_is_right_has_none(folder: Path) -> None:
             ["limits.more={mean: {rule: words}, at_least: 90, bounds: [0, 999]}"],
             "limits.more: at least 90 words cannot be reached: answers end at rollout.max_tokens=64; write",
         ),
-        (["offline.pairs=10"], "world.helpful: 10 of 30 pairs are used; write offline.pairs=30"),
-        (["world.answer_tokens=8"], "world.helpful: about 100 % of the pairs are left out"),
+        (["offline.pairs=10"], "data.helpful: 10 of 30 pairs are used; write offline.pairs=30"),
+        (["data.answer_tokens=8"], "data.helpful: about 100 % of the pairs are left out"),
         (["rollout.max_tokens=8", LENGTH % 3], "of answers like these are cut at rollout.max_tokens=8; 95 in 100 end"),
         (
             ["limits.unsafe={rate: {rule: refusal}, at_most: 2 %}", "certificate.draws=100", "feedback.responses=200"],
@@ -88,7 +88,7 @@ def test_a_recipe_that_is_right_has_none(folder: Path) -> None:
             "limits.unsafe: a round's 64 answers hold 0.64 failures at the limit",
         ),
         (
-            ["explore.calibration=48", "world.prompt_count=12"],
+            ["explore.calibration=48", "data.prompt_count=12"],
             "trainer.first_cost: 7 steps on 96 answers to 12 prompts",
         ),
     ],
@@ -117,7 +117,7 @@ def test_scorers_that_are_no_better_than_a_coin(folder: Path) -> None:
 
 
 def test_a_dry_run_prints_them_last(folder: Path) -> None:
-    words = [f"world.helpful=[{folder / 'pairs.jsonl'}]", LENGTH % 230]
+    words = [f"data.helpful=[{folder / 'pairs.jsonl'}]", LENGTH % 230]
     done = CliRunner().invoke(app, ["train", "real-text", *words, "--dry-run"], catch_exceptions=False)
     last = done.stdout.split("\nwarnings\n")[1]
     assert last.startswith("  limits.length: at most 230 words can never bind")

@@ -108,7 +108,7 @@ def test_requests_are_rendered_as_the_run_was_trained(run: ServedRun, tmp_path: 
     args, place = ServeArgs(run=str(run.folder)), find(ServeArgs(run=str(run.folder)))
     settings = engine_settings(args, place, "reference")
     assert (settings.template, settings.chat_template) == ("tokenizer-or-plain", None)
-    of_files = place.model_copy(update={"config": load("real-text", ["world.template=alpaca"])})
+    of_files = place.model_copy(update={"config": load("real-text", ["data.template=alpaca"])})
     assert engine_settings(args, of_files, "reference").template == "tokenizer-or-plain", "its versions carry `alpaca`"
     (tmp_path / "own.jinja").write_text("{{ messages }}")
     given = args.model_copy(update={"chat_template": str(tmp_path / "own.jinja")})

@@ -41,8 +41,8 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> list[LabelledPair]:
     rows = [{"prompt": QUESTION, "chosen": f"word{n}", "rejected": f"word{n} word3"} for n in (4, 5)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     model = save_policy(folder / "model", seed=1)
-    given = [f"world.helpful=['{folder / 'rows.jsonl'}']", f"model.reference={model}"]
-    config = load("real-text", [*SMALL_REAL_TEXT, *given, "world.template=tokenizer-or-safe-rlhf"])
+    given = [f"data.helpful=['{folder / 'rows.jsonl'}']", f"model.reference={model}"]
+    config = load("real-text", [*SMALL_REAL_TEXT, *given, "data.template=tokenizer-or-safe-rlhf"])
     prepared = prepare_real_text(config)
     # The policy does see its template, whose words a tokenizer of 84 words does not know.
     assert len(prepared.prompts[0].token_ids) > 1 + len(QUESTION.split())

@@ -254,8 +254,8 @@ def real_text(tmp_path: Path, folder: Path, *overrides: str) -> Config:
     ]  # fmt: skip
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    given = [f"world.helpful=['{file}']", f"world.harmless=['{file}']", f"model.reference={folder}"]
-    return load("real-text", [*SMALL_REAL_TEXT, *given, f"world.cache={tmp_path / 'cache'}", *overrides])
+    given = [f"data.helpful=['{file}']", f"data.harmless=['{file}']", f"model.reference={folder}"]
+    return load("real-text", [*SMALL_REAL_TEXT, *given, f"data.cache={tmp_path / 'cache'}", *overrides])
 
 
 def test_a_runs_pairs_are_what_the_model_would_write(tmp_path: Path) -> None:
@@ -275,12 +275,12 @@ def test_a_runs_pairs_are_what_the_model_would_write(tmp_path: Path) -> None:
 def test_what_cannot_be_rendered_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "bare", gpt_2())
     with pytest.raises(UserError, match="this model has no chat template"):
-        prepare_real_text(real_text(tmp_path, folder, "world.template=tokenizer"))
+        prepare_real_text(real_text(tmp_path, folder, "data.template=tokenizer"))
     strict = model_folder(tmp_path / "strict", gemma())
     asked = tmp_path / "system.jsonl"
     asked.write_text(json.dumps({"messages": spoken(WITH_SYSTEM)}) + "\n")
     with pytest.raises(UserError, match="system turns"):
-        prepare_real_text(real_text(tmp_path, strict, f"world.prompts=['{asked}']"))
+        prepare_real_text(real_text(tmp_path, strict, f"data.prompts=['{asked}']"))
     assert not (tmp_path / "cache").exists()
 
 

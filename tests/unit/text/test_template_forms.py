@@ -60,7 +60,7 @@ def test_an_answer_is_trained_as_the_data_has_it_whatever_the_template_makes_of_
 def test_findings_say_what_the_template_does_and_what_to_set() -> None:
     (thinks,) = Renderer(templated(THINKS), "tokenizer").findings()
     assert "'<think>\\n\\n</think>' in front of a reply" in thinks
-    assert "world.template_arguments={enable_thinking: false}" in thinks
+    assert "data.template_arguments={enable_thinking: false}" in thinks
     assert "opens a reply with '<think>'" in Renderer(templated(OPENS), "tokenizer").findings()[0]
     assert "drops the words of the assistant" in Renderer(templated(DROPS), "tokenizer").findings()[0]
     for make in LAYOUTS.values():
@@ -115,7 +115,7 @@ def test_an_argument_that_the_template_does_not_take_is_refused() -> None:
     with pytest.raises(UserError, match="takes no argument 'enable_thought'"):
         Renderer(templated(THINKS), "tokenizer", arguments={"enable_thought": False})
     with pytest.raises(UserError, match="'messages' is no argument"):
-        load("real-text", ["world.template_arguments={messages: []}"])
+        load("real-text", ["data.template_arguments={messages: []}"])
 
 
 # --- names -----------------------------------------------------------------------------------------------------------
@@ -168,9 +168,7 @@ def test_a_template_that_trims_trains_what_it_writes() -> None:
 
 def test_a_version_carries_the_arguments_that_its_run_was_trained_with(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "model", templated(THINKS))
-    config = real_text(
-        tmp_path, folder, "world.template=tokenizer", "world.template_arguments={enable_thinking: false}"
-    )
+    config = real_text(tmp_path, folder, "data.template=tokenizer", "data.template_arguments={enable_thinking: false}")
     prepared = prepare_real_text(config)
     store = ArtifactStore(tmp_path / "artifacts")
     stored = store.stored(store_reference(store, folder, prepared.chat_template).path)
@@ -182,7 +180,7 @@ def test_a_version_carries_the_arguments_that_its_run_was_trained_with(tmp_path:
 
 def test_a_version_carries_the_one_template_that_was_chosen(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "model", templated({"search": THINKS, "tools": OPENS}))
-    prepared = prepare_real_text(real_text(tmp_path, folder, "world.template=tokenizer:tools"))
+    prepared = prepare_real_text(real_text(tmp_path, folder, "data.template=tokenizer:tools"))
     store = ArtifactStore(tmp_path / "artifacts")
     stored = store.stored(store_reference(store, folder, prepared.chat_template).path)
     assert renderer_of(stored).template == prepared.chat_template == OPENS
@@ -190,7 +188,7 @@ def test_a_version_carries_the_one_template_that_was_chosen(tmp_path: Path) -> N
 
 def test_a_finding_is_said_before_anything_is_trained(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     prepare_real_text(
-        real_text(tmp_path, model_folder(tmp_path / "model", templated(THINKS)), "world.template=tokenizer")
+        real_text(tmp_path, model_folder(tmp_path / "model", templated(THINKS)), "data.template=tokenizer")
     )
     assert "in front of a reply that was given" in caplog.text
 
@@ -211,8 +209,8 @@ def test_what_is_left_out_for_length_is_counted(tmp_path: Path, caplog: pytest.L
     prepared = prepare_real_text(config)
     settings = config.world
     assert dict(prepared.left_out) == {
-        f"pairs left out: the prompt is longer than world.prompt_tokens={settings.prompt_tokens}": 2,  # type: ignore[union-attr]
-        f"pairs left out: an answer is longer than world.answer_tokens={settings.answer_tokens}": 2,  # type: ignore[union-attr]
+        f"pairs left out: the prompt is longer than data.prompt_tokens={settings.prompt_tokens}": 2,  # type: ignore[union-attr]
+        f"pairs left out: an answer is longer than data.answer_tokens={settings.answer_tokens}": 2,  # type: ignore[union-attr]
         "pairs left out: the template refuses the turns, or a text holds its marks": 2,
     }, "the file is read for both dimensions"
     assert "2 pairs left out: the prompt is longer" in caplog.text
