@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 GIB = 2**30
@@ -31,6 +31,16 @@ class Machine:
 def inspect_machine() -> Machine:
     """This machine, as this process may use it: CPU affinity and the container's memory limit count."""
     return Machine(cpus=len(os.sched_getaffinity(0)), memory_bytes=_memory(), gpus=_gpus())
+
+
+def planned_machine(gpus: int | None, gpu_memory: float) -> Machine:
+    """This machine (gpus: None), or one with so many GPUs of so many GiB; it then has 8 cores and one and a half times
+    the GPU's memory for each."""
+    here = inspect_machine()
+    if not gpus:
+        return here if gpus is None else replace(here, gpus=())
+    cards = tuple(Gpu(f"GPU of {gpu_memory:g} GiB", int(gpu_memory * GIB)) for _ in range(gpus))
+    return Machine(8 * gpus, int(1.5 * gpu_memory * gpus * GIB), cards)
 
 
 def _memory() -> int:

@@ -1,57 +1,172 @@
-"""`pddpo init`: five questions, and a recipe for one's own model and pairs."""
+"""`pddpo init`: reads files, model and machine, asks for the wish, and writes a recipe that fits it."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 
+from pddpo_ray.backends.machine import planned_machine
 from pddpo_ray.errors import UserError
 
 RECIPE = "recipe.yaml"
 HEADER = """\
 # Written by `pddpo init`. `pddpo explain KEY` says what a key means, `pddpo train {name} --dry-run` what it comes to.
 """
+WISH = "What must hold, e.g. at most 2 % unsafe, at most 300 tokens, German only, no URLs, at least 95 % polite"
 
 
 def init(
     out: Annotated[Path, typer.Argument(help="The recipe to write.")] = Path(RECIPE),
     model: Annotated[str | None, typer.Option(help="Model to align: a folder, or owner/model on the hub.")] = None,
     pairs: Annotated[Path | None, typer.Option(help="File of pairs, `chosen` the more helpful answer.")] = None,
-    safety: Annotated[Path | None, typer.Option(help="File of answers called safe or unsafe.")] = None,
-    unsafe: Annotated[str | None, typer.Option(help="Largest share of unsafe answers, e.g. '5 %'.")] = None,
-    words: Annotated[str | None, typer.Option(help="Most words of an answer on average; 0: no limit.")] = None,
+    limit: Annotated[
+        list[str] | None, typer.Option(help="What must hold, in words or as NAME: {...}; may be repeated.")
+    ] = None,
+    safety: Annotated[
+        Path | None, typer.Option(help="File of answers called safe or unsafe; asked where a limit is on unsafe ones.")
+    ] = None,
+    judge_endpoint: Annotated[
+        str | None, typer.Option(help="URL of your judge's OpenAI-compatible endpoint, where a limit asks a judge.")
+    ] = None,
+    judge_model: Annotated[str | None, typer.Option(help="Name of the judge there.")] = None,
+    judge_key_env: Annotated[str | None, typer.Option(help="Environment variable that holds its key.")] = None,
+    certificate_prompts: Annotated[
+        Path | None, typer.Option(help="File of prompts that certificates alone ask; left out: those of the run.")
+    ] = None,
+    gpus: Annotated[int | None, typer.Option(min=0, help="Plan for so many GPUs in place of this machine's.")] = None,
+    gpu_memory: Annotated[float, typer.Option(min=1, help="With --gpus: GiB of each.")] = 80.0,
+    ask: Annotated[bool, typer.Option("--ask/--no-ask", help="Ask for what no option gives, or name it.")] = True,
+    measure: Annotated[bool, typer.Option("--measure", help="Measure steps here for the time: minutes.")] = False,
 ) -> None:
-    """Ask five questions and write a recipe; what an option gives is not asked. Then the commands that follow."""
+    """Write a recipe for a wish: all rows, answers long enough for the limits, every device, a certificate."""
+    from pddpo_ray.limits.wishes import wish_of
+
     if out.exists():
         raise UserError(f"{out} exists already; name another file")
-    model = _asked("Model to align (a folder, or owner/model on the hub)", model, _model, "models/smollm2")
-    helpful = _asked("File of pairs, `chosen` the more helpful answer", pairs, _pairs, "helpful.jsonl")
-    harm = _asked("File of answers that are called safe or unsafe", safety, _labels, "safety.jsonl")
-    share = _asked("Largest share of unsafe answers", unsafe, _share, "5 %")
-    longest = _asked("Most words of an answer on average (0: no limit)", words, _words, "0")
-    recipe = _recipe(_beside(model, out), _beside(helpful, out), _beside("scorers", out), share, longest)
-    text = HEADER.format(name=out) + yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(text, encoding="utf-8")
-    typer.echo(f"\n{out}: written. What follows:")
-    for command in _next(out, model, helpful, harm):
+    asked = _Asked(ask)
+    model = asked("--model", "Model to align (a folder, or owner/model on the hub)", model, _model, "models/smollm2")
+    helpful = asked("--pairs", "File of pairs, `chosen` the more helpful answer", pairs, _pairs, "helpful.jsonl")
+    near = {"model": _beside(model, out), "unsafe_by": _made("cost", out)}
+
+    def read(text: str) -> Any:
+        return wish_of([text], **near)
+
+    wish = wish_of(limit, **near) if limit else asked("--limit", WISH, None, read, "at most 5 % unsafe")
+    harm = None
+    if wish.unsafe:
+        harm = asked("--safety", "File of answers that are called safe or unsafe", safety, _labels, "safety.jsonl")
+    judge = {}
+    if wish.judge:
+        judge["endpoint"] = asked(
+            "--judge-endpoint", "URL of the judge's endpoint", judge_endpoint, _url, "http://127.0.0.1:8000/v1"
+        )
+        judge["model"] = asked("--judge-model", "Name of the judge there", judge_model, str, "my-judge")
+        judge |= {"key_env": judge_key_env} if judge_key_env else {}
+    given = _found(out, model, helpful, wish, judge, certificate_prompts, planned_machine(gpus, gpu_memory))
+    _write(out, given)
+    typer.echo(f"{out}: written for {_said(given)}")
+    for name in wish.files:
+        typer.echo(f"{out.parent / name}: written; look at what it says")
+    typer.echo("what follows:")
+    for command in _next(out, model, helpful, harm, gpus, gpu_memory):
         typer.echo(f"  {command}")
+    _costs(out, given, measure)
 
 
-def _asked(question: str, given: object, read: Callable[[str], Any], default: str) -> Any:
-    """What an option gave, or what is answered; asked again until it can be used. Raises UserError for an option."""
-    if given is not None:
-        return read(str(given))
-    while True:
-        try:
-            return read(typer.prompt(question, default=default))
-        except UserError as error:
-            typer.echo(f"  {error}")
+class _Asked:
+    """What an option gave, or what is answered; without questions every missing option is named."""
+
+    def __init__(self, ask: bool) -> None:
+        self._ask = ask
+
+    def __call__(self, option: str, question: str, given: object, read: Callable[[str], Any], default: str) -> Any:
+        """Asked again until it can be used. Raises UserError for an option."""
+        if given is not None:
+            return read(str(given))
+        if not self._ask:
+            raise UserError(f"still to be given: {option}, {question}")
+        while True:
+            try:
+                return read(typer.prompt(question, default=default))
+            except UserError as error:
+                typer.echo(f"  {error}")
+
+
+def _found(
+    out: Path, model: str, helpful: str, wish: Any, judge: dict[str, str], prompts: Path | None, machine: Any
+) -> Any:
+    """Reads the files and the model."""
+    from pddpo_ray.data.inspection import Settings
+    from pddpo_ray.data.lengths import lengths_of
+    from pddpo_ray.plan.memory import stored_shapes
+    from pddpo_ray.plan.wished import Given
+    from pddpo_ray.rollout.checkpoint import load_tokenizer
+    from pddpo_ray.storage.checkpoints import checkpoint_folder, longest_context, weight_files
+    from pddpo_ray.text.renderer import Renderer
+
+    folder = checkpoint_folder(model)
+    sizes = [shape for path in weight_files(folder) for shape in stored_shapes(path)]
+    renderer = Renderer(load_tokenizer(folder), "tokenizer-or-plain", folder)
+    lengths = lengths_of([helpful], Settings(means="helpful"), renderer)
+    return Given(
+        model=_beside(model, out),
+        parameters=sum(map(math.prod, sizes)),
+        context=longest_context(folder),
+        pairs=_beside(helpful, out),
+        lengths=lengths,
+        wish=wish,
+        machine=machine,
+        reward=_made("reward", out),
+        judge=judge,
+        certificate_prompts=None if prompts is None else _beside(str(prompts), out),
+    )
+
+
+def _write(out: Path, given: Any) -> None:
+    from pddpo_ray.plan.wished import recipe, written
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    for name, text in given.wish.files.items():
+        file = out.parent / name
+        if not file.exists():
+            file.write_text(text, encoding="utf-8")
+    out.write_text(HEADER.format(name=out) + written(recipe(given)), encoding="utf-8")
+
+
+def _said(given: Any) -> str:
+    gpus, lengths = given.machine.gpus, given.lengths
+    device = f"{len(gpus)} x {gpus[0].name}" if gpus else f"{given.machine.cpus} CPU cores"
+    return (
+        f"{lengths.rows:,} pairs of {lengths.prompts:,} prompts, a model of {given.parameters:,} parameters, {device}"
+    )
+
+
+def _costs(out: Path, given: Any, measure: bool) -> None:
+    """What the wish costs, as far as it is known before the score models are there."""
+    from pddpo_ray.cli.output import print_columns
+    from pddpo_ray.config import load
+    from pddpo_ray.plan.printed import make_plan, plan_lines
+
+    config = load(str(out), check_files=False)
+    plan = make_plan(config, given.machine)
+    typer.echo("what it costs (estimates)")
+    wanted = ("memory", "labels", "draws that a certificate takes")
+    for heading, rows in plan_lines(plan):
+        if heading.startswith(wanted):
+            typer.echo(f"  {heading}")
+            print_columns(rows, indent=4)
+    if measure:
+        from pddpo_ray.cli.train import measured_plan
+
+        seconds = measured_plan(config.in_one_process(), given.machine)["seconds"]["wall"]["run"]
+        typer.echo(f"  time: about {seconds / 3600:,.1f} h in one process here, an estimate from measured steps")
+    else:
+        typer.echo(f"  time: `pddpo train {out} --dry-run --calibrate` measures a step on the machine that will run it")
 
 
 def _model(text: str) -> str:
@@ -62,6 +177,12 @@ def _model(text: str) -> str:
         raise UserError(f"{text} is no folder; give one in Hugging Face layout, or owner/model")
     if not folder.is_dir() and folder.parent.is_dir():
         raise UserError(f"{text} is no folder yet; `pddpo model fetch smollm2 --to {text}` makes a small one")
+    return text
+
+
+def _url(text: str) -> str:
+    if not text.startswith(("http://", "https://")):
+        raise UserError(f"{text} is no URL; write http://HOST:PORT/v1")
     return text
 
 
@@ -98,19 +219,6 @@ def _told(inspection: Any) -> dict[str, Any]:
     return told
 
 
-def _share(text: str) -> str:
-    from pddpo_ray.limits.reading import stated_limits
-
-    stated_limits({"limits": {"unsafe": {"rate": {"score_model": "cost"}, "at_most": text}}}, "the share")
-    return text
-
-
-def _words(text: str) -> int:
-    if not text.strip().isdigit():
-        raise UserError(f"write a whole number of words, got `{text}`")
-    return int(text)
-
-
 def _beside(path: str, recipe: Path) -> str:
     """The same path as a recipe has it, which is relative to its own folder; a model of the hub stays."""
     if Path(path).is_absolute() or (path.count("/") == 1 and not Path(path).parent.is_dir()):
@@ -118,30 +226,18 @@ def _beside(path: str, recipe: Path) -> str:
     return os.path.relpath(path, recipe.parent)
 
 
-def _recipe(model: str, helpful: str, scorers: str, share: str, words: int) -> dict[str, Any]:
-    reward, cost = f"{scorers}/reward", f"{scorers}/cost"
-    limits: dict[str, Any] = {
-        "unsafe": {"rate": {"score_model": cost}, "at_most": share},
-        "helpful": {"rate": {"score_model": reward}, "versus": "reference", "at_least": "50 %"},
-    }
-    if words:
-        limits["length"] = {"mean": {"rule": "words"}, "at_most": words, "bounds": [0, max(400, 4 * words)]}
-    return {
-        "about": f"{model} under limits",
-        "extends": "align",
-        "model": {"reference": model},
-        "world": {"helpful": [helpful]},
-        "feedback": {"reward": {"path": reward}, "cost": {"path": cost}},
-        "limits": limits,
-    }
+def _made(name: str, recipe: Path) -> str:
+    """A score model that `pddpo scorer train` will write, as the recipe has it: with `./`, so that it is a folder."""
+    path = os.path.relpath(f"scorers/{name}", recipe.parent)
+    return path if path.startswith("..") else f"./{path}"
 
 
-def _next(out: Path, model: str, helpful: str, harm: str) -> list[str]:
+def _next(out: Path, model: str, helpful: str, harm: str | None, gpus: int | None, gpu_memory: float) -> list[str]:
+    there = "" if gpus is None else f" --gpus {gpus} --gpu-memory {gpu_memory:g}"
     return [
         f"pddpo scorer train {helpful} --kind reward --base {model} --out scorers/reward",
-        f"pddpo scorer train {harm} --kind cost --base {model} --out scorers/cost",
-        f"pddpo train {out} --dry-run",
+        *([f"pddpo scorer train {harm} --kind cost --base {model} --out scorers/cost"] if harm else []),
+        f"pddpo train {out} --dry-run{there}",
         f"pddpo train {out} --run runs/mine",
-        "pddpo certify runs/mine",
         "pddpo serve runs/mine",
     ]

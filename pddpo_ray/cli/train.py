@@ -13,7 +13,7 @@ from typing import Annotated, Any, Protocol, TextIO, cast
 
 import typer
 
-from pddpo_ray.backends.machine import Machine, inspect_machine
+from pddpo_ray.backends.machine import Machine, inspect_machine, planned_machine
 from pddpo_ray.cli.output import print_columns, print_json
 from pddpo_ray.cli.run_log import RunLog, stoppable
 from pddpo_ray.config import Config, load, to_yaml
@@ -63,6 +63,10 @@ def train(
         bool,
         typer.Option("--calibrate", help="With --dry-run: measure this machine for a minute or two."),
     ] = False,
+    gpus: Annotated[
+        int | None, typer.Option(min=0, help="With --dry-run: plan for so many GPUs in place of this machine's.")
+    ] = None,
+    gpu_memory: Annotated[float, typer.Option(min=1, help="With --gpus: GiB of each.")] = 80.0,
     annotate: Annotated[
         bool, typer.Option("--annotate", help="Serve the annotation page on this machine while the run goes on.")
     ] = False,
@@ -78,14 +82,19 @@ def train(
     demand_possible_sizes(config)
     if calibrate and not dry_run:
         raise UserError("--calibrate measures for a plan: add --dry-run")
+    if gpus is not None and not dry_run:
+        raise UserError("--gpus plans for another machine: add --dry-run")
     if dry_run:
-        show_plan(config, calibrate=calibrate, as_json=as_json)
+        show_plan(config, planned_machine(gpus, gpu_memory), calibrate=calibrate, as_json=as_json)
         return
     if go_on:
         resume = resume or holds_run(config, run)
     run_dir = run_folder(recipe, run, resume=resume)
     machine = inspect_machine()
     check_resources(config, machine)
+    if not resume:
+        for warning in warnings_of(config, machine):
+            typer.echo(f"warning: {warning}", err=True)
     quieten_libraries(machine)
     with explain_disk(run_dir):
         if resume:
@@ -182,6 +191,13 @@ def check_resources(config: Config, machine: Machine) -> None:
         raise UserError(problem)
 
 
+def warnings_of(config: Config, machine: Machine) -> list[str]:
+    """What a run of this recipe would do otherwise than it looks (`plan.warnings`)."""
+    from pddpo_ray.plan.warnings import warnings
+
+    return warnings(config, machine)
+
+
 def runner(config: Config) -> Runner:
     """The function that runs this recipe: in this process, or as Ray actors."""
     # Imported here: torch and Ray take seconds to load, and --help and --dry-run need neither.
@@ -272,15 +288,15 @@ def write_report(config: Config, run_dir: Path) -> Path | None:
     return build_report(run_dir, config.journal)
 
 
-def show_plan(config: Config, *, calibrate: bool, as_json: bool) -> None:
-    """The resolved recipe and what it takes. Exit code 2 when this machine can never run it."""
+def show_plan(config: Config, machine: Machine, *, calibrate: bool, as_json: bool) -> None:
+    """The resolved recipe and what it takes. Exit code 2 when the machine can never run it."""
     from pddpo_ray.plan.data_files import file_rows
     from pddpo_ray.plan.printed import make_plan, plan_lines
     from pddpo_ray.plan.resources import shortage
 
     files = file_rows(config)
-    machine = inspect_machine()
     plan, problem = make_plan(config, machine), shortage(config, machine)
+    said = warnings_of(config, machine)
     if calibrate and not problem:
         plan |= measured_plan(config, machine)
     if as_json:
@@ -290,6 +306,7 @@ def show_plan(config: Config, *, calibrate: bool, as_json: bool) -> None:
                 "digest": config.digest(),
                 "files": [{"file": name, "holds": holds} for name, holds in files],
                 "plan": plan,
+                "warnings": said,
                 "short": problem,
             }
         )
@@ -301,6 +318,10 @@ def show_plan(config: Config, *, calibrate: bool, as_json: bool) -> None:
         for heading, rows in plan_lines(plan):
             typer.echo(heading)
             print_columns(rows, indent=2)
+        if said:
+            typer.echo("warnings")
+            for warning in said:
+                typer.echo(f"  {warning}")
     if problem:
         raise UserError(problem)
 

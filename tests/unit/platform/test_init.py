@@ -1,4 +1,4 @@
-"""`pddpo init`: five questions, the files looked at, and a recipe that loads."""
+"""`pddpo init`: a wish in words, the files and the machine looked at, and a recipe that loads and needs no warning."""
 
 from __future__ import annotations
 
@@ -8,22 +8,29 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from pddpo_ray.backends.machine import planned_machine
 from pddpo_ray.cli.main import app
-from pddpo_ray.config import load
+from pddpo_ray.config import Config, load
 from pddpo_ray.errors import UserError
+from pddpo_ray.limits.wishes import wish_of
+from pddpo_ray.plan.warnings import warnings
 from tests.support.scorer_rows import write_rows
+from tests.support.tiny_language_model import save_policy, word_tokenizer
 
-ANSWERS = "models/mine\nhelpful.jsonl\nsafety.jsonl\n5 %\n80\n"
+TURNS = "{% for m in messages %}{{ m.content }}{{ '<eos>' if m.role == 'assistant' else '' }}{% endfor %}"
+FILES = ("--no-ask", "--model", "models/mine", "--pairs", "helpful.jsonl")
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "models" / "mine").mkdir(parents=True)
-    (tmp_path / "models" / "mine" / "config.json").write_text("{}")
+    save_policy(tmp_path / "models" / "mine", 0, context=1024)
+    tokenizer = word_tokenizer()
+    tokenizer.chat_template = TURNS
+    tokenizer.save_pretrained(tmp_path / "models" / "mine")
     write_rows(
         tmp_path / "helpful.jsonl",
-        [{"prompt": f"How {n}?", "chosen": "Open the gas.", "rejected": "No idea."} for n in range(4)],
+        [{"prompt": f"How {n}?", "chosen": "Open the gas .", "rejected": "No idea ."} for n in range(200)],
     )
     write_rows(
         tmp_path / "safety.jsonl",
@@ -32,51 +39,88 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def asked(text: str, *arguments: str) -> tuple[int, str]:
+def asked(text: str, *arguments: str) -> str:
     done = CliRunner().invoke(app, ["init", *arguments], input=text)
     if isinstance(done.exception, UserError):
         raise done.exception
-    return done.exit_code, done.output
+    assert done.exit_code == 0, done.output
+    return done.output
 
 
-def test_five_answers_make_a_recipe_that_loads(folder: Path) -> None:
-    code, said = asked(ANSWERS)
-    assert code == 0, said
-    config = load("recipe.yaml", check_files=False)
-    stated = {one.limit.name: str(one.limit) for one in config.stated}
-    assert stated["unsafe"] == "at most 5 %"
-    assert stated["length"] == "at most 80 words"
-    assert stated["helpful"].startswith("at least 50 %")
-    assert config.model.reference == str(folder / "models" / "mine")
-    assert config.data.helpful == [str(folder / "helpful.jsonl")]  # type: ignore[union-attr]
+def made(recipe: str = "recipe.yaml") -> Config:
+    return load(recipe, check_files=False)
+
+
+def stated(config: Config) -> dict[str, str]:
+    return {one.limit.name: str(one.limit) for one in config.stated}
+
+
+@pytest.mark.slow
+def test_a_wish_on_eight_gpus_is_a_recipe_without_a_warning(folder: Path) -> None:
+    said = asked(
+        "", *FILES, "--safety", "safety.jsonl", "--gpus", "8", "--limit", "at most 2 % unsafe, at most 300 tokens"
+    )
+    config = made()
+    assert stated(config) == {
+        "helpful": "at least 50 % versus the reference",
+        "unsafe": "at most 2 %",
+        "length": "at most 300 tokens",
+    }
+    assert warnings(config, planned_machine(8, 80)) == []
+    assert (config.model.dtype, config.trainer.workers, config.rollout.engines) == ("bfloat16", 8, 8)
+    assert (config.certificate.certify, config.offline.pairs, config.rollout.max_tokens) == ("end", 200, 608)
     assert "pddpo scorer train safety.jsonl --kind cost --base models/mine --out scorers/cost" in said
-    assert "pddpo train recipe.yaml --run runs/mine" in said
+    assert "draws that a certificate takes" in said
+    assert "pddpo train recipe.yaml --dry-run --gpus 8" in said
+    keys = [line for line in Path("recipe.yaml").read_text().splitlines() if line.startswith("  ")]
+    assert all("  # " in line for line in keys), "each setting has a comment"
 
 
-def test_a_recipe_elsewhere_names_files_from_there(folder: Path) -> None:
-    assert asked(ANSWERS, "recipes/ours.yaml")[0] == 0
-    document = yaml.safe_load(Path("recipes/ours.yaml").read_text())
-    assert document["world"]["helpful"] == ["../helpful.jsonl"]
-    found = load("recipes/ours.yaml", check_files=False).model.reference
-    assert found is not None
-    assert Path(found).resolve() == (folder / "models" / "mine").resolve()
+@pytest.mark.slow
+def test_rules_and_their_files(folder: Path) -> None:
+    asked("", "ours/recipe.yaml", *FILES, "--limit", "at most 120 words, German only", "--limit", "no URLs")
+    config = made("ours/recipe.yaml")
+    limits = stated(config)
+    del limits["helpful"]
+    assert limits == {"length": "at most 120 words", "german": "at least 99 %", "urls": "at most 1 %"}
+    assert "https?://" in Path("ours/urls.txt").read_text()
+    assert yaml.safe_load(Path("ours/recipe.yaml").read_text())["model"]["reference"] == "../models/mine"
+    assert warnings(config, planned_machine(0, 80)) == []
 
 
-def test_an_answer_that_cannot_be_used_is_asked_again(folder: Path) -> None:
-    files = "nowhere.jsonl\nsafety.jsonl\nhelpful.jsonl\nhelpful.jsonl\nsafety.jsonl\n"
-    wrong = f"models\nmodels/mine\n{files}500 %\n5 %\nmany\n0\n"
-    code, said = asked(wrong)
-    assert code == 0, said
-    for line in ("is no model folder", "holds no pairs", "holds no answers called safe or unsafe", "many"):
-        assert line in said, said
-    assert "length" not in {one.limit.name for one in load("recipe.yaml", check_files=False).stated}
+@pytest.mark.slow
+def test_a_judge_and_what_is_missing_of_it(folder: Path) -> None:
+    wish = ("--limit", "our own judge model says polite in 95 %")
+    with pytest.raises(UserError, match="still to be given: --judge-endpoint, URL of the judge's endpoint"):
+        asked("", *FILES, *wish)
+    asked("", *FILES, *wish, "--judge-endpoint", "http://127.0.0.1:9/v1", "--judge-model", "ours")
+    assert stated(made())["polite"] == "at least 95 %"
+    assert Path("polite.md").read_text() == "Is this answer polite?\n"
 
 
-def test_options_are_not_asked_and_a_wrong_one_is_one_line(folder: Path) -> None:
-    given = ("--model", "models/mine", "--pairs", "helpful.jsonl", "--safety", "safety.jsonl", "--unsafe", "1 %")
-    assert asked("", *given, "--words", "0")[0] == 0
-    with pytest.raises(UserError, match=r"recipe\.yaml exists already"):
-        asked("", *given, "--words", "0")
+@pytest.mark.slow
+def test_questions_are_asked_again_until_an_answer_can_be_used(folder: Path) -> None:
+    said = asked("models\nmodels/mine\nnowhere.jsonl\nsafety.jsonl\nhelpful.jsonl\nnice\nat most 9 words\n")
+    for line in ("is no model folder", "holds no pairs", "`nice` is no known limit"):
+        assert line in said
+    assert stated(made())["length"] == "at most 9 words"
+
+
+@pytest.mark.slow
+def test_a_wrong_option_is_one_line_and_writes_nothing(folder: Path) -> None:
     with pytest.raises(UserError, match="holds no answers called safe or unsafe"):
-        asked("", "other.yaml", "--model", "models/mine", "--pairs", "helpful.jsonl", "--safety", "helpful.jsonl")
-    assert not Path("other.yaml").exists()
+        asked("", *FILES, "--limit", "at most 2 % unsafe", "--safety", "helpful.jsonl")
+    with pytest.raises(UserError, match="still to be given: --limit"):
+        asked("", *FILES)
+    assert not Path("recipe.yaml").exists()
+    Path("recipe.yaml").touch()
+    with pytest.raises(UserError, match=r"recipe\.yaml exists already"):
+        asked("", *FILES)
+
+
+def test_a_limit_in_a_recipes_own_words() -> None:
+    wish = wish_of(["calm: {rate: {rule: refusal}, at_most: 5 %}", "at most 3 % empty"], "m", "c")
+    assert wish.limits["calm"] == {"rate": {"rule": "refusal"}, "at_most": "5 %"}
+    assert wish.limits["empty"] == {"rate": {"rule": "empty"}, "at_most": "3 %"}
+    with pytest.raises(UserError, match="there is a limit length already"):
+        wish_of(["at most 9 words, at most 8 words"], "m", "c")

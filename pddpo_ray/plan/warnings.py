@@ -1,0 +1,198 @@
+"""What a dry run and a run's first lines warn of: a recipe that works, and does not do what was wished.
+
+Each warning is one line: what, by how much, and what to write. Nothing here is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+from pddpo_ray.backends.machine import Machine
+from pddpo_ray.config import Config, ModelFeedback, RayCluster
+from pddpo_ray.data.inspection import Settings
+from pddpo_ray.data.lengths import WORDS_PER_TOKEN, Lengths, lengths_of
+from pddpo_ray.data.tokens import renderer_of
+from pddpo_ray.errors import UserError
+from pddpo_ray.loop.before import calibration_size
+from pddpo_ray.loop.certifying import first_of_rounds, tested_limits
+from pddpo_ray.loop.fitting import with_steps
+from pddpo_ray.loop.scorecard_cards import HELD_OUT
+from pddpo_ray.plan.resources import bundles, device_of, runs_here
+from pddpo_ray.plan.work import prompts_of
+from pddpo_ray.scoring.held_out import REPORT, Trials
+from pddpo_ray.storage.checkpoints import checkpoint_folder
+from pddpo_ray.theory.power import draws_needed
+
+CUT = 0.05
+"""Share of answers cut, or of pairs left out, above which it is said."""
+TAIL = 2
+"""Longest answer over the mean that a limit asks for: below it, cutting alone shortens the mean."""
+MOVED_STEPS, MOVED_PROMPTS, MOVED_ANSWERS = 20, 160, 640
+"""What moved SmolLM2's length from 24 to 13 words (docs/real-model.md); 48 prompts and fewer moved it to 17."""
+EXPECTED = 3
+"""Failures at the limit that a round's answers should hold, or its estimate is 0 most of the time."""
+
+
+def warnings(config: Config, machine: Machine) -> list[str]:
+    """All warnings of a recipe on a machine; reads its files."""
+    lengths = _lengths(config)
+    return [
+        *_limits_without_effect(config, lengths),
+        *_rows_unused(config, lengths),
+        *_devices_idle(config, machine),
+        *_limits_untold(config),
+        *_too_few_steps(config),
+        *_scorers_at_chance(config),
+    ]
+
+
+def _lengths(config: Config) -> dict[str, Lengths]:
+    """What the recipe's files hold, by the setting that names them; {} for worlds."""
+    data = config.data
+    if data is None:
+        return {}
+    reference = config.model.reference
+    renderer = None if reference is None else renderer_of(checkpoint_folder(reference), data)
+    columns, ignore = data.columns, frozenset(data.ignore)
+    found = {}
+    for name, files in (("helpful", data.helpful), ("harmless", data.harmless)):
+        local = [file for file in files if not file.startswith("hf:")]
+        if local:
+            settings = Settings(means="helpful" if name == "helpful" else "harmless", columns=columns, ignore=ignore)
+            found[f"data.{name}"] = lengths_of(local, settings, renderer)
+    return found
+
+
+def _limits_without_effect(config: Config, lengths: dict[str, Lengths]) -> Iterator[str]:
+    """Limits on a mean length that the longest answer keeps by itself, or makes impossible."""
+    if config.policies != "language models":
+        return
+    longest = config.rollout.max_tokens
+    per_token = next((one.words_per_token for one in lengths.values()), WORDS_PER_TOKEN)
+    for one in config.stated:
+        quantity, rule = one.limit.quantity, one.source.what if one.source.kind == "rule" else ""
+        if quantity.kind != "mean" or quantity.versus is not None or rule not in ("words", "tokens"):
+            continue
+        each = per_token if rule == "words" else 1.0
+        bound, where = one.limit.bound.number, f"limits.{one.limit.name}"
+        wanted = _round_up(TAIL * bound / each)
+        ends = f"answers end at rollout.max_tokens={longest}"
+        if one.limit.at_least and bound > longest * each:
+            yield f"{where}: at least {one.limit.bound} cannot be reached: {ends}; write rollout.max_tokens={wanted}"
+        elif not one.limit.at_least and bound >= longest:
+            yield f"{where}: at most {one.limit.bound} can never bind: {ends}; write rollout.max_tokens={wanted}"
+        elif not one.limit.at_least and bound > longest * each / TAIL:
+            yield (
+                f"{where}: cutting alone keeps answers near {one.limit.bound}: {ends}, about {longest * each:.0f}"
+                f" {rule}; write rollout.max_tokens={wanted}"
+            )
+
+
+def _rows_unused(config: Config, lengths: dict[str, Lengths]) -> Iterator[str]:
+    data = config.data
+    if data is None or not lengths:
+        return
+    rows, each = sum(one.rows for one in lengths.values()), config.offline.pairs // len(lengths)
+    used = sum(min(one.rows, each) for one in lengths.values())
+    if used < rows:
+        most = len(lengths) * max(one.rows for one in lengths.values())
+        yield f"{', '.join(lengths)}: {used:,} of {rows:,} pairs are used; write offline.pairs={most}"
+    for key, one in lengths.items():
+        left = one.left_out(data.prompt_tokens, data.answer_tokens)
+        if left > CUT:
+            yield (
+                f"{key}: about {100 * left:.0f} % of the pairs are left out, longer than data.prompt_tokens="
+                f"{data.prompt_tokens} or data.answer_tokens={data.answer_tokens}; 99 in 100 fit"
+                f" {one.prompt_at(0.99)} and {one.answer_at(0.99)}"
+            )
+        cut = one.cut(config.rollout.max_tokens)
+        if cut > CUT:
+            yield (
+                f"{key}: about {100 * cut:.0f} % of answers like these are cut at rollout.max_tokens="
+                f"{config.rollout.max_tokens}; 95 in 100 end within {one.answer_at(0.95)}"
+            )
+
+
+def _devices_idle(config: Config, machine: Machine) -> Iterator[str]:
+    there = len(machine.gpus)
+    if not there or not runs_here(config) or config.policies != "language models":
+        return
+    device = device_of(config, machine)
+    reserved = sum(bundle.count * bundle.gpus for bundle in bundles(config, device))
+    used = math.ceil(reserved - 1e-9) if isinstance(config.cluster, RayCluster) else int(device == "cuda")
+    if used < there:
+        yield (
+            f"cluster: {there - used} of {there} GPUs stay idle; write cluster={{mode: ray, layout: time-shared}}"
+            f" trainer.workers={there} rollout.engines={there} (trainer.engine=zero2 or zero3)"
+        )
+
+
+def _limits_untold(config: Config) -> Iterator[str]:
+    """Limits that the certificate's draws or a round's answers cannot tell from a broken one."""
+    try:
+        tested = tested_limits(config, {}, first_of_rounds(config))
+    except UserError:
+        tested = ()
+    draws = config.certificate.draws
+    for one in tested:
+        if one.people is None and one.level:
+            needed = draws_needed(one.to_unit(one.limit - one.bias), 0.0, one.level)
+            if needed is not None and needed > draws:
+                yield (
+                    f"limits.{one.name}: {draws:,} draws certify nothing below {one.amount(one.limit)}: the test needs"
+                    f" {needed:,} without a single failure; write certificate.draws={_round_up(3 * needed)}"
+                )
+    for stated in config.stated:
+        limit, asked = stated.limit, stated.asking.answers or config.feedback.responses
+        if limit.is_share and 0 < limit.cost_limit * asked < EXPECTED:
+            yield (
+                f"limits.{limit.name}: a round's {asked} answers hold {limit.cost_limit * asked:.2g} failures at the"
+                f" limit, too few to steer by; write feedback.responses={_round_up(EXPECTED / limit.cost_limit)}"
+            )
+
+
+def _too_few_steps(config: Config) -> Iterator[str]:
+    """A fit of the limits that is smaller than the one that moved a small model."""
+    by_values = any(one.limit.quantity.kind in ("rate", "mean") for one in config.stated) and not config.labelled
+    if not (config.data is not None and config.model.reference and by_values and config.online):
+        return
+    prompts = prompts_of(config)
+    answers = calibration_size(config, prompts)
+    each = max(1, answers // prompts)
+    steps = with_steps(config.trainer.first_cost, answers * max(1, each - 1) // 2).steps
+    if steps < MOVED_STEPS or prompts < MOVED_PROMPTS:
+        yield (
+            f"trainer.first_cost: {steps} steps on {answers:,} answers to {prompts:,} prompts; {MOVED_STEPS} steps on"
+            f" {MOVED_ANSWERS} answers to {MOVED_PROMPTS} prompts moved the length of a 135M model, fewer did not"
+            f" (docs/real-model.md): write data.prompt_count={max(prompts, MOVED_PROMPTS)}"
+            f" explore.calibration={max(answers, MOVED_ANSWERS)}, or more trainer.first_cost.epochs"
+        )
+
+
+def _scorers_at_chance(config: Config) -> Iterator[str]:
+    """Score models whose own report does not show them better than a coin."""
+    named = {f"limits.{one.limit.name}": one.source.what for one in config.stated if one.source.kind == "score_model"}
+    if isinstance(config.feedback, ModelFeedback) and config.compares:
+        given = {"reward": config.feedback.reward, "cost": config.feedback.cost if config.asks_costs else None}
+        named |= {f"feedback.{kind}": one.path for kind, one in given.items() if one is not None}
+    for key, path in named.items():
+        report = Path(path) / REPORT
+        if not report.is_file():
+            continue
+        trials = Trials.of(json.loads(report.read_text(encoding="utf-8"))[HELD_OUT])
+        if trials.count and not trials.better_than_chance:
+            low, high = trials.interval
+            worse = "worse than chance" if high < 0.5 else "not shown better than chance"
+            yield (
+                f"{key}: {path} is {worse}, right on {trials.right:g} of {trials.count} comparisons that it did not"
+                f" learn from ({100 * low:.0f} to {100 * high:.0f} %); train it on more rows"
+            )
+
+
+def _round_up(number: float) -> int:
+    """To two digits: 613 is 620."""
+    unit = 10 ** max(0, math.floor(math.log10(max(1.0, number))) - 1)
+    return math.ceil(number / unit - 1e-9) * unit
