@@ -11,17 +11,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pddpo_ray.backends.machine import Machine
+from pddpo_ray.certificates.testing import first_of_rounds, tested_limits
 from pddpo_ray.config import Config, ModelFeedback, RayCluster
 from pddpo_ray.data.inspection import Settings
 from pddpo_ray.data.lengths import WORDS_PER_TOKEN, Lengths, lengths_of
 from pddpo_ray.data.tokens import renderer_of
+from pddpo_ray.driver.offline_setup import calibration_size
 from pddpo_ray.errors import UserError
-from pddpo_ray.loop.before import calibration_size
-from pddpo_ray.loop.certifying import first_of_rounds, tested_limits
-from pddpo_ray.loop.fitting import with_steps
-from pddpo_ray.loop.scorecard_cards import HELD_OUT
+from pddpo_ray.parts.fitting import with_steps
 from pddpo_ray.plan.resources import bundles, device_of, runs_here
 from pddpo_ray.plan.work import prompts_of
+from pddpo_ray.scorecard.cards import HELD_OUT
 from pddpo_ray.scoring.held_out import REPORT, Trials
 from pddpo_ray.storage.checkpoints import checkpoint_folder
 from pddpo_ray.theory.power import draws_needed
