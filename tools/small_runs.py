@@ -29,7 +29,14 @@ REAL_TEXT = [
     "explore={calibration: 48, rank: 8, prompts: 3, picks: 2, weights: bonus_only, baseline_answers: 4}",
 ]
 GPU = [
-    *[*REAL_TEXT, "model.device=cpu", "model.dtype=float32", "trainer.engine=torch", "rollout.engines=1"],
+    *[
+        *REAL_TEXT,
+        "data.reference={}",
+        "model.device=cpu",
+        "model.dtype=float32",
+        "trainer.engine=torch",
+        "rollout.engines=1",
+    ],
     *["feedback.reward=null", "feedback.cost=null", "feedback.gpus=0.0"],
 ]
 SAME_WITHOUT_GPUS = {

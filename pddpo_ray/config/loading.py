@@ -105,7 +105,10 @@ def _refuse_former(tree: Tree, origins: Origins) -> None:
     """Raises UserError for keys of earlier versions, with the line to write in their place."""
     for earlier in (former, former_data):
         for keys in earlier.former_keys(tree)[:1]:
-            origin = _origin_of(keys, origins)
+            overrides = [
+                one for n in range(1, len(keys) + 1) if (one := origins.get(keys[:n], "")).startswith("override")
+            ]
+            origin = overrides[-1] if overrides else _origin_of(keys, origins)
             said = earlier.refusal(tree, override=origin.startswith("override"))
             raise UserError(f"{f'{origin}: ' if origin else ''}{said}")
 
@@ -577,6 +580,8 @@ def _check_context(config: Config, folder: Path, origins: Origins) -> None:
 def _check_needs(config: Config, origins: Origins) -> None:
     """Raises UserError that names every setting which the recipe leaves to the user and the user left out."""
     wanted = {**(_needs_of_files(config) if config.data else {}), **config.needs}
+    if config.data and config.data.reference is not None:  # a trial on a small model made from the texts
+        wanted.pop("model.reference", None)
     tree = config.model_dump(mode="json")
     empty: tuple[Any, ...] = (None, [], {}, "")
     missing = {key: what for key, what in wanted.items() if at(tree, tuple(key.split("."))) in empty}

@@ -104,7 +104,7 @@ def test_labels_come_from_the_models_of_the_paper() -> None:
 
 def test_the_plan_says_on_which_scale_costs_and_limits_are() -> None:
     for name in NAMES:
-        config = load(name, check_files=False)
+        config = load(name, ["data.reference={}"], check_files=False)
         scale, said = cost_scale(config), " ".join(cost_scale(config).lines())
         assert isinstance(config.feedback, ModelFeedback)
         assert config.feedback.cost is not None

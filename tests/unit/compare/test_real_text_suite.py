@@ -111,7 +111,7 @@ def test_a_suite_on_real_text_needs_held_out_prompts(tmp_path: Path) -> None:
     suite = load_suite(
         "real-text", seeds=[0], only=["dpo-helpful"], overrides=[*SMALL, f"data.cache={tmp_path}", "data.held_out=0"]
     )
-    with pytest.raises(UserError, match=r"set world\.held_out"):
+    with pytest.raises(UserError, match=r"set data\.held_out"):
         compare(suite, tmp_path / "runs", run_here, lambda line: None)
 
 

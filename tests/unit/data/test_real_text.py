@@ -111,7 +111,7 @@ def test_pairs_of_files_carry_the_labels_of_their_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("feedback.kind=world", "world.kind=none has no truth to label with"),
+        ("feedback.kind=world", "data: files have no truth to label with"),
         ("dual.rho=null", "give dual.rho"),
         ("rollout={engine: tabular}", "needs rollout.engine vllm or transformers"),
     ],

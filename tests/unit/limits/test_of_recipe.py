@@ -149,7 +149,13 @@ def test_a_recipe_file_of_an_earlier_version_is_refused_with_its_line(tmp_path: 
     with pytest.raises(UserError, match=r"each limit states its own \(limits.harmful, .*leave it out"):
         load(str(path))
     with pytest.raises(ValueError, match=re.escape("write limits: {cost: {rate: {world: cost}, at_most: 20 %,")):
-        Config.model_validate({"dual": {"threshold": 0.2}, "feedback": {"kind": "world", "signal": "unsafe_rate"}})
+        Config.model_validate(
+            {
+                "world": {"kind": "tabular"},
+                "dual": {"threshold": 0.2},
+                "feedback": {"kind": "world", "signal": "unsafe_rate"},
+            }
+        )
 
 
 def test_who_labels_follows_feedback_unless_the_limit_says() -> None:

@@ -159,7 +159,7 @@ def test_the_plan_counts_the_scorecard_and_a_world_has_none(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("recipe", "override", "said"),
     [
-        ("real-text", "scorecard.train=true", r"set world\.held_out"),
+        ("real-text", "scorecard.train=true", r"set data\.held_out"),
         ("real-text", "scorecard.answer=3", r"did you mean `scorecard\.answers`"),
         ("real-text", "scorecard.scorers.reward=./nowhere", r"scorecard\.scorers\.reward\.path: there is no folder"),
         ("tabular", "scorecard.prompts=4", "reads texts of a language model"),

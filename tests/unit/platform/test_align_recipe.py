@@ -135,7 +135,7 @@ def test_what_is_missing_is_said_in_one_line(
 
 
 def test_all_that_is_missing_is_said_at_once(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"model\.reference, .*; world\.helpful, "):
+    with pytest.raises(UserError, match=r"model\.reference, .*; data\.helpful, "):
         load("align")
 
 

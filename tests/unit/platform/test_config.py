@@ -228,8 +228,8 @@ def test_files_of_real_text_lie_beside_the_recipe_and_data_sets_of_the_hub_stay(
 ) -> None:
     for name in ("pairs.jsonl", "asked.jsonl", "fresh.jsonl"):
         (tmp_path / name).write_text("{}\n")
-    world = "world: {helpful: [pairs.jsonl, 'hf:org/name'], prompts: [asked.jsonl]}"
-    lines = ["about: beside", "extends: real-text", world, "certificate: {prompts: [fresh.jsonl]}"]
+    data = "data: {helpful: [pairs.jsonl, 'hf:org/name'], prompts: [asked.jsonl]}"
+    lines = ["about: beside", "extends: real-text", data, "certificate: {prompts: [fresh.jsonl]}"]
     (tmp_path / "recipe.yaml").write_text("\n".join(lines))
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

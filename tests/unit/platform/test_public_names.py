@@ -65,6 +65,11 @@ def test_models_answer_questions_that_are_rows_in_memory(tmp_path: Path) -> None
 def test_a_recipe_takes_rows_in_memory_and_keeps_them_for_a_run_that_goes_on(tmp_path: Path) -> None:
     model = save_policy(tmp_path / "base", 0, context=512)
     told = [f"model.reference={model}", *(f"feedback.{kind}={{path: '{tmp_path}'}}" for kind in ("reward", "cost"))]
+    told += [
+        "limits.unsafe=null",
+        "limits.helpful=null",
+        "limits.length={mean: {rule: words}, at_most: 9, bounds: [0, 60]}",
+    ]
     pairs = rows_of_words(20, 0)
 
     def loaded(**rows: Any) -> Config:
@@ -72,15 +77,15 @@ def test_a_recipe_takes_rows_in_memory_and_keeps_them_for_a_run_that_goes_on(tmp
         recipe: Config = pddpo_ray.load_recipe("align", told, rows=named, keep=tmp_path / "rows")
         return recipe
 
-    recipe = loaded(world__prompts=Dataset.from_dict({"prompt": ["word1", "word2 word3"]}))
+    recipe = loaded(data__prompts=Dataset.from_dict({"prompt": ["word1", "word2 word3"]}))
     assert recipe.data is not None
     kept = Path(recipe.data.helpful[0])
     assert [json.loads(line) for line in kept.read_text().splitlines()] == pairs
     assert [json.loads(line)["prompt"] for line in Path(recipe.data.prompts[0]).read_text().splitlines()] == [
         "word1", "word2 word3",
     ]  # fmt: skip
-    assert loaded(world__prompts=["word1", "word2 word3"]) == recipe, "the same rows are the same files"
-    other = loaded(world__helpful=pairs[:10])
+    assert loaded(data__prompts=["word1", "word2 word3"]) == recipe, "the same rows are the same files"
+    other = loaded(data__helpful=pairs[:10])
     assert other.data is not None
     assert other.data.helpful != recipe.data.helpful
     assert len(kept.read_text().splitlines()) == 20, "a run that goes on finds its own rows"

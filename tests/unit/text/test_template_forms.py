@@ -215,7 +215,7 @@ def test_what_is_left_out_for_length_is_counted(tmp_path: Path, caplog: pytest.L
     rows[0] = {"prompt": "How do I light the stove?", "chosen": "Use a long match.", "rejected": "Wait."}
     file.write_text("".join(json.dumps(row) + "\n" for row in rows[:1] + more))
     prepared = prepare_real_text(config)
-    settings = config.world
+    settings = config.data
     assert dict(prepared.left_out) == {
         f"pairs left out: the prompt is longer than data.prompt_tokens={settings.prompt_tokens}": 2,  # type: ignore[union-attr]
         f"pairs left out: an answer is longer than data.answer_tokens={settings.answer_tokens}": 2,  # type: ignore[union-attr]
