@@ -50,9 +50,21 @@ def _before(run: RunData, limit: ShownLimit) -> Figure:
 
 
 def _exact(run: RunData, limit: ShownLimit) -> Figure:
-    value = run.value(limit, "last")
+    g = _of_released(run, f"{limit.prefix}exact/g_policy")
+    value = run.value(limit, "last") if g is None else limit.amount(g)
     key = f"{limit.prefix}exact/value"
-    return "last policy, by the true scores", "" if value is None else number(value, key, shown=limit.text(value))
+    name = f"{_after(g)}, by the true scores"
+    return name, "" if value is None else number(value, key, shown=limit.text(value))
+
+
+def _of_released(run: RunData, metric: str) -> float | None:
+    """A metric in the released policy's round; None where that is the last one, nothing is released or it has none."""
+    return dict(run.series(metric)[:-1]).get(run.outcome.round or -1)
+
+
+def _after(released: float | None) -> str:
+    """Whose number stands after training: what users get, else the last round's policy."""
+    return "last policy" if released is None else "released policy"
 
 
 def _certified(run: RunData, limit: ShownLimit, entry: Entry, tested: dict[str, TestedLimit]) -> str:
@@ -111,9 +123,10 @@ def _estimated(run: RunData, limit: ShownLimit) -> str:
 
 def _helpfulness(run: RunData) -> str:
     """f before, after and at best where the world is known, else wins by a held-out scorer; empty without either."""
-    before, after, best = run.f("reference"), run.exact("f"), run.f("optimum")
+    released = _of_released(run, "exact/f_policy")
+    before, after, best = run.f("reference"), run.exact("f") if released is None else released, run.f("optimum")
     if after is not None:
-        names = (("before training", before), ("last policy", after), ("best possible under the limits", best))
+        names = (("before training", before), (_after(released), after), ("best possible under the limits", best))
         return _block("soft", "", "helpfulness", [(name, "" if f is None else number(f)) for name, f in names])
     figures = run.scorecard[max(run.scorecard)]["figures"] if run.scorecard else {}
     if "win_rate" not in figures:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from pddpo_ray.report.build import build_report
 from pddpo_ray.report.figures import seconds_by_phase
 from pddpo_ray.report.run_data import read_run
 from pddpo_ray.report.text import short
+from pddpo_ray.report.verdict_strip import verdict_strip
 from tests.unit.report.page import Page
 from tests.unit.report.synthetic import HOSTILE, LAMBDA_STAR, recipe, write_run
 
@@ -271,3 +273,11 @@ def test_the_page_claims_no_more_than_it_knows(finished_run: Path) -> None:
     assert "no certificate" in page.text
     for claim in ("no offline method", "every offline method", "confidence", "⊥", "right price", "proof", "proven"):
         assert claim not in page.text.split("result.json")[0]
+
+
+def test_the_strip_shows_the_released_policy_and_not_a_later_one(tmp_path: Path) -> None:
+    write_run(tmp_path, rounds=3)
+    run = read_run(tmp_path)
+    strip = verdict_strip(replace(run, outcome=replace(run.outcome, round=2)))
+    assert ("released policy" in strip, "last policy" in strip) == (True, False)
+    assert f'<data value="{run.metrics[2]["exact/f_policy"]!r}">' in strip
