@@ -85,7 +85,7 @@ def _show(config: Config, result: dict[str, Any], folder: Path, given: Path, pag
     if page is not None:
         _say("report", str(page))
     _say("next", f"talk with it: `pddpo chat {given}`; serve it to any OpenAI client: `pddpo serve {given}`")
-    _say("", "your own model, pairs and limits: `pddpo init` asks five questions and writes a recipe")
+    _say("", "your own model, pairs and limits: `pddpo init` asks what must hold and writes a recipe")
 
 
 def _say(subject: str, sentence: str, *, nl: bool = True) -> None:

@@ -21,8 +21,8 @@ from tests.support.small_align import SMALL_ALIGN, save_chat_model
 from tests.support.tutorial_page import blocks
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.full, pytest.mark.timeout(1800)]
-ANSWERS = "models/mine\nhelpful.jsonl\nsafety.jsonl\n90 %\n0\n"
-"""To the five questions; the limit is loose, since a tiny model of random words is to keep it."""
+ANSWERS = "models/mine\nhelpful.jsonl\nat most 90 % unsafe\nsafety.jsonl\n"
+"""To its questions; the limit is loose, since a tiny model of random words is to keep it."""
 
 
 def pddpo(folder: Path, *words: str, told: str = "") -> str:
@@ -54,7 +54,7 @@ def test_a_file_of_pairs_becomes_an_answer_of_the_endpoint(tmp_path: Path) -> No
     write_what_the_reader_has(tmp_path)
     said = pddpo(tmp_path, "init", "ours.yaml", told=ANSWERS)
     follows = [shlex.split(line) for line in said.splitlines() if line.strip().startswith("pddpo ")]
-    assert [words[1] for words in follows] == ["scorer", "scorer", "train", "train", "certify", "serve"]
+    assert [words[1] for words in follows] == ["scorer", "scorer", "train", "train", "serve"]
     for words in follows[:2]:
         assert "better than chance" in pddpo(tmp_path, *words[1:], "--device", "cpu")
     for words in follows[2:4]:
