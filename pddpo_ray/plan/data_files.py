@@ -22,7 +22,7 @@ MOST = 1000
 
 
 @dataclass(frozen=True)
-class _Named:
+class NamedFiles:
     """The files that one setting names."""
 
     key: str
@@ -36,7 +36,7 @@ class _Named:
 class _Seen:
     """What one setting's files hold, as far as a dry run reads them."""
 
-    named: _Named
+    named: NamedFiles
     lines: list[tuple[str, str]]
     fitting: int
     """Rows that the template renders and that are short enough."""
@@ -60,14 +60,15 @@ def file_rows(config: Config) -> list[tuple[str, str]]:
     if config.prompts:
         prompts_of_sets(config, data)
     renderer = _renderer(config, data)
-    seen = [_look(one, data, renderer) for one in _named(config, data) if one.files]
+    seen = [_look(one, data, renderer) for one in named_files(config, data) if one.files]
     if renderer is not None:
         _demand_fitting(seen, data)
     found = [] if renderer is None else [("data.template", finding) for finding in renderer.findings()]
     return [*(line for one in seen for line in one.lines), *found]
 
 
-def _named(config: Config, data: DataConfig) -> list[_Named]:
+def named_files(config: Config, data: DataConfig) -> list[NamedFiles]:
+    """Every setting of files, folders expanded, and how their rows are read."""
     columns, ignore = data.columns, frozenset(data.ignore)
     helpful = Settings(means="helpful", columns=columns, ignore=ignore)
     harmless = Settings(means="harmless", columns=columns, ignore=ignore)
@@ -79,9 +80,9 @@ def _named(config: Config, data: DataConfig) -> list[_Named]:
         "scorecard.benign_files": config.scorecard.benign_files,
     }
     return [
-        _Named("data.helpful", expand(data.helpful), helpful, "helpful"),
-        _Named("data.harmless", expand(data.harmless), harmless, "harmless"),
-        *(_Named(key, expand(names), prompts) for key, names in asked.items()),
+        NamedFiles("data.helpful", expand(data.helpful), helpful, "helpful"),
+        NamedFiles("data.harmless", expand(data.harmless), harmless, "harmless"),
+        *(NamedFiles(key, expand(names), prompts) for key, names in asked.items()),
     ]
 
 
@@ -108,7 +109,7 @@ def _renderer(config: Config, data: DataConfig) -> Renderer | None:
     return renderer_of(folder, data)
 
 
-def _look(named: _Named, data: DataConfig, renderer: Renderer | None) -> _Seen:
+def _look(named: NamedFiles, data: DataConfig, renderer: Renderer | None) -> _Seen:
     tokens = None if renderer is None else Tokens(renderer, data)
     lines, fitting, whole = [], 0, True
     for name in named.files:
@@ -138,7 +139,7 @@ def _demand_fitting(seen: Sequence[_Seen], data: DataConfig) -> None:
             raise UserError(no_prompt_fits(one.named.key, one.named.files, data, one.tokens))
 
 
-def _demand_useful(named: _Named, name: str, seen: Glance) -> None:
+def _demand_useful(named: NamedFiles, name: str, seen: Glance) -> None:
     """UserError where no row is of use; a file of one dimension may state both."""
     if seen.good if named.dimension is None else seen.helpful + seen.harmless:
         return
@@ -157,7 +158,7 @@ _MORE = {"helpful": "more helpful", "harmless": "less harmful"}
 _PROMPTS = ", ".join(f"`{name}`" for name in HEADS)
 
 
-def _fitting(named: _Named, name: str, seen: Glance, tokens: Tokens) -> int:
+def _fitting(named: NamedFiles, name: str, seen: Glance, tokens: Tokens) -> int:
     """Rows that the template renders and that are short enough."""
     try:
         prompts = tokens.all_prompts(seen.examples)
@@ -173,7 +174,7 @@ def _fitting(named: _Named, name: str, seen: Glance, tokens: Tokens) -> int:
     )
 
 
-def _within(named: _Named, data: DataConfig) -> str:
+def _within(named: NamedFiles, data: DataConfig) -> str:
     """What a row has to fit."""
     answers = f" and data.answer_tokens={data.answer_tokens}" if named.dimension is not None else ""
     return f"fitting data.prompt_tokens={data.prompt_tokens}{answers}"

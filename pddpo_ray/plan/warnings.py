@@ -13,12 +13,13 @@ from pathlib import Path
 from pddpo_ray.backends.machine import Machine
 from pddpo_ray.certificates.testing import first_of_rounds, tested_limits
 from pddpo_ray.config import Config, ModelFeedback, RayCluster
-from pddpo_ray.data.inspection import Settings
+from pddpo_ray.config.loading import HUB
 from pddpo_ray.data.lengths import WORDS_PER_TOKEN, Lengths, lengths_of
 from pddpo_ray.data.tokens import renderer_of
 from pddpo_ray.driver.offline_setup import calibration_size
 from pddpo_ray.errors import UserError
 from pddpo_ray.parts.fitting import with_steps
+from pddpo_ray.plan.data_files import named_files
 from pddpo_ray.plan.resources import bundles, device_of, runs_here
 from pddpo_ray.plan.work import prompts_of
 from pddpo_ray.scorecard.cards import HELD_OUT
@@ -56,13 +57,11 @@ def _lengths(config: Config) -> dict[str, Lengths]:
         return {}
     reference = config.model.reference
     renderer = None if reference is None else renderer_of(checkpoint_folder(reference), data)
-    columns, ignore = data.columns, frozenset(data.ignore)
     found = {}
-    for name, files in (("helpful", data.helpful), ("harmless", data.harmless)):
-        local = [file for file in files if not file.startswith("hf:")]
-        if local:
-            settings = Settings(means="helpful" if name == "helpful" else "harmless", columns=columns, ignore=ignore)
-            found[f"data.{name}"] = lengths_of(local, settings, renderer)
+    for named in named_files(config, data):
+        local = [file for file in named.files if not file.startswith(HUB)]
+        if named.dimension is not None and local:
+            found[named.key] = lengths_of(local, named.settings, renderer)
     return found
 
 
@@ -175,8 +174,8 @@ def _too_few_steps(config: Config) -> Iterator[str]:
 def _scorers_at_chance(config: Config) -> Iterator[str]:
     """Score models whose own report does not show them better than a coin."""
     named = {f"limits.{one.limit.name}": one.source.what for one in config.stated if one.source.kind == "score_model"}
-    if isinstance(config.feedback, ModelFeedback) and config.compares:
-        given = {"reward": config.feedback.reward, "cost": config.feedback.cost if config.asks_costs else None}
+    if isinstance(config.feedback, ModelFeedback):
+        given = {kind: getattr(config.feedback, kind) for kind in config.asked_models}
         named |= {f"feedback.{kind}": one.path for kind, one in given.items() if one is not None}
     for key, path in named.items():
         report = Path(path) / REPORT
