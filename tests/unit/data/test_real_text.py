@@ -77,10 +77,10 @@ def test_a_reference_from_texts_learns_them_and_is_the_same_each_time(tmp_path: 
 
 @pytest.mark.run
 def test_no_text_that_fits_is_a_user_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"world\.reference\.context"):
+    with pytest.raises(UserError, match=r"data\.reference\.context"):
         cached_reference(TEXTS, ScratchSpec(context=16, steps=1), tmp_path)
     assert not any(tmp_path.iterdir())
-    with pytest.raises(UserError, match=r"world\.prompt_tokens"):
+    with pytest.raises(UserError, match=r"data\.prompt_tokens"):
         prepare_real_text(tiny(tmp_path, "data.prompt_tokens=4"))
 
 

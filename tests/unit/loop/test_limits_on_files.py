@@ -192,7 +192,7 @@ def test_a_certification_set_is_in_no_prompt_set(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["limits.tone={rate: {world: cost}, at_most: 5 %}"], "world.kind=none has no truth to measure with"),
+        (["limits.tone={rate: {world: cost}, at_most: 5 %}"], "files have no truth to measure with"),
         (["prompts.benign={indices: [0], share: 40 %}"], "prompts.benign"),
         (["prompts.benign.files=[nowhere.jsonl]"], "nowhere.jsonl"),
         (["data.prompts=[more.jsonl]"], "the sets under `prompts:` say which prompts a run asks"),
