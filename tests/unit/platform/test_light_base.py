@@ -51,7 +51,8 @@ def hidden() -> set[str]:
     return {
         module
         for module, names in packages_distributions().items()
-        if not {canonicalize_name(name) for name in names} & kept and module not in ("pddpo_ray", "actors", "deploy", "pddpo_lab")
+        if not {canonicalize_name(name) for name in names} & kept
+        and module not in ("pddpo_ray", "actors", "deploy", "pddpo_lab")
     } - set(sys.stdlib_module_names)
 
 
