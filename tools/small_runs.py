@@ -39,7 +39,9 @@ GPU = [
     ],
     *["feedback.reward=null", "feedback.cost=null", "feedback.gpus=0.0"],
 ]
+FIXED_ON_GPUS = ("pd-dpo-fixed", "dpo-harmless", "dpo-helpful", "safe-dpo", "sacpo", "pecan")
 SAME_WITHOUT_GPUS = {
+    **{f"paper/{name}": [f"gpu/{name}-{count}" for count in (1, 4, 8)] for name in FIXED_ON_GPUS},
     "gpu/o-pd-dpo-4": ["gpu/o-pd-dpo-8"],
     "gpu/pd-dpo-1": ["gpu/pd-dpo-4", "gpu/pd-dpo-8"],
     "gpu/pd-dpo-adalag-1": ["gpu/pd-dpo-adalag-4", "gpu/pd-dpo-adalag-8"],

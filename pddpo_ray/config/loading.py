@@ -44,6 +44,8 @@ HUB = "hf:"
 """What the name of a data set of the hub begins with."""
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
+LAYERS = "layers/"
+"""What recipes share by `extends` and nobody runs alone: where they run, for one."""
 PATHS: tuple[Keys, ...] = (("world", "path"), ("world", "cache"), ("data", "cache"), ("model", "reference"))
 """Keys whose values are paths: relative to the recipe file that sets them, in an override to the current folder."""
 LISTS_OF_PATHS: tuple[Keys, ...] = (
@@ -115,6 +117,11 @@ def _refuse_former(tree: Tree, origins: Origins) -> None:
 
 def recipe_names() -> list[str]:
     """Names of the shipped recipes."""
+    return [name for name in _shipped() if not name.startswith(LAYERS)]
+
+
+def _shipped() -> list[str]:
+    """Names of the shipped recipes and of the layers that they extend."""
     return sorted(path.relative_to(RECIPES).with_suffix("").as_posix() for path in RECIPES.rglob("*.yaml"))
 
 
@@ -138,15 +145,22 @@ def _read_recipe(recipe: str, extended_by: tuple[str, ...] = ()) -> tuple[Tree, 
     tree, origins = read_document(path, name)
     if path.parent != RECIPES:
         _absolute_paths(tree, path.resolve().parent)
-    base = tree.pop("extends", None)
-    if base is None:
-        return tree, origins
-    if not isinstance(base, str):
-        raise UserError(f"{origins[('extends',)]}: `extends` names one recipe, e.g. `extends: text-world`")
-    beside = path.parent / base
-    base_tree, base_origins = _read_recipe(str(beside) if beside.is_file() else base, (*extended_by, name))
-    base_tree.pop("about", None)
-    return _laid(base_tree, tree, origins), base_origins | origins
+    bases = tree.pop("extends", [])
+    bases = [bases] if isinstance(bases, str) else bases
+    if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
+        raise UserError(
+            f"{origins[('extends',)]}: `extends` names a recipe, e.g. `extends: text-world`, or a list of recipes and"
+            " layers, of which the later ones win"
+        )
+    below: Tree = {}
+    origins_below: Origins = {}
+    for base in bases:
+        beside = path.parent / base
+        base_tree, base_origins = _read_recipe(str(beside) if beside.is_file() else base, (*extended_by, name))
+        base_tree.pop("about", None)
+        below = _laid(below, base_tree, base_origins) if below else base_tree
+        origins_below |= base_origins
+    return (_laid(below, tree, origins), origins_below | origins) if bases else (tree, origins)
 
 
 def _under(layer: Tree, below: Tree) -> Tree:
@@ -170,7 +184,7 @@ def _under(layer: Tree, below: Tree) -> Tree:
 def _locate(recipe: str) -> tuple[Path, str]:
     """File of a recipe and its name in messages."""
     names = recipe_names()
-    if recipe in names:
+    if recipe in _shipped():
         return RECIPES / f"{recipe}.yaml", f"recipe {recipe}"
     path = Path(recipe)
     if path.is_file():

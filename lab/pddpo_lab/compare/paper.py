@@ -7,7 +7,7 @@ the run that trained it. Our models that nobody named are left out, with the com
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -32,8 +32,6 @@ class ModelEntry(Strict):
     """A folder, a hub name or a run; files of version 0.1 call it `place`."""
     recipe: str | None = None
     set: list[str] = Field(default_factory=list)
-    signal: str | None = None
-    """Cost model that moves the multiplier while it trains."""
     shown: list[str] = Field(default_factory=list)
     """Figures and tables of the paper that have it."""
 
@@ -103,7 +101,7 @@ def load_paper(given: Sequence[str] = (), path: Path = SUITES / f"{PAPER}.yaml")
 
 def missing_models(paper: PaperEntry) -> list[Missing]:
     """Ours that nobody has said a source of."""
-    return [Missing(name, _training(name, entry)) for name, entry in paper.models.items() if entry.source is None]
+    return [Missing(name, _training(paper, name)) for name, entry in paper.models.items() if entry.source is None]
 
 
 def compare_paper(
@@ -137,7 +135,7 @@ def compare_paper(
         out,
         tell,
         title="pddpo compare paper",
-        commands=[*([command] if command else []), *_trainings(paper.models)],
+        commands=[*([command] if command else []), *_trainings(paper)],
         notes=[paper.about, *_notes(missing)],
     )
 
@@ -158,7 +156,7 @@ def planned(paper: PaperEntry) -> list[tuple[str, str, str]]:
     shown = {name: entry.shown or ["not in the paper"] for name, entry in paper.models.items()}
     order = {place: None for name in paper.models for place in shown[name]}
     return [
-        (place, name, _training(name, entry) if entry.source is None else entry.source)
+        (place, name, _training(paper, name) if entry.source is None else entry.source)
         for place in order
         for name, entry in paper.models.items()
         if place in shown[name]
@@ -169,16 +167,12 @@ def _notes(missing: Sequence[Missing]) -> list[str]:
     return [f"Left out, for nobody named a run: {', '.join(item.name for item in missing)}."] if missing else []
 
 
-def _trainings(models: Mapping[str, ModelEntry]) -> list[str]:
-    return [_training(name, entry) for name, entry in models.items() if entry.recipe is not None]
+def _trainings(paper: PaperEntry) -> list[str]:
+    return [_training(paper, name) for name, entry in paper.models.items() if entry.recipe is not None]
 
 
-def _training(name: str, entry: ModelEntry) -> str:
-    """The command that trains one of ours."""
-    signal = []
-    if entry.signal is not None:
-        # the mean of the cost model's own scores, limited on its own scale
-        limit = "{mean: {model: cost}, learned_from: comparisons}"
-        signal = [f"feedback={{kind: model, cost: {{path: {entry.signal}}}}}", f"limits.cost={limit}"]
-    settings = " ".join(shlex.quote(text) for text in (*entry.set, *signal))
-    return f"pddpo train {entry.recipe} {settings} --run runs/{name}".replace("  ", " ")
+def _training(paper: PaperEntry, name: str) -> str:
+    """The command that trains one of ours from the suite's reference."""
+    entry, reference = paper.models[name], paper.models[paper.reference].source
+    settings = " ".join(shlex.quote(text) for text in (f"model.reference={reference}", *entry.set))
+    return f"pddpo train {entry.recipe} {settings} --run runs/{name}"

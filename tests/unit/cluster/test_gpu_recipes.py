@@ -20,7 +20,9 @@ from pddpo_ray.scoring.interface import TextPair
 from pddpo_ray.scoring.scored_labeller import ScoredLabeller
 from pddpo_ray.theory.cost_estimate import estimate_cost
 
-NAMES = [f"gpu/{method}-{count}" for method in ("pd-dpo", "pd-dpo-adalag", "o-pd-dpo") for count in (1, 4, 8)]
+PAPER = ("pd-dpo", "pd-dpo-fixed", "pd-dpo-adalag", "dpo-harmless", "dpo-helpful", "safe-dpo", "sacpo", "pecan")
+METHODS = (*PAPER, "o-pd-dpo")
+NAMES = [f"gpu/{method}-{count}" for method in METHODS for count in (1, 4, 8)]
 LINEAR_7B = 32 * (4 * (4096 + 4096) + 3 * (4096 + 11008))
 SEVEN_B = ModelShape(6_738_415_616, 4096, 32, 32_000, LINEAR_7B, 512)
 BIG, USUAL = 131, 79
@@ -48,7 +50,7 @@ def test_a_recipe_takes_as_many_gpus_as_its_name_says(name: str) -> None:
 def test_a_7b_model_fits_on_the_devices_that_a_recipe_names(name: str) -> None:
     """Whoever is at work: trainer, engine or a scoring model, beside what the others keep meanwhile."""
     config = load(name, check_files=False)
-    device = BIG if name in ("gpu/pd-dpo-1", "gpu/pd-dpo-adalag-1") else USUAL
+    device = BIG if "one GPU of 140 GB" in config.about else USUAL
     assert isinstance(config.rollout, VllmRollout)
     states = {need.part: need for need in memory(config, SEVEN_B, "cuda", device * GIB) if need.where == "device"}
     assert set(states) == {"trainer", "rollout", "reward and cost models"}
@@ -72,7 +74,7 @@ def test_a_round_is_scored_before_its_deadline(name: str) -> None:
     assert operations / 30e12 < config.feedback.deadline_s
 
 
-@pytest.mark.parametrize("method", ["pd-dpo", "pd-dpo-adalag"])
+@pytest.mark.parametrize("method", PAPER)
 @pytest.mark.parametrize("count", [1, 4, 8])
 def test_the_number_of_gpus_changes_where_it_runs_and_no_value_of_the_paper(method: str, count: int) -> None:
     ours, paper = (

@@ -248,7 +248,8 @@ def test_the_papers_comparison_evaluates_given_models_and_says_how_to_train_ours
         assert values["harmlessness"] is not None
     page = (tmp_path / "out" / "evaluation.html").read_text()
     assert "PD-DPO-2, PD-DPO-3, PD-DPO-4, PD-DPO-adaLag, DPO-Harmless, SafeDPO, PeCAN-3.2" in page
-    assert "pddpo train paper/pd-dpo-fixed dual.first=2.0" in page
+    assert "pddpo train gpu/pd-dpo-fixed-8 model.reference=" in page
+    assert "dual.first=2.0 --run runs/PD-DPO-2" in page
     assert any("PD-DPO-2: left out" in line for line in said)
 
 

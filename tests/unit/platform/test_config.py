@@ -207,6 +207,18 @@ def test_the_last_of_steps_and_epochs_counts_and_both_at_once_are_refused(tmp_pa
     assert load(str(stored)) == load("paper/pd-dpo")
 
 
+def test_a_recipe_extends_several_of_which_later_ones_win(tmp_path: Path) -> None:
+    write(tmp_path / "small.yaml", "rounds: 2\nbeta: 0.3\n")
+    child = write(tmp_path / "child.yaml", "extends: [tabular, small.yaml]\nbeta: 0.2\n")
+    merged, base = load(str(child)), load("tabular")
+    assert (merged.rounds, merged.beta, merged.world) == (2, 0.2, base.world)
+    ours = load("gpu/sacpo-4", check_files=False)
+    assert (ours.trainer.workers, ours.rollout.engines) == (4, 4)
+    assert ours.trainer.first_cost == load("paper/sacpo").trainer.first_cost
+    write(tmp_path / "child.yaml", "extends: [tabular, {}]\n")
+    assert "or a list of recipes and layers" in complaint(child)
+
+
 def test_a_recipe_extends_a_file_beside_it(tmp_path: Path) -> None:
     write(tmp_path / "base.yaml", "extends: tabular\nrounds: 5\nbeta: 0.3\n")
     child = write(tmp_path / "child.yaml", "extends: base.yaml\nrounds: 6\n")
