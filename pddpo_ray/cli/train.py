@@ -78,7 +78,7 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Run a recipe: train, sample, label and move the multiplier, round by round."""
-    config = load(recipe, overrides or [])
+    config = load(recipe, overrides or [], check_scorers=not dry_run)
     demand_possible_sizes(config)
     if calibrate and not dry_run:
         raise UserError("--calibrate measures for a plan: add --dry-run")

@@ -68,10 +68,11 @@ OF_LIMIT = re.compile(r"recipe: (limits\.[\w.-]*\w)")
 Tree = dict[str, Any]
 
 
-def load(recipe: str, overrides: Sequence[str] = (), *, check_files: bool = True) -> Config:
+def load(recipe: str, overrides: Sequence[str] = (), *, check_files: bool = True, check_scorers: bool = True) -> Config:
     """The configuration of a shipped recipe (by name) or of a recipe file, with overrides. Raises UserError.
 
-    `check_files=False` for a recipe that runs elsewhere: its files need not be on this machine.
+    `check_files=False` for a recipe that runs elsewhere: its files need not be on this machine. `check_scorers=False`
+    for a plan: reward and cost models may be trained after it.
     """
     tree, origins = _read_recipe(recipe)
     changes: Tree = {}
@@ -100,6 +101,8 @@ def load(recipe: str, overrides: Sequence[str] = (), *, check_files: bool = True
         refuse_password(config.journal)
     if check_files:
         _check_files(config, origins)
+        if check_scorers:
+            _check_scorers(config, origins)
     return config
 
 
@@ -564,7 +567,6 @@ def _check_files(config: Config, origins: Origins) -> None:
     first time."""
     _check_needs(config, origins)
     _check_texts(config, origins)
-    _check_scorers(config, origins)
     file = config.world.path if isinstance(config.world, TabularWorldConfig) else None
     if file is not None and not Path(file).is_file():
         origin = _origin_of(("world", "path"), origins)
@@ -640,8 +642,9 @@ def _check_texts(config: Config, origins: Origins) -> None:
                 )
 
 
-def _check_scorers(config: Config, origins: Origins) -> None:
-    """Reward and cost models that the run asks are there, or can only be the hub's."""
+def missing_scorers(config: Config) -> Iterator[tuple[Keys, str]]:
+    """Reward and cost models that the run asks, that are not on this machine and can't be the hub's: the setting that
+    names one, and what to do."""
     card = config.scorecard.scorers
     scorers: dict[Keys, StoredScorerConfig | None] = {
         ("scorecard", "scorers", kind): getattr(card, kind) for kind in ("reward", "cost")
@@ -656,8 +659,14 @@ def _check_scorers(config: Config, origins: Origins) -> None:
     ]
     for keys, last, kind, path in named:
         if not Path(path).is_dir() and not is_hub_name(path):
-            origin, key = _origin_of(keys, origins), ".".join(keys)
-            raise UserError(
-                f"{f'{origin}: ' if origin else ''}{key}{last}: there is no folder {path}; `pddpo scorer train"
-                f" FILES --kind {kind} --base MODEL --out {path}` makes it, or name another one"
+            yield (
+                keys,
+                f"{'.'.join(keys)}{last}: there is no folder {path}; `pddpo scorer train FILES --kind {kind} --base"
+                f" MODEL --out {path}` makes it, or name another one",
             )
+
+
+def _check_scorers(config: Config, origins: Origins) -> None:
+    for keys, problem in missing_scorers(config):
+        origin = _origin_of(keys, origins)
+        raise UserError(f"{f'{origin}: ' if origin else ''}{problem}")

@@ -115,11 +115,6 @@ def test_what_cannot_be_taken_out_is_said_in_one_line(changes: list[str], line: 
         ({"model__reference": "/nowhere/model"}, "model.reference /nowhere/model does not exist; give a folder"),
         ({"data__helpful": "[/nowhere/pairs.jsonl]"}, "data.helpful: there is no file /nowhere/pairs.jsonl; give"),
         ({"data__prompts": "[/nowhere/asked.jsonl]"}, "data.prompts: there is no file /nowhere/asked.jsonl; give"),
-        (
-            {"limits__unsafe__rate": "{score_model: ./nowhere/cost}"},
-            "limits.unsafe: there is no folder ./nowhere/cost; `pddpo scorer train FILES --kind cost",
-        ),
-        ({"feedback__reward": "{path: /nowhere/r}"}, "--kind reward --base MODEL --out /nowhere/r` makes it"),
     ],
 )
 def test_what_is_missing_is_said_in_one_line(
@@ -132,6 +127,30 @@ def test_what_is_missing_is_said_in_one_line(
         assert line in str(done.exception)
         assert "\n" not in str(done.exception)
         assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (
+            {"limits__unsafe__rate": "{score_model: ./nowhere/cost}"},
+            "limits.unsafe: there is no folder ./nowhere/cost; `pddpo scorer train FILES --kind cost",
+        ),
+        ({"feedback__reward": "{path: /nowhere/r}"}, "--kind reward --base MODEL --out /nowhere/r` makes it"),
+    ],
+)
+def test_a_scorer_that_is_not_made_yet_is_planned_with_and_refused_by_a_run(
+    changes: dict[str, str], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused = CliRunner().invoke(app, ["train", "align", *given(tmp_path, **changes)])
+    assert isinstance(refused.exception, UserError)
+    assert line in str(refused.exception)
+    assert not (tmp_path / "runs").exists()
+    words = ["train", "align", *given(tmp_path, **changes), "data.template=plain", "--dry-run"]
+    planned = CliRunner().invoke(app, words)
+    assert planned.exit_code == 0, planned.output
+    assert line in planned.output[planned.output.index("\nwarnings") :]
 
 
 def test_all_that_is_missing_is_said_at_once(tmp_path: Path) -> None:
