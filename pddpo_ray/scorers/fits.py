@@ -70,10 +70,13 @@ class ScorerTraining:
     def stored(self, data: Data, kinds: Sequence[Kind] = KINDS) -> dict[Kind, tuple[str, str]]:
         """(path, sha256) of the models, trained if they are not; which kinds there are is settled by the first call."""
         if not self._stored:
-            # What gives the data has phases of its own, so it is asked before the phase that trains.
-            done = self._phase in {entry.phase for entry in self._journal.phases(self._journal.round)}
-            labelled, unsafe = ((), {}) if done else data()
-            made_by_kind = self._journal.once(self._phase, lambda: self._train(labelled, unsafe, kinds))
+            finished = {entry.phase: entry.payload for entry in self._journal.phases(self._journal.round)}
+            if self._phase in finished:  # also by this process: a certificate at the run's end has its own feedback
+                made_by_kind = finished[self._phase]
+            else:
+                # What gives the data has phases of its own, so it is asked before the phase that trains.
+                labelled, unsafe = data()
+                made_by_kind = self._journal.once(self._phase, lambda: self._train(labelled, unsafe, kinds))
             self._stored = {kind: (made_by_kind[kind]["path"], made_by_kind[kind]["sha256"]) for kind in kinds}
         return self._stored
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pddpo_ray.certificates.ledger import read_ledger
 from pddpo_ray.certificates.outcome import Outcome
 from pddpo_ray.certificates.testing import certify
 from pddpo_ray.config import Config, ScorerJob, load
@@ -77,7 +78,8 @@ def test_sets_of_files_weigh_their_prompts_as_the_lists_say(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_a_cost_model_that_no_limit_asks_is_not_trained(tmp_path: Path) -> None:
     """Rules measure both limits: pairs are compared for the reward alone, and a cost is no number by accident."""
-    config = recipe(tmp_path, RULES, "rounds=1")
+    wide = {"length": {**RULES["length"], "at_most": 150}, "refuses": {**RULES["refuses"], "at_most": "90 %"}}
+    config = recipe(tmp_path, wide, "rounds=1", "certificate={certify: end, draws: 64, batch: 8, candidates: 1}")
     assert config.trained_scorers == ("reward",)
     assert load("real-text").trained_scorers == ("reward", "cost")
     run_recipe(config, tmp_path / "run")
@@ -90,6 +92,8 @@ def test_a_cost_model_that_no_limit_asks_is_not_trained(tmp_path: Path) -> None:
         cut = [entry.payload for entry in journal.phases() if entry.phase == "cut-answers"]
         labels = [entry.labelled for entry in journal.pairs(1)]
         metrics = journal.metrics()[0]
+        (tested,) = read_ledger(journal)
+    assert tested.state == "certified", "the models that the run trained are read back by the test at its end"
     assert left_out == dict(prepare_real_text(config).left_out)
     assert sum(left_out.values()) > 0
     counted = labels_section(read_run(tmp_path / "run"))
