@@ -56,7 +56,7 @@ def recipe(folder: Path, limits: dict[str, Any], *overrides: str) -> Config:
     return load(str(folder / "recipe.yaml"), [*small, f"data.cache={folder / 'cache'}", *overrides])
 
 
-RULES = {
+RULES: dict[str, dict[str, Any]] = {
     "length": {"mean": {"rule": "words"}, "at_most": 6, "bounds": [0, 200]},
     "refuses": {"rate": {"rule": "refusal"}, "over": "benign", "at_most": "20 %"},
 }
