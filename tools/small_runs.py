@@ -24,7 +24,7 @@ REAL_TEXT = [
     *[*FEW_STEPS, *QUIET, SCORERS, "feedback.responses=12", "limits.cost.labels_each=5", "offline.pairs=40"],
     *["data.helpful=[]", "data.sample=true", "data.template=hh", "data.prompt_count=6", "data.prompt_tokens=128"],
     "data.answer_tokens=128",
-    "data.reference={vocabulary: 320, context: 192, hidden: 32, heads: 1, intermediate: 64, steps: 8, batch: 8}",
+    "data.reference={vocabulary: 320, context: 192, hidden: 32, steps: 8}",
     "rollout={engine: transformers, max_tokens: 12, candidates: 4, canaries: 2, canary_tolerance: 0.05}",
     "explore={calibration: 48, rank: 8, prompts: 3, picks: 2, weights: bonus_only, baseline_answers: 4}",
 ]
@@ -57,8 +57,8 @@ TABLE = [
     *["explore.prompts=8", "explore.calibration=16", "offline.pairs=120", "method.answers=16", "method.window=40"],
 ]
 PEOPLE = [
-    *["rounds=2", "limits.cost.labels_each=3", "feedback.park_after_s=0", "feedback.poll_s=0.05"],
-    "feedback.gold_rate=0.0",
+    *["rounds=2", "limits.cost.labels_each=3", "people.park_after_s=0"],
+    "people.gold_rate=0.0",
 ]
 MEASURED = {"demo", *(f"text-world-{kind}{end}" for kind in ("limits", "certified") for end in ("", "-twin"))}
 MEASURED |= {"tabular-limits"}

@@ -13,11 +13,13 @@ from pddpo_ray.config import Config
 from pddpo_ray.contracts import Measure, RolloutEngine, TrainerBackend
 from pddpo_ray.data.real_text import PreparedRealText, prepare_real_text
 from pddpo_ray.errors import UserError
+from pddpo_ray.exploration.explorer import PRIOR_SD
 from pddpo_ray.journal.served import KeptPrompt
 from pddpo_ray.limits.sources import Source
 from pddpo_ray.parts.held_limit import held_limits, labelled_limits
 from pddpo_ray.parts.measuring import SourceMeasures
 from pddpo_ray.parts.rewards import ComputedReward
+from pddpo_ray.parts.sampling import BASELINE_TOP_P
 from pddpo_ray.records import Decoding, PolicyVersion, Prompt, Response
 from pddpo_ray.rollout.checkpoint import tokenizer_fingerprint
 from pddpo_ray.rollout.factory import language_engine
@@ -60,7 +62,7 @@ def log_linear_backends(config: Config, store: ArtifactStore) -> Backends:
             f"set it to at least {longest}"
         )
     sentences = Sentences(grammar)
-    trainer = LogLinearTrainer(policies, sentences, store, ridge=config.explore.prior_sd**-2)
+    trainer = LogLinearTrainer(policies, sentences, store, ridge=PRIOR_SD**-2)
     engine = LogLinearEngine(policies, sentences, store, "log-linear-0")
     made = text_world_backends(config, store, prepared, trainer.reference, trainer, [engine])
     return replace(made, features="linear", tokenizer="")
@@ -81,7 +83,6 @@ def text_world_backends(
     recall: Recall | None = None,
 ) -> Backends:
     """What a run on texts needs besides a trainer and engines, which may live anywhere."""
-    explore = config.explore
     made = Backends(
         store=store,
         trainer=trainer,
@@ -89,7 +90,7 @@ def text_world_backends(
         labeller=prepared.labeller(),
         prompts=prepared.prompts,
         reference=reference,
-        baseline=(reference, Decoding(top_p=explore.baseline_top_p, max_tokens=config.rollout.max_tokens)),
+        baseline=(reference, Decoding(top_p=BASELINE_TOP_P, max_tokens=config.rollout.max_tokens)),
         canaries=prepared.canaries(config.rollout.canaries),
         tokenizer=tokenizer_fingerprint(prepared.reference_folder),
         offline=prepared.offline if isinstance(prepared, PreparedRealText) else None,

@@ -19,7 +19,6 @@ from pddpo_ray.config.dual import (
     StepwiseRule,
 )
 from pddpo_ray.config.feedback import (
-    AskedPeople,
     EndpointConfig,
     FeedbackCommon,
     JudgeFeedback,
@@ -48,7 +47,6 @@ from pddpo_ray.config.trainer import (
     FitConfig,
     GeometricRefit,
     Refit,
-    SupportConfig,
     TrainerConfig,
     UnionRefit,
 )
@@ -64,7 +62,6 @@ from pddpo_ray.config.world import (
 
 __all__ = [
     "AnytimeRule",
-    "AskedPeople",
     "BudgetRefit",
     "CertificateConfig",
     "Config",
@@ -111,7 +108,6 @@ __all__ = [
     "StepwiseRule",
     "StoredScorerConfig",
     "Strict",
-    "SupportConfig",
     "TabularRollout",
     "TabularWorldConfig",
     "TellConfig",

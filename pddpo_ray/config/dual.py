@@ -134,7 +134,7 @@ else:
     DualRule = Annotated[reduce(or_, _installed_rules(), SHIPPED_RULES), Field(discriminator="kind")]
 
 
-OWN = ("rule", "rho", "lower", "upper", "first", "dead_band")
+OWN = ("rule", "rho", "lower", "upper", "first")
 """What a limit may set for its own multiplier, under `limits.NAME.dual`."""
 
 
@@ -153,13 +153,9 @@ class DualConfig(Strict):
     """Multiplier of round 1 (from 0 the projected rule never moves); null: rho, shared by the limits of `limits:`."""
     skip_below: float | None = Field(None, ge=0)
     """At or below it the round's policy is the reward policy itself, without a cost fit; null: 0.1 beta."""
-    warmup_rounds: int = Field(0, ge=0)
-    """Rounds in which the multiplier stays where it is: early fits pick costlier answers than they believe."""
     margin: Literal["certificate"] | Annotated[float, Field(ge=0)] = 0.0
     """The multiplier aims so far below the limit; certificate: where a first candidate's test with `certificate.draws`
     certifies four policies in five, at most half of what can be reached below the limit."""
-    dead_band: bool = False
-    """Leave the multiplier alone while the estimate is within one standard error of the limit."""
     rule: DualRule = ProjectedRule()
     """How the multiplier moves."""
 

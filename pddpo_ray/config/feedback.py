@@ -9,16 +9,15 @@ from pydantic import Field, StringConstraints, model_validator
 from pddpo_ray.config.scorers import StoredScorerConfig
 from pddpo_ray.config.section import Strict
 
+MINUTES_PER_LABEL = 0.5
+"""A person's time for one label, for estimates of what a run costs with people; the report has the measured time."""
+
 
 class FeedbackCommon(Strict):
     """What every source of labels is asked for."""
 
     responses: int = Field(192, ge=2)
     """N_ce: answers per round that are labelled or measured for the limits."""
-    minutes_per_label: float = Field(0.5, gt=0)
-    """A person's time for one label, for the plan's estimate of what the same run costs with people."""
-    deadline_s: float = Field(600.0, gt=0)
-    """Longest wait for a round's labels, in seconds."""
 
 
 class LateLabels(Strict):
@@ -55,8 +54,6 @@ class TellConfig(Strict):
     """Environment variable that holds the server's user name; null: nobody signs in there."""
     password_env: str | None = None
     """Environment variable that holds the password of that user."""
-    after_s: float = Field(60.0, ge=0)
-    """So long a run waits before it tells."""
 
     @model_validator(mode="after")
     def somebody_is_told(self) -> Self:
@@ -89,8 +86,6 @@ class QueueConfig(Strict):
     overlap_each: int = Field(3, ge=2, le=10)
     """How many people compare such a pair, at most a limit's labels_each: of two who differ nobody knows which one is
     wrong."""
-    poll_s: float = Field(1.0, gt=0)
-    """How often the run looks whether the labels are there."""
     languages: tuple[Language, ...] = Field((), strict=False)
     """Codes of the languages of the prompts, e.g. [de, en], recognised by py3langid: a question in one of them goes to
     people who know it. Empty: everybody is asked everything."""
@@ -101,12 +96,8 @@ class QueueConfig(Strict):
     """Who is told by webhook or mail that the run waits; null: it says so in its log alone."""
 
 
-class AskedPeople(QueueConfig, FeedbackCommon):
-    """Feedback by people, all of it or a part."""
-
-
-class PeopleFeedback(LateLabels, AskedPeople):
-    """All labels by people."""
+class PeopleFeedback(LateLabels, FeedbackCommon):
+    """All labels by people, who are asked as `people` says."""
 
     kind: Literal["people"] = "people"
     """Tag of this variant."""
@@ -184,8 +175,8 @@ class TrainedScores(Strict):
     """The cost model; null: trained before the first round (`scorers`)."""
 
 
-class MixedFeedback(AskedPeople):
-    """A model answers everything, people what it is least sure of and a random share."""
+class MixedFeedback(FeedbackCommon):
+    """A model answers everything, people what it is least sure of and a random share; `people` says how."""
 
     kind: Literal["mixed"] = "mixed"
     """Tag of this variant."""

@@ -18,7 +18,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from pddpo_ray.config import former_data
+from pddpo_ray.config import former_data, former_settings
 from pddpo_ray.config.document import Keys, Origins, parse_value, read_document
 from pddpo_ray.config.feedback import ModelFeedback
 from pddpo_ray.config.recipe import Config
@@ -103,7 +103,7 @@ def load(recipe: str, overrides: Sequence[str] = (), *, check_files: bool = True
 
 def _refuse_former(tree: Tree, origins: Origins) -> None:
     """Raises UserError for keys of earlier versions, with the line to write in their place."""
-    for earlier in (former, former_data):
+    for earlier in (former, former_data, former_settings):
         for keys in earlier.former_keys(tree)[:1]:
             overrides = [
                 one for n in range(1, len(keys) + 1) if (one := origins.get(keys[:n], "")).startswith("override")

@@ -13,8 +13,6 @@ class OfflineConfig(Strict):
 
     pairs: int = Field(1500, ge=0)
     """n0: pairs, each labelled for helpfulness and for harm."""
-    top_p: float = Field(0.9, gt=0, le=1)
-    """Worlds draw their offline answers from the reference's nucleus: it covers the space badly, as real data do."""
     extra: int = Field(0, ge=0)
     """More pairs, of answers of the whole reference: an offline method gets the labels that an online run earns."""
     reward_share: float = Field(1.0, gt=0, le=1)

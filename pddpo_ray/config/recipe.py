@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pddpo_ray.config import former_data
+from pddpo_ray.config import former_data, former_settings
 from pddpo_ray.config.certificate import CertificateConfig
 from pddpo_ray.config.cluster import Cluster, InProcess
 from pddpo_ray.config.data import DataConfig
 from pddpo_ray.config.dual import DualConfig, FixedRule, LogRule
 from pddpo_ray.config.explore import ExploreConfig
 from pddpo_ray.config.feedback import (
-    AskedPeople,
     Feedback,
     FeedbackCommon,
     JudgeFeedback,
     LateLabels,
     MixedFeedback,
     ModelFeedback,
+    PeopleFeedback,
     QueueConfig,
     TrainedScores,
     WorldFeedback,
@@ -105,7 +105,7 @@ class Config(Strict):
     judge: dict[str, Any] = Field({})
     """`endpoint`, `model`, `key_env` and other options of judges in `limits` and `reward` that name none themselves."""
     people: QueueConfig = QueueConfig()
-    """How people are asked about limits; where `feedback.kind` asks people too, that section says it."""
+    """How people are asked, for `feedback` and for limits."""
     model: ModelConfig = ModelConfig()
     policy: PolicyConfig = PolicyConfig()
     trainer: TrainerConfig = TrainerConfig()
@@ -127,7 +127,9 @@ class Config(Strict):
     @classmethod
     def of_run(cls, recipe: Mapping[str, Any]) -> Config:
         """The recipe that the journal of a run has, which may be one of an earlier version."""
-        return cls.model_validate(former_data.in_todays_keys(former.in_todays_keys(recipe)))
+        for earlier in (former, former_data, former_settings):
+            recipe = earlier.in_todays_keys(recipe)
+        return cls.model_validate(recipe)
 
     @property
     def pairs_per_round(self) -> int:
@@ -149,14 +151,11 @@ class Config(Strict):
         return self.pairs_per_round
 
     @property
-    def queue(self) -> QueueConfig:
-        """How people are asked, about whatever."""
-        return self.feedback if isinstance(self.feedback, AskedPeople) else self.people
-
-    @property
     def people_each(self) -> int:
         """Most people that one question is for; 0: the run asks nobody."""
-        return max([int(isinstance(self.feedback, AskedPeople)), *(one.people_each for one in self.stated)])
+        return max(
+            [int(isinstance(self.feedback, PeopleFeedback | MixedFeedback)), *(one.people_each for one in self.stated)]
+        )
 
     @property
     def rounds_late(self) -> int:
@@ -337,7 +336,7 @@ class Config(Strict):
             del tree["dual"]["margin"]
         if self.scorecard == ScorecardConfig():
             del tree["scorecard"]
-        for key in ("at_chance", "clip_share", "micro", "device", "checkpoint_steps"):
+        for key in ("at_chance", "clip_share"):
             del tree["scorers"][key]
         for key in ("parameters", "rank", "calibration"):
             if getattr(self.scorers, key) == ScorerTrainingConfig.model_fields[key].default:
@@ -361,10 +360,6 @@ class Config(Strict):
             del tree["trainer"][key]
         for key in ("engines", "threads", "tensor_parallel", "deadline_s", "kv_cache_gib", "gpu_memory", "delivery"):
             tree["rollout"].pop(key, None)
-        for key in ("minutes_per_label", "deadline_s", "park_after_s", "missing", "lease_s", "gold_rate", "poll_s"):
-            tree["feedback"].pop(key, None)
-        for key in ("overlap", "overlap_each", "tell", "languages", "risk_by_category"):
-            tree["feedback"].pop(key, None)
         if not self.rounds_late:
             tree["feedback"].pop("rounds_late", None)
         for key in ("endpoint", "key_env", "workers", "request_timeout_s", "tries", "gpus"):
@@ -373,10 +368,11 @@ class Config(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def limits_say_what_must_hold(cls, tree: Any) -> Any:
-        """Refuses keys that stated a limit in earlier versions, with the line to write."""
-        if isinstance(tree, dict) and (problem := former.refusal(tree)):
-            raise ValueError(problem)
+    def settings_are_todays(cls, tree: Any) -> Any:
+        """Refuses keys of earlier versions, with the line to write."""
+        for earlier in (former, former_data, former_settings) if isinstance(tree, dict) else ():
+            if problem := earlier.refusal(tree):
+                raise ValueError(problem)
         return tree
 
     @model_validator(mode="before")
@@ -385,8 +381,6 @@ class Config(Strict):
         """A run learns from the user's files or in a world."""
         if not isinstance(tree, dict):
             return tree
-        if problem := former_data.refusal(tree):
-            raise ValueError(problem)
         if (tree.get("data") is None) == (tree.get("world") is None):
             state = "has neither `data` nor `world`" if tree.get("data") is None else "has `data` and `world`"
             raise ValueError(
@@ -443,8 +437,6 @@ class Config(Strict):
         elif self.cluster.layout == "time-shared":
             self._one_engine_per_rank()
         self._rule_fits_the_method()
-        if isinstance(self.feedback, AskedPeople) and self.people != QueueConfig():
-            raise ValueError(f"people: feedback.kind={self.feedback.kind} says how they are asked; leave `people:` out")
         self._reward_fits()
         self._limits_fit()
         if self.rounds_late:

@@ -43,7 +43,3 @@ class ScorecardConfig(Strict):
     train: bool = False
     """Train those that are not named before round 1, as `scorers` says but from another seed, on the pairs that
     `data.held_out` keeps from the run and whose prompts the scorecard does not ask."""
-    truncated: float = Field(0.1, ge=0, le=1)
-    """Share of answers cut off at `rollout.max_tokens` above which every round says so."""
-    alarm: float = Field(0.05, gt=0, lt=1)
-    """Probability of a false alarm, over all rounds, that the run's own reward rises while the held-out one falls."""

@@ -34,25 +34,30 @@ class StoredScorerConfig(ScorerConfig):
     """Folder with config.json, *.safetensors and tokenizer, or a hub name owner/model."""
 
 
-class ScorerFit(Strict):
-    """How a reward or cost model is fitted, in a run and by `pddpo scorer train`."""
+class ScorerWeights(Strict):
+    """Which weights of a reward or cost model are trained, and who says where its zero is."""
 
     parameters: Literal["head", "lora", "full"] = "head"
     """head: the base stays as it is, and a head on its last hidden state is fitted. lora: low-rank adapters too, merged
     at the end. full: all weights."""
     rank: int = Field(16, ge=1)
     """Rank of the adapters."""
-    micro: int | None = Field(None, ge=1)
-    """Rows per forward pass; null: a whole step's. Changes memory, not results."""
     calibration: float = Field(0.0, ge=0, lt=1)
     """Share of the prompts on which scale and zero are set; the head's weight decay is chosen there too."""
+
+
+class ScorerFit(ScorerWeights):
+    """How a reward or cost model is fitted, in a run and by `pddpo scorer train`."""
+
+    micro: int | None = Field(None, ge=1)
+    """Rows per forward pass; null: a whole step's. Changes memory, not results."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: a GPU where there is one."""
     checkpoint_steps: int = Field(20, ge=1)
     """Optimiser steps between checkpoints."""
 
 
-class ScorerTrainingConfig(ScorerFit):
+class ScorerTrainingConfig(ScorerWeights):
     """Reward and cost models that are trained before the first round, starting from the reference."""
 
     parameters: Literal["head", "lora", "full"] = "full"
@@ -64,8 +69,6 @@ class ScorerTrainingConfig(ScorerFit):
     """Temperature of those answers: above 1 they cover more than the policy will say at first."""
     fit: FitConfig = FitConfig(steps=400, learning_rate=2e-3, batch_pairs=64)
     """Optimiser of each fit with lora or full; a head is fitted to its optimum."""
-    ridge: float = Field(1e-3, ge=0)
-    """Weight of the squared scores: keeps them finite where the pairs leave no doubt."""
     held_out: float = Field(0.1, ge=0, lt=1)
     """Share of the pairs that is kept to see how often the models are right: of whole prompts where pairs come from
     files, of pairs where the run drew them."""
@@ -75,6 +78,11 @@ class ScorerTrainingConfig(ScorerFit):
     clip_share: float = Field(0.1, ge=0, lt=1)
     """Share of the answers before round 1 whose cost may lie at or beyond `dual.cost_max`, under labels that estimate
     a logit; with more the run stops and names the value to set."""
+
+    @property
+    def ways(self) -> ScorerFit:
+        """On a GPU where there is one, a whole step's rows at a time, with a checkpoint every 20 steps."""
+        return ScorerFit(parameters=self.parameters, rank=self.rank, calibration=self.calibration)
 
 
 class ScorerJob(ScorerFit):

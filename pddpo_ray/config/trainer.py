@@ -30,26 +30,11 @@ class FitConfig(Strict):
     """Gradients are clipped to this norm."""
 
 
-class SupportConfig(Strict):
-    """Keeps a policy on the reference's tokens without touching its choices among them.
-
-    The term is the mean over response tokens of -log of the mass on tokens to which the reference gives at least
-    `floor`. Small models need it against likelihood displacement; recipes that follow the paper leave it out.
-    """
-
-    weight: float = Field(0.5, ge=0)
-    """Weight of the term; 0 switches it off."""
-    floor: float = Field(1e-3, gt=0, lt=1)
-    """Smallest probability under the reference that counts as supported."""
-
-
 class UnionRefit(Strict):
     """All pairs in every round; with `epochs` in place of `steps` the work of a run grows with its square."""
 
     kind: Literal["union"] = "union"
     """Tag of this variant."""
-    cold: bool = False
-    """Every fit starts from its base, with the settings of a first fit."""
 
 
 class RowBudget(Strict):
@@ -69,21 +54,17 @@ class BudgetRefit(RowBudget):
 
 
 class GeometricRefit(RowBudget):
-    """All pairs in rounds 1, factor, factor^2, ..., the budget in between."""
+    """All pairs in rounds 1, 2, 4, 8, ..., the budget in between."""
 
     kind: Literal["geometric"] = "geometric"
     """Tag of this variant."""
-    factor: float = Field(2.0, gt=1)
-    """Ratio between those rounds."""
 
 
 class DeterminantRefit(RowBudget):
-    """All pairs when exploration has learned enough since they were last seen, the budget in between."""
+    """All pairs when the design matrix's determinant has doubled since they were last seen, the budget in between."""
 
     kind: Literal["determinant"] = "determinant"
     """Tag of this variant."""
-    growth: float = Field(1.0, gt=0)
-    """The design matrix's determinant must have grown by 1 + growth."""
 
 
 Refit = Annotated[UnionRefit | BudgetRefit | GeometricRefit | DeterminantRefit, Field(discriminator="kind")]
@@ -116,12 +97,12 @@ class TrainerConfig(Strict):
     new multiplier. previous: last round's policy. reward: the reward policy, as in round 1."""
     last_rate: float = Field(1.0, gt=0, le=1)
     """Learning rates of the last round as a share of those above, falling linearly in between: late fits polish."""
-    support: SupportConfig = SupportConfig()
-    """The term that keeps policies in their language."""
+    support: float = Field(0.5, ge=0)
+    """Weight of the term that keeps a policy on the reference's tokens without touching its choices among them: the
+    mean over response tokens of -log of the mass on tokens to which the reference gives at least 0.1 %. Small models
+    need it against likelihood displacement; recipes that follow the paper have 0, which switches it off."""
     refit: Refit = BudgetRefit()
     """How much of the past a fit sees."""
-    merge_duplicates: bool = False
-    """Pairs that were labelled alike more than once become one row of that weight; the likelihood is the same."""
     held_out: float = Field(0.0, ge=0, le=0.5)
     """Share of a fit's prompts whose pairs teach nothing: a network's fit ends with the weights that have the smallest
     loss on them. It needs four such prompts; 0: every pair teaches, and the last step counts."""

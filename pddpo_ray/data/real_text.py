@@ -270,7 +270,9 @@ def _trained_reference(settings: DataConfig, examples: Sequence[Example]) -> Pat
         for answer in example.answers:
             whole = rendered(template, [*example.prompt, Message("assistant", answer.text)])
             texts.append((prompt, whole[len(prompt) :]))
-    spec = ScratchSpec(seed=settings.seed, **settings.reference.model_dump())
+    made = settings.reference
+    size = made.model_dump(include={"vocabulary", "context", "steps"})
+    spec = ScratchSpec(seed=settings.seed, **made.shape.model_dump(), **size)
     return cached_reference(texts, spec, cache_folder(settings.cache))
 
 

@@ -38,9 +38,7 @@ def first_state(
     own = settings.rule.settings if isinstance(settings.rule, InstalledRule) else settings.rule
     rule: Rule = code_of("dual_rules", settings.rule.kind)(own, context)
     try:
-        return dual.limit_state(
-            rho=rho, rule=rule, first=first, lower=lower, upper=settings.upper, dead_band=settings.dead_band, **limit
-        )
+        return dual.limit_state(rho=rho, rule=rule, first=first, lower=lower, upper=settings.upper, **limit)
     except ValueError as error:
         raise UserError(f"dual: {error}") from error
 

@@ -216,7 +216,7 @@ class _Measuring:
             {},
             folder=store.folder(self._backends.reference.path),
             store=store,
-            ways=settings,
+            ways=settings.ways,
             fit=settings.fit.model_copy(update={"steps": steps, "epochs": None}),
             seed=steps,
             held_out=settings.held_out,

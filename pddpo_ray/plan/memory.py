@@ -78,7 +78,7 @@ def model_shape(config: Config) -> ModelShape | None:
     if config.data is not None:
         if config.data.reference is None:
             raise UserError("the recipe names no model: give model.reference=FOLDER, the model to align")
-        size = config.data.reference
+        size = config.data.reference.shape
         vocabulary, text_tokens = config.data.reference.vocabulary, config.data.reference.context
     else:
         assert isinstance(config.world, TextWorldConfig)
@@ -330,7 +330,7 @@ def rollout_bytes(config: Config, shape: ModelShape, device: Device, gpu_bytes: 
         share = config.rollout.gpu_memory * gpu_bytes if device == "cuda" else 0.0
         return {"weights": weights, "cache": max(config.rollout.kv_cache_gib * GIB, share - weights)}
     # transformers keeps keys and values of a whole batch
-    sequences = getattr(config.rollout, "batch", 1)
+    sequences = getattr(config.rollout, "max_sequences", 1)
     cache = 2.0 * shape.layers * shape.hidden * shape.text_tokens * sequences * width
     return {"weights": weights, "cache": cache}
 

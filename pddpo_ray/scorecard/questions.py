@@ -43,6 +43,10 @@ from pddpo_ray.theory.reward_hacking import Divergence, comparisons_of
 
 logger = logging.getLogger(__name__)
 
+ALARM = 0.05
+"""Probability of a false alarm, over all rounds, that the run's own reward rises while the held-out one falls."""
+TRUNCATED = 0.1
+"""Share of answers cut off at `rollout.max_tokens` above which every round says so."""
 DECIDED = (Verdict.FIRST, Verdict.SECOND)
 
 
@@ -178,7 +182,7 @@ class Scorecard:
         if len(every) != number + 1 or any(name not in one for one in every for name in names):
             return []
         own, held = ([[float(np.mean(row)) for row in one[name]] for one in every] for name in names)
-        return comparisons_of(own, held, self._config.scorecard.alarm)
+        return comparisons_of(own, held, ALARM)
 
     def _notes(self, payload: Mapping[str, Any]) -> list[str]:
         said = [
@@ -187,7 +191,7 @@ class Scorecard:
             for one in map(divergence, payload["alarm"])
             if one.rings
         ][:1]
-        cut, limit = payload["figures"]["truncated"]["value"], self._config.scorecard.truncated
+        cut, limit = payload["figures"]["truncated"]["value"], TRUNCATED
         if cut > limit:
             said.append(
                 f"{100 * cut:.3g} % of the scorecard's answers are cut off at rollout.max_tokens="

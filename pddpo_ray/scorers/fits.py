@@ -120,7 +120,6 @@ class ScorerOrder:
     """Its first weights are this model's."""
     fit: FitConfig
     seed: int
-    ridge: float
     held_out: float
     by_prompt: bool = False
     """Whether whole prompts are held out, and count once each."""
@@ -144,10 +143,9 @@ class ScorerOrder:
             reference,
             with_steps(settings.fit, rows),
             seed,
-            ridge=settings.ridge,
             held_out=settings.held_out,
             by_prompt=by_prompt,
-            ways=settings,
+            ways=settings.ways,
         )
 
     def trained(
@@ -155,7 +153,7 @@ class ScorerOrder:
     ) -> dict[str, Any]:
         """The stored model: its path, sha256 and metrics. Equal orders over equal data are worked off once, and one
         that was broken off goes on."""
-        own = [self.kind, self.reference.sha256, self.fit.model_dump(), self.seed, self.ridge]
+        own = [self.kind, self.reference.sha256, self.fit.model_dump(), self.seed]
         own += [self.held_out, self.by_prompt]
         if (self.ways.parameters, self.ways.calibration) != ("full", 0.0):
             own += [self.ways.parameters, self.ways.rank, self.ways.calibration]
@@ -189,7 +187,6 @@ class ScorerOrder:
             ways=self.ways,
             fit=self.fit,
             seed=self.seed,
-            ridge=self.ridge,
             held_out=self.held_out,
             by_prompt=self.by_prompt,
             work=work,

@@ -239,8 +239,6 @@ class LimitState:
     centre: float = 0.0
     """Middle of the measure's range."""
     lower: float = 0.0
-    dead_band: bool = False
-    """Steps whose excess is below one standard error are skipped."""
     margin: float = 0.0
     """The multiplier aims at limit - margin, so that a test can show that the limit is kept."""
     kl: bool = False
@@ -355,7 +353,6 @@ def limit_state(
     upper: float | None = None,
     scale: float = 1.0,
     centre: float = 0.0,
-    dead_band: bool = False,
     margin: float = 0.0,
     kl: bool = False,
 ) -> LimitState:
@@ -373,7 +370,7 @@ def limit_state(
     if start == 0.0 and isinstance(rule, ProjectedFixed):
         raise ValueError(f"{name}: first multiplier 0 must be above 0, for the step of a projected rule grows with it")
     return LimitState(
-        name, start / scale, end / scale, limit, rule, scale, centre, lower / scale, dead_band, margin, kl,
+        name, start / scale, end / scale, limit, rule, scale, centre, lower / scale, margin, kl,
         memory=Memory(integral=start),
     )  # fmt: skip
 
@@ -383,19 +380,10 @@ def ascend(state: DualState, estimate: CostEstimate) -> tuple[DualState, DualSte
     old = state[estimate.constraint]
     if not math.isfinite(estimate.value):
         raise ValueError(f"{old.name}: the cost estimate is {estimate.value}; a dual step needs a finite number")
-    if in_dead_band(old, estimate):
-        proposed, eta, memory = old.multiplier, 0.0, old.memory
-    else:
-        price, eta, memory = old.rule.next(old, estimate)
-        proposed = price / old.scale
-    multiplier = min(max(proposed, old.lower), old.upper)
+    price, eta, memory = old.rule.next(old, estimate)
+    multiplier = min(max(price / old.scale, old.lower), old.upper)
     new = old.stepped(multiplier, old.excess(estimate) > 0, memory)
     return state.with_limit(new), DualStep(old.name, estimate, old.multiplier, multiplier, eta, new.message)
-
-
-def in_dead_band(limit: LimitState, estimate: CostEstimate) -> bool:
-    """Whether an estimate is too close to the limit to move its multiplier."""
-    return limit.dead_band and abs(estimate.value - limit.aim) < estimate.standard_error
 
 
 def replay(state: DualState, estimates: Iterable[CostEstimate]) -> DualState:

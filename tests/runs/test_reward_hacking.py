@@ -18,7 +18,7 @@ from tests.support.small_real_text import SMALL_REAL_TEXT
 
 PADDING = " and so on and so on and so on."
 SIZE = [
-    "data.reference={vocabulary: 320, context: 128, hidden: 32, heads: 1, intermediate: 64, steps: 150, batch: 16}",
+    "data.reference={vocabulary: 320, context: 128, hidden: 32, steps: 150}",
     "data.template=plain",
     "data.held_out=0.4",
     "data.prompt_count=24",

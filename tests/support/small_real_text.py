@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 SMALL_REAL_TEXT = [
-    "data.reference={vocabulary: 320, context: 192, hidden: 32, heads: 1, intermediate: 64, steps: 8, batch: 8}",
+    "data.reference={vocabulary: 320, context: 192, hidden: 32, steps: 8}",
     "data.prompt_tokens=128",
     "data.answer_tokens=128",
     "data.prompt_count=6",

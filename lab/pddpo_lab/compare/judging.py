@@ -107,9 +107,8 @@ class HeldOutJudge:
             self._backends.reference,
             with_steps(settings.fit, len(pairs)),
             seed_of(self._config.seed, "judge", kind),
-            ridge=settings.ridge,
             held_out=0.0,
-            ways=settings,
+            ways=settings.ways,
         )
         return order.trained(pairs, self._prepared.unsafe, self._backends.store, self._recall)
 

@@ -123,9 +123,9 @@ def test_a_dry_run_says_the_least_that_people_are_asked_whatever_the_model_says(
 @pytest.mark.slow
 def test_people_of_the_queue_get_the_draws_that_the_coin_shows_them_and_none_twice(tmp_path: Path) -> None:
     folder, batch = tmp_path / "demo", "certificate={batch: 8}"
-    config = load("tabular", [*BIASED, batch, "feedback.poll_s=0.05"])
+    config = load("tabular", [*BIASED, batch])
     with pytest.raises(ParkedError):
-        run_recipe(load("tabular", [*BIASED, batch, "feedback.park_after_s=0"]), folder)
+        run_recipe(load("tabular", [*BIASED, batch, "people.park_after_s=0"]), folder)
     engine = open_database(folder / "journal.sqlite")
     store = Store(engine, run_of(folder))
     _, token = People(store).create("admin", Role.ADMIN, by="test")
@@ -148,7 +148,7 @@ def test_people_of_the_queue_get_the_draws_that_the_coin_shows_them_and_none_twi
             stop.set()
             crowd.join()
     with pytest.raises(ParkedError, match="pddpo certify RUN"):
-        certify(load("tabular", [*BIASED, batch, "feedback.park_after_s=0"]), folder, "last", {"cost": open_limit}, 64)
+        certify(load("tabular", [*BIASED, batch, "people.park_after_s=0"]), folder, "last", {"cost": open_limit}, 64)
     with open_folder(folder) as journal:
         rows = [row for phase in journal.phases(-1, like=f"{TOSSED}%") for row in phase.payload]
         labelled = [one.response.id for one in journal.safety(-1)]

@@ -69,7 +69,7 @@ def test_a_round_is_scored_before_its_deadline(name: str) -> None:
     assert isinstance(config.feedback, ModelFeedback)
     assert config.feedback.gpus > 0
     operations = config.feedback.responses * SEVEN_B.text_tokens * 2.0 * SEVEN_B.parameters
-    assert operations / 30e12 < config.feedback.deadline_s
+    assert operations / 30e12 < config.rollout.deadline_s
 
 
 @pytest.mark.parametrize("method", ["pd-dpo", "pd-dpo-adalag"])

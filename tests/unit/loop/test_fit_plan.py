@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pddpo_ray.config import FitConfig, SupportConfig, TrainerConfig
+from pddpo_ray.config import FitConfig, TrainerConfig
 from pddpo_ray.parts.fitting import FitPlan
 
 
@@ -19,7 +19,7 @@ def test_learning_rates_fall_linearly_over_the_rounds() -> None:
 
 
 def test_what_the_trainer_says_about_all_fits_reaches_each_of_them() -> None:
-    trainer = TrainerConfig(micro_pairs=3, activation_gib=0.5, support=SupportConfig(weight=0.25))
+    trainer = TrainerConfig(micro_pairs=3, activation_gib=0.5, support=0.25)
     for stage, first, steps in (("reward", True, 200), ("cost", True, 60), ("reward", False, 30), ("cost", False, 30)):
         settings = FitPlan(trainer).settings(stage, first, 1)  # type: ignore[arg-type]
         assert (settings.steps, settings.micro_pairs, settings.activation_gib) == (steps, 3, 0.5)

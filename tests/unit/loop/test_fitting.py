@@ -18,7 +18,7 @@ from pddpo_ray.parts.fitting import FitPlan, TrainerController, previous_fit
 from pddpo_ray.records import CostEstimate, Objective, PairRow, PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.dual import DualState, ProjectedFixed, limit_state
-from pddpo_ray.theory.refit import full_rounds, limit_rows, merge_duplicates
+from pddpo_ray.theory.refit import full_rounds, limit_rows
 from pddpo_ray.worlds.tabular import trap_world
 from pddpo_ray.worlds.tabular_parts import TabularTrainer
 
@@ -110,15 +110,6 @@ def test_learning_rates_never_leave_the_range_of_the_run() -> None:
     assert rates == pytest.approx([1.0, 1.0, 0.625, 0.25, 0.25])
 
 
-def test_merged_rows_keep_their_margins_and_weights_by_hand() -> None:
-    rows = [PairRow(f"r{i}", (0,), (i % 2,), (2,), weight=1.0 + i, round=i) for i in range(4)]
-    merged, margins = merge_duplicates(rows, [0.5, -0.5, 0.5, 0.25])
-    assert [(row.id, row.weight, row.round) for row in merged] == [("r0", 4.0, 2), ("r1", 2.0, 1), ("r3", 4.0, 3)]
-    assert margins == (0.5, -0.5, 0.25)
-    assert [row.weight for row in merge_duplicates(rows, [])[0]] == [4.0, 6.0]
-    assert merge_duplicates(rows, [])[1] == ()
-
-
 def test_rows_within_the_budget_are_all_kept_with_their_margins() -> None:
     rows = [PairRow(f"r{i}", (0,), (1,), (2,), round=i // 2) for i in range(6)]
     margins = [float(i) for i in range(6)]
@@ -139,8 +130,11 @@ def test_a_round_of_all_pairs_resets_what_counts_as_learned() -> None:
 def test_a_step_of_the_dual_says_what_it_did(journal: Journal) -> None:
     rule = ProjectedFixed(rounds=4, first=1.0, cost_max=2.0)
     state = DualState((limit_state("cost", rho=2.0, rule=rule, first=1.0, limit=0.5),))
-    owner = LocalDual(state, warmup_rounds=1)
-    standing, moved = (owner.step(Estimates(number, (CostEstimate(0.9, 0.1, 9, 5),))).steps[0] for number in (1, 2))
+    owner = LocalDual(state)
+    standing, moved = (
+        owner.step(Estimates(number, (CostEstimate(0.9, 0.1, 9, 5),), held=held)).steps[0]
+        for number, held in ((1, {"cost": "it waits"}), (2, {}))
+    )
     eta = 1.0 / (2.5 * 2.0)
     assert (standing.multiplier_before, standing.multiplier_after, standing.eta) == (1.0, 1.0, 0.0)
     assert (standing.estimate.value, moved.estimate.value) == (0.9, 0.9)

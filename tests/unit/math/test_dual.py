@@ -179,12 +179,6 @@ def test_fixed_rule_never_moves() -> None:
     assert replay(state(Fixed()), [estimate(2.0), estimate(-2.0)]).multiplier == 1.0
 
 
-def test_dead_band_ignores_gaps_below_one_standard_error() -> None:
-    quiet = DualState((dataclasses.replace(state(PLAIN)["cost"], dead_band=True),))
-    assert ascend(quiet, estimate(0.04, 0.05))[0].multiplier == 1.0
-    assert ascend(quiet, estimate(0.06, 0.05))[0].multiplier > 1.0
-
-
 def test_each_constraint_of_a_vector_has_its_own_multiplier() -> None:
     two = DualState(
         (

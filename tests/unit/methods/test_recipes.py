@@ -44,7 +44,7 @@ def test_a_paper_recipe_trains_with_the_values_of_the_table(method: str) -> None
     assert config.model.dtype == "bfloat16"
     assert config.rollout.model_dump()["max_model_len"] == 512
     assert config.trainer.micro_pairs == per_device
-    assert config.trainer.support.weight == 0.0
+    assert config.trainer.support == 0.0
     for name in FITS.get(method, ("first_reward", "first_cost")):
         fit: FitConfig = getattr(config.trainer, name)
         assert fit.batch_pairs == per_device * batches, name

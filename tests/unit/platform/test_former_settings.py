@@ -1,0 +1,52 @@
+"""Settings of earlier versions: refused with what to write, and read in the journals of older runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pddpo_ray.config import Config, load
+from pddpo_ray.config.former_settings import FIXED, MOVED, fixed_otherwise, in_todays_keys
+from pddpo_ray.config.loading import dotted_keys
+from pddpo_ray.errors import UserError
+
+
+@pytest.mark.parametrize("key", FIXED)
+def test_a_setting_that_is_fixed_is_refused_with_its_value(key: str) -> None:
+    with pytest.raises(UserError, match=r"is no setting: it is fixed at .+; leave it out") as refused:
+        load("real-text", [f"{key}=7"])
+    assert f"override `{key}=7`: `{key}`" in str(refused.value)
+
+
+@pytest.mark.parametrize("key", MOVED)
+def test_a_setting_that_moved_is_refused_with_the_line_to_write(key: str) -> None:
+    with pytest.raises(UserError, match="is no setting: write ") as refused:
+        load("text-world-people", [f"{key}=7"])
+    line = str(refused.value).partition("is no setting: write ")[2]
+    assert line == f"{MOVED[key]}=7"
+    assert MOVED[key] in set(dotted_keys())
+
+
+def test_no_former_setting_is_one_today() -> None:
+    assert not {*FIXED, *MOVED} & set(dotted_keys())
+
+
+def test_a_deadline_of_labels_by_a_world_is_that_of_the_answers() -> None:
+    with pytest.raises(UserError, match=r"write rollout\.deadline_s=7"):
+        load("text-world", ["feedback.deadline_s=7"])
+
+
+def test_the_recipe_of_an_older_run_is_read_with_its_values_where_they_stand_today() -> None:
+    recipe = load("text-world-people").model_dump(mode="json")
+    people = recipe.pop("people")
+    older: dict[str, Any] = {**recipe, "feedback": {**recipe["feedback"], **people, "lease_s": 60.0, "poll_s": 1.0}}
+    older["trainer"] = {**recipe["trainer"], "support": {"weight": 1.5, "floor": 0.001}, "merge_duplicates": False}
+    config = Config.of_run(older)
+    assert (config.people.lease_s, config.trainer.support) == (60.0, 1.5)
+
+
+def test_what_an_older_run_had_set_otherwise_is_named() -> None:
+    assert fixed_otherwise({"explore": {"min_ess": 1.5}}) is None
+    assert fixed_otherwise({"explore": {"min_ess": 4.0}}) == "explore.min_ess is 4.0 there and fixed at 1.5 here"
+    assert in_todays_keys({"explore": {"min_ess": 4.0, "rank": 8}}) == {"explore": {"rank": 8}}
