@@ -122,12 +122,14 @@ def world_under_limits(config: Config, prepared: PreparedTextWorld) -> tuple[Tab
     reward = config.computed_reward
     if reward is None or reward.source.kind == "world":
         return truth, sources
-    return replace(truth, base=with_reward(prepared.world, reward, source_in_run(reward, config.judge))), sources
+    return replace(
+        truth, base=with_reward(prepared.world, reward, source_in_run(reward, config.judge.options))
+    ), sources
 
 
 def opened_sources(config: Config) -> Sources:
     """Who measures each limit, opened. Raises UserError for one that cannot be had."""
-    return [source_in_run(one, config.judge) for one in config.stated]
+    return [source_in_run(one, config.judge.options) for one in config.stated]
 
 
 def _with_reward(
@@ -141,7 +143,7 @@ def _with_reward(
     everywhere = {prompt.token_ids: 1.0 for prompt in prompts}
     measures = SourceMeasures(
         [stated],
-        [source_in_run(stated, config.judge)],
+        [source_in_run(stated, config.judge.options)],
         [everywhere],
         config.dual.cost_max,
         labels=labels,

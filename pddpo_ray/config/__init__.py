@@ -19,17 +19,17 @@ from pddpo_ray.config.dual import (
     StepwiseRule,
 )
 from pddpo_ray.config.feedback import (
-    EndpointConfig,
     FeedbackCommon,
     JudgeFeedback,
     MixedFeedback,
     ModelFeedback,
     PeopleFeedback,
     QueueConfig,
+    ScoredFeedback,
     TellConfig,
     WorldFeedback,
-    WorldScores,
 )
+from pddpo_ray.config.judge import EndpointConfig, JudgeConfig
 from pddpo_ray.config.loading import load, recipe_names, to_yaml
 from pddpo_ray.config.method import MethodConfig, PpoConfig
 from pddpo_ray.config.model import LoraParameters, ModelConfig
@@ -38,7 +38,7 @@ from pddpo_ray.config.production import ProductionConfig
 from pddpo_ray.config.prompts import PromptSetConfig
 from pddpo_ray.config.recipe import Config, Policies
 from pddpo_ray.config.rollout import TabularRollout, TransformersRollout, VllmRollout
-from pddpo_ray.config.scorecard import HeldOutScorersConfig, ScorecardConfig
+from pddpo_ray.config.scorecard import ScorecardConfig
 from pddpo_ray.config.scorers import ScorerConfig, ScorerFit, ScorerJob, ScorerTrainingConfig, StoredScorerConfig
 from pddpo_ray.config.section import Strict
 from pddpo_ray.config.trainer import (
@@ -75,8 +75,8 @@ __all__ = [
     "FitConfig",
     "FixedRule",
     "GeometricRefit",
-    "HeldOutScorersConfig",
     "InstalledRule",
+    "JudgeConfig",
     "JudgeFeedback",
     "LogRule",
     "LogitLimitConfig",
@@ -99,6 +99,7 @@ __all__ = [
     "RayCluster",
     "Refit",
     "ScorecardConfig",
+    "ScoredFeedback",
     "ScorerConfig",
     "ScorerFit",
     "ScorerJob",
@@ -118,7 +119,6 @@ __all__ = [
     "UnionRefit",
     "VllmRollout",
     "WorldFeedback",
-    "WorldScores",
     "load",
     "recipe_names",
     "to_yaml",

@@ -103,85 +103,40 @@ class PeopleFeedback(LateLabels, FeedbackCommon):
     """Tag of this variant."""
 
 
-class ModelFeedback(FeedbackCommon):
-    """Labels drawn from a reward and a cost model: P(unsafe) = sigmoid(cost), Bradley-Terry on the scores."""
+class ScoredFeedback(FeedbackCommon):
+    """Labels in which reward and cost models have a say."""
 
-    kind: Literal["model"] = "model"
-    """Tag of this variant."""
     reward: StoredScorerConfig | None = None
     """The reward model; null: trained before the first round (`scorers`)."""
     cost: StoredScorerConfig | None = None
     """The cost model, its zero at the safety boundary; null: trained before the first round (`scorers`)."""
+
+
+class ModelFeedback(ScoredFeedback):
+    """Labels drawn from a reward and a cost model: P(unsafe) = sigmoid(cost), Bradley-Terry on the scores."""
+
+    kind: Literal["model"] = "model"
+    """Tag of this variant."""
     hard: bool = False
     """Take the likelier label instead of drawing it."""
     gpus: float = Field(0.0, ge=0, le=1)
     """Share of a GPU that each of the two models reserves; 0: they score on CPUs."""
 
 
-class EndpointConfig(Strict):
-    """A language model behind an OpenAI-compatible endpoint, and how it is asked."""
-
-    endpoint: str = Field("http://127.0.0.1:8000/v1", pattern=r"^https?://[^\s/]+\S*$")
-    """Base URL; /chat/completions is asked."""
-    model: str
-    """Name of the model there."""
-    key_env: str | None = None
-    """Environment variable that holds the key; null: no key is sent."""
-    temperature: float = Field(0.7, ge=0)
-    """Of the judge's answers; several labels of one answer differ only above 0."""
-    max_tokens: int = Field(512, ge=16)
-    """Longest explanation and scores."""
-    workers: int = Field(8, ge=1)
-    """Questions that are open at a time."""
-    request_timeout_s: float = Field(120.0, gt=0)
-    """Longest wait for one answer of the judge, in seconds."""
-    tries: int = Field(4, ge=1)
-    """How often one question is sent when the endpoint fails or is busy."""
-    fields: dict[Literal["max_tokens", "temperature", "seed", "system"], str | None] = Field(default_factory=dict)
-    """Names of request fields there, e.g. {max_tokens: max_completion_tokens, temperature: null}; null: not sent.
-    system: the role of the instructions; null: they begin the question. What is refused by its name before anything was
-    answered is renamed or left out without this, with a warning."""
-
-
-class JudgeFeedback(EndpointConfig, FeedbackCommon):
-    """Labels by a language model behind an OpenAI-compatible endpoint."""
+class JudgeFeedback(FeedbackCommon):
+    """Labels by a language model behind an OpenAI-compatible endpoint, which `judge` names."""
 
     kind: Literal["judge"] = "judge"
     """Tag of this variant."""
-    excluded: float = Field(0.1, ge=0, lt=1)
-    """Largest share of a round's answers or pairs about which no reply can be read in three attempts; beyond it the run
-    fails. Such answers count as unsafe, like those that the endpoint refuses, however many; such pairs are left out."""
 
 
-class WorldScores(Strict):
-    """Scores made from a world's truth with errors, where reward and cost models would stand."""
-
-    kind: Literal["world"] = "world"
-    """Tag of this variant."""
-    noise: float = Field(0.7, ge=0)
-    """Standard deviation of an error that belongs to the text: the same whenever it is scored."""
-    bias: float = 0.3
-    """Added to every cost."""
-
-
-class TrainedScores(Strict):
-    """Reward and cost models, as `feedback.kind=model` has them."""
-
-    kind: Literal["scorers"] = "scorers"
-    """Tag of this variant."""
-    reward: StoredScorerConfig | None = None
-    """The reward model; null: trained before the first round (`scorers`)."""
-    cost: StoredScorerConfig | None = None
-    """The cost model; null: trained before the first round (`scorers`)."""
-
-
-class MixedFeedback(FeedbackCommon):
+class MixedFeedback(ScoredFeedback):
     """A model answers everything, people what it is least sure of and a random share; `people` says how."""
 
     kind: Literal["mixed"] = "mixed"
     """Tag of this variant."""
-    model: Annotated[WorldScores | TrainedScores, Field(discriminator="kind")] = WorldScores()
-    """What scores all answers."""
+    model: Literal["world", "scorers"] = "world"
+    """What scores all answers: a world's truth with errors, to try things out, or the reward and cost model."""
     unsure: int = Field(24, ge=0)
     """Answers per round that people label because the model is least sure of them."""
     random: int = Field(24, ge=8)

@@ -10,8 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from pddpo_ray.config.feedback import QueueConfig
+from pddpo_ray.config.judge import JudgeConfig
 from pddpo_ray.limits.former import at, flow
 
+SCORED = "feedback", "feedback.model", "scorecard.scorers"
+"""Where stored reward and cost models are named."""
 FIXED: Mapping[str, Any] = {
     "data.reference.batch": 16,
     "data.reference.heads": "hidden / 32",
@@ -27,6 +30,9 @@ FIXED: Mapping[str, Any] = {
     "explore.prior_sd": 2.0,
     "explore.proposal_weight": 0.2,
     "feedback.minutes_per_label": 0.5,
+    "feedback.excluded": 0.1,
+    "feedback.model.bias": 0.3,
+    "feedback.model.noise": 0.7,
     "feedback.poll_s": 0.2,
     "feedback.tell.after_s": 60.0,
     "model.tf32": False,
@@ -45,11 +51,22 @@ FIXED: Mapping[str, Any] = {
     "trainer.refit.factor": 2.0,
     "trainer.refit.growth": 1.0,
     "trainer.support.floor": 0.001,
+    **{
+        f"{place}.{kind}.{key}": None
+        for place in SCORED
+        for kind in ("reward", "cost")
+        for key in ("batch", "max_tokens")
+    },
 }
 """What was a setting, and its value today."""
 MOVED: Mapping[str, str] = {
     "rollout.batch": "rollout.max_sequences",
     "trainer.support.weight": "trainer.support",
+    **{f"feedback.{key}": f"judge.{key}" for key in JudgeConfig.model_fields if key not in ("model", "timeout")},
+    "feedback.request_timeout_s": "judge.timeout",
+    "feedback.model.reward": "feedback.reward",
+    "feedback.model.cost": "feedback.cost",
+    "feedback.model.kind": "feedback.model",
     "feedback.deadline_s": "people.deadline_s",
     **{f"feedback.{key}": f"people.{key}" for key in QueueConfig.model_fields if key != "deadline_s"},
 }
@@ -60,7 +77,8 @@ Tree = Mapping[str, Any]
 
 def former_keys(recipe: Tree) -> list[tuple[str, ...]]:
     """Keys of `FIXED` and `MOVED` that a recipe has."""
-    return [keys for key in (*FIXED, *MOVED) if _has(recipe, keys := tuple(key.split(".")))]
+    judge = ("feedback.model",) if at(recipe, ("feedback", "kind")) == "judge" else ()
+    return [keys for key in (*FIXED, *MOVED, *judge) if _has(recipe, keys := tuple(key.split(".")))]
 
 
 def refusal(recipe: Tree, *, override: bool = False) -> str | None:
@@ -71,9 +89,14 @@ def refusal(recipe: Tree, *, override: bool = False) -> str | None:
     key = ".".join(found[0])
     if key in FIXED:
         return f"`{key}` is no setting: it is fixed at {flow(FIXED[key])}; leave it out"
-    target, value = _target(recipe, key).split("."), at(recipe, found[0])
-    line = shlex.quote(f"{'.'.join(target)}={flow(value)}") if override else flow(_nested(target, value))[1:-1]
-    return f"`{key}` is no setting: write {line}"
+    values = {_target(recipe, ".".join(keys)): at(recipe, keys) for keys in found}
+    if override:
+        lines = shlex.join(f"{target}={flow(value)}" for target, value in values.items())
+        return f"`{key}` is no setting: write {lines}"
+    tree: dict[str, Any] = {}
+    for target, value in values.items():
+        tree = _with(tree, tuple(target.split(".")), value)
+    return f"`{key}` is no setting: write {flow(tree)[1:-1]}"
 
 
 def in_todays_keys(recipe: Tree) -> dict[str, Any]:
@@ -82,13 +105,15 @@ def in_todays_keys(recipe: Tree) -> dict[str, Any]:
     for keys in former_keys(recipe):
         value, key = at(recipe, keys), ".".join(keys)
         tree = _without(tree, keys)
-        if key in MOVED:
+        if key not in FIXED:
             tree = _with(tree, tuple(_target(recipe, key).split(".")), value)
     return tree
 
 
 def _target(recipe: Tree, key: str) -> str:
     """Where the value of a moved key stands; a deadline of labels that no people give is that of the answers."""
+    if key == "feedback.model":
+        return "judge.model"
     asks = at(recipe, ("feedback", "kind")) in ("people", "mixed")
     return MOVED[key] if asks or key != "feedback.deadline_s" else "rollout.deadline_s"
 
@@ -105,10 +130,6 @@ def fixed_otherwise(recipe: Tree) -> str | None:
 def _has(recipe: Any, keys: tuple[str, ...]) -> bool:
     section = at(recipe, keys[:-1])
     return isinstance(section, Mapping) and keys[-1] in section
-
-
-def _nested(keys: list[str], value: Any) -> Any:
-    return {keys[0]: _nested(keys[1:], value)} if keys else value
 
 
 def _without(tree: Tree, keys: tuple[str, ...]) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from pydantic.fields import FieldInfo
 
 from pddpo_ray.config import former_data, former_settings
 from pddpo_ray.config.document import Keys, Origins, parse_value, read_document
-from pddpo_ray.config.feedback import ModelFeedback
 from pddpo_ray.config.recipe import Config
 from pddpo_ray.config.rollout import VllmRollout
 from pddpo_ray.config.scorers import StoredScorerConfig
@@ -628,12 +627,10 @@ def _check_texts(config: Config, origins: Origins) -> None:
 
 def _check_scorers(config: Config, origins: Origins) -> None:
     """Reward and cost models that the run asks are there, or can only be the hub's."""
-    card = config.scorecard.scorers
     scorers: dict[Keys, StoredScorerConfig | None] = {
-        ("scorecard", "scorers", kind): getattr(card, kind) for kind in ("reward", "cost")
+        ("scorecard", "scorers", kind): scorer for kind, scorer in config.scorecard.scorers.items()
     }
-    if isinstance(config.feedback, ModelFeedback):
-        scorers |= {("feedback", kind): getattr(config.feedback, kind) for kind in config.asked_models}
+    scorers |= {("feedback", kind): getattr(config.score_models, kind) for kind in config.asked_models}
     named = [(keys, ".path", keys[-1], scorer.path) for keys, scorer in scorers.items() if scorer is not None]
     of_limits = [one for one in config.stated if one.source.kind == "score_model"]
     named += [

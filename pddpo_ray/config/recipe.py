@@ -24,10 +24,10 @@ from pddpo_ray.config.feedback import (
     ModelFeedback,
     PeopleFeedback,
     QueueConfig,
-    TrainedScores,
+    ScoredFeedback,
     WorldFeedback,
-    WorldScores,
 )
+from pddpo_ray.config.judge import NAMELESS, JudgeConfig
 from pddpo_ray.config.method import Method, MethodConfig, PpoConfig
 from pddpo_ray.config.model import LoraParameters, ModelConfig
 from pddpo_ray.config.offline import OfflineConfig
@@ -102,8 +102,7 @@ class Config(Strict):
     reward: dict[str, Any] = Field({})
     """What is helpful, computed for each answer (docs/limits.md), or `pairs`, files of comparisons; empty: comparisons
     by whoever gives `feedback`."""
-    judge: dict[str, Any] = Field({})
-    """`endpoint`, `model`, `key_env` and other options of judges in `limits` and `reward` that name none themselves."""
+    judge: JudgeConfig = JudgeConfig()
     people: QueueConfig = QueueConfig()
     """How people are asked, for `feedback` and for limits."""
     model: ModelConfig = ModelConfig()
@@ -246,10 +245,12 @@ class Config(Strict):
         return by_logit or self.labelled or isinstance(self.feedback, MixedFeedback)
 
     @property
-    def score_models(self) -> ModelFeedback | TrainedScores | None:
+    def score_models(self) -> ScoredFeedback | None:
         """The reward and cost model that label, alone or beside people."""
-        source = self.feedback.model if isinstance(self.feedback, MixedFeedback) else self.feedback
-        return source if isinstance(source, ModelFeedback | TrainedScores) else None
+        feedback = self.feedback
+        if isinstance(feedback, MixedFeedback) and feedback.model == "world":
+            return None
+        return feedback if isinstance(feedback, ScoredFeedback) else None
 
     @property
     def asked_models(self) -> tuple[Literal["reward", "cost"], ...]:
@@ -320,7 +321,7 @@ class Config(Strict):
         tree = self.model_dump(mode="json")
         for key in ("about", "needs", "cluster", "journal", "people", "report"):
             del tree[key]
-        for key in ("prompts", "limits", "reward", "judge"):
+        for key in ("prompts", "limits", "reward"):
             if not tree[key]:
                 del tree[key]
         # Runs from before these sections are runs with their defaults.
@@ -362,8 +363,11 @@ class Config(Strict):
             tree["rollout"].pop(key, None)
         if not self.rounds_late:
             tree["feedback"].pop("rounds_late", None)
-        for key in ("endpoint", "key_env", "workers", "request_timeout_s", "tries", "gpus"):
-            tree["feedback"].pop(key, None)
+        tree["feedback"].pop("gpus", None)
+        for key in ("endpoint", "key_env", "workers", "timeout", "tries"):
+            tree["judge"].pop(key)
+        if self.judge == JudgeConfig():
+            del tree["judge"]
         return tree
 
     @model_validator(mode="before")
@@ -448,6 +452,8 @@ class Config(Strict):
             raise ValueError(f"model.compile works with trainer.engine torch, not with {self.trainer.engine}")
         if self.explore.loss == "xpo" and self.algorithm != "o-pd-dpo":
             raise ValueError(f"explore.loss=xpo is a variant of algorithm o-pd-dpo, not of {self.algorithm}")
+        if isinstance(self.feedback, JudgeFeedback) and not self.judge.model:
+            raise ValueError(f"judge: {NAMELESS}")
         if tabular and isinstance(self.feedback, ModelFeedback | JudgeFeedback):
             raise ValueError(f"feedback.kind={self.feedback.kind} reads texts; a table has none, use world or people")
         if self.data is not None:
@@ -516,7 +522,7 @@ class Config(Strict):
 
     def _somebody_knows(self) -> None:
         """Without a world, what it would answer has to be said."""
-        from_truth = isinstance(self.feedback, MixedFeedback) and isinstance(self.feedback.model, WorldScores)
+        from_truth = isinstance(self.feedback, MixedFeedback) and self.feedback.model == "world"
         if self.compares and (from_truth or isinstance(self.feedback, WorldFeedback)):
             raise ValueError("data: files have no truth to label with: set feedback.kind to model, judge or people")
         if self.dual.rho is None and self.dual.upper is None:
@@ -651,10 +657,9 @@ class Config(Strict):
                 "scorecard.train learns from pairs of real text that no run sees: set data.held_out, e.g. to 0.2, or"
                 " name scorers in scorecard.scorers"
             )
-        own = self.feedback
-        for kind in ("reward", "cost") if isinstance(own, ModelFeedback) else ():
-            mine, theirs = getattr(own, kind), getattr(self.scorecard.scorers, kind)
-            if mine and theirs and mine.path == theirs.path:
+        for kind, theirs in self.scorecard.scorers.items():
+            mine = getattr(self.score_models, kind, None)
+            if mine and mine.path == theirs.path:
                 raise ValueError(
                     f"scorecard.scorers.{kind} is the run's own {kind} model ({mine.path}): name one of another base or"
                     " seed, trained on other prompts"

@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
 from pddpo_ray.config.scorers import StoredScorerConfig
 from pddpo_ray.config.section import Strict
-
-
-class HeldOutScorersConfig(Strict):
-    """Scorers that the run does not learn from: of another base or seed, trained on prompts that its own never saw."""
-
-    reward: StoredScorerConfig | None = None
-    """A reward model: a folder of `pddpo scorer train`, written `reward: DIR`, or as under `feedback`."""
-    cost: StoredScorerConfig | None = None
-    """A cost model, likewise."""
-
-    @field_validator("reward", "cost", mode="before")
-    @classmethod
-    def folder_alone(cls, value: Any) -> Any:
-        return {"path": value} if isinstance(value, str) else value
 
 
 class ScorecardConfig(Strict):
@@ -38,8 +24,14 @@ class ScorecardConfig(Strict):
     """Harmless requests that only sound alarming, on which refusals are counted; one answer each."""
     benign_files: list[str] = Field([])
     """Files of such requests; empty: the 16 that ship."""
-    scorers: HeldOutScorersConfig = HeldOutScorersConfig()
-    """Held-out scorers; one that is not named is trained under `train`, and its figures are left out otherwise."""
+    scorers: dict[Literal["reward", "cost"], StoredScorerConfig] = Field({})
+    """Scorers that the run does not learn from, of another base or seed and trained on prompts that its own never saw,
+    e.g. {reward: FOLDER}; one that is not named is trained under `train`, and its figures are left out otherwise."""
     train: bool = False
     """Train those that are not named before round 1, as `scorers` says but from another seed, on the pairs that
     `data.held_out` keeps from the run and whose prompts the scorecard does not ask."""
+
+    @field_validator("scorers", mode="before")
+    @classmethod
+    def null_takes_one_out(cls, named: Any) -> Any:
+        return {kind: one for kind, one in named.items() if one is not None} if isinstance(named, dict) else named

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pddpo_ray.config.section import Strict
 from pddpo_ray.config.trainer import FitConfig
 
 
-class ScorerConfig(Strict):
-    """How a stored reward or cost model is read; its score is scale * output + shift."""
+class ScoreScale(Strict):
+    """What a stored reward or cost model reads, and its score: scale * output + shift."""
 
     template: str | None = None
     """tokens, safe-rlhf, chat, pair, or a text with {prompt} and {answer}; null: what the model was made with."""
@@ -21,17 +21,32 @@ class ScorerConfig(Strict):
     """A harmlessness model is a cost at scale -1."""
     shift: float = 0.0
     """Moves the zero of a cost."""
+
+
+class ScorerConfig(ScoreScale):
+    """How a stored reward or cost model is read."""
+
     max_tokens: int | None = Field(None, ge=8)
     """Longer texts lose their beginning; null: the model's own limit."""
     batch: int | None = Field(None, ge=1)
     """Texts per forward pass; null: as many tokens as suit the device."""
 
 
-class StoredScorerConfig(ScorerConfig):
-    """A reward or cost model in a folder or on the hub."""
+class StoredScorerConfig(ScoreScale):
+    """A reward or cost model in a folder or on the hub; the folder alone stands for `{path: FOLDER}`."""
 
     path: str
     """Folder with config.json, *.safetensors and tokenizer, or a hub name owner/model."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def folder_alone(cls, value: Any) -> Any:
+        return {"path": value} if isinstance(value, str) else value
+
+    @property
+    def read(self) -> ScorerConfig:
+        """Up to the model's own limit, as many tokens in a pass as suit the device."""
+        return ScorerConfig(**self.model_dump(exclude={"path"}))
 
 
 class ScorerWeights(Strict):

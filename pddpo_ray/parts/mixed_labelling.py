@@ -23,7 +23,7 @@ from pddpo_ray.annotation.queue_labeller import Overlap, PeopleLabeller, Waiting
 from pddpo_ray.annotation.queue_rules import Rules
 from pddpo_ray.annotation.risks import RiskOf
 from pddpo_ray.annotation.tell import Teller
-from pddpo_ray.config import Config, MixedFeedback, QueueConfig, WorldScores
+from pddpo_ray.config import Config, MixedFeedback, QueueConfig
 from pddpo_ray.contracts import Labeller
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
@@ -255,8 +255,7 @@ def mixed_feedback(
     settings = config.feedback
     assert isinstance(settings, MixedFeedback)
     if model is None:
-        assert isinstance(settings.model, WorldScores)
-        model = imperfect_model(config, noise=settings.model.noise, bias=settings.model.bias)
+        model = imperfect_model(config, noise=NOISE, bias=BIAS)
     risk_of = stated_risk(config, categories_of or {}, _unsafe_chance(model))
     people = people_labeller(config, journal, asking=asking, risk_of=risk_of)
     return MixedFeedbackController(
@@ -277,6 +276,9 @@ def _unsafe_chance(model: ScoringModel) -> RiskOf:
     return lambda items: expit(model.costs(items)).tolist()
 
 
+NOISE, BIAS = 0.7, 0.3
+"""Errors of the scores that a world gives in a model's place: their deviation by text, and what is added to costs. A
+quarter of the labels at the safety boundary are wrong, more of them unsafe."""
 POLL_S = 0.2
 """How often a run looks whether people's labels are there: one query, which any database answers at that rate."""
 

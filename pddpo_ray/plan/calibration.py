@@ -195,7 +195,7 @@ class _Measuring:
             return nothing
         given = feedback.cost or feedback.reward
         if given is not None:
-            scorer: AnswerScorer = load_scorer(given.path, given)
+            scorer: AnswerScorer = load_scorer(given.path, given.read)
             return nothing | {"scored": _clocked(lambda: scorer.score(answers)) / len(answers)}
         fit, paths = self._config.scorers.fit, []
 

@@ -151,7 +151,7 @@ def _with_scorecard(config: Config, once: Work, prompts: int, *, first: bool = F
     if card.benign and config.data is not None:
         drawn["scorecard-benign"] = card.benign
     pairs = 2 * card.pairs * kept
-    given = (card.scorers.reward, card.scorers.cost)
+    given = (card.scorers.get("reward"), card.scorers.get("cost"))
     trained = given.count(None) if card.train else 0
     own = 2 if config.compares and isinstance(config.feedback, ModelFeedback) else 0
     held_out = len(given) if card.train else len(given) - given.count(None)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pddpo_ray.backends.backends import Backends
-from pddpo_ray.config import Config, FitConfig, ModelFeedback, ScorerFit, ScorerTrainingConfig, StoredScorerConfig
+from pddpo_ray.config import Config, FitConfig, ScoredFeedback, ScorerFit, ScorerTrainingConfig, StoredScorerConfig
 from pddpo_ray.journal import Journal
 from pddpo_ray.parts.fitting import with_steps
 from pddpo_ray.records import HARM, LabelledPair, PolicyVersion
@@ -222,11 +222,11 @@ def given_scorer(settings: StoredScorerConfig, dtype: str) -> AnswerScorer:
     # Imported here: models are loaded where they live, which need not be this process.
     from pddpo_ray.scoring.stored_scorers import load_scorer
 
-    return load_scorer(settings.path, settings, dtype)
+    return load_scorer(settings.path, settings.read, dtype)
 
 
 def feedback_models(
-    settings: ModelFeedback,
+    settings: ScoredFeedback,
     asked: Sequence[Kind],
     training: ScorerTraining,
     data: Data,

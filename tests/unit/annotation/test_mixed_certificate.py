@@ -27,6 +27,7 @@ from pddpo_ray.errors import ParkedError, UserError
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.journal.transactions import Store
+from pddpo_ray.parts import mixed_labelling
 from pddpo_ray.parts.mixed_labelling import TOSSED, corrected_numbers
 from pddpo_ray.theory.certificate import upper_bound
 from pddpo_ray.theory.levels import Allocation
@@ -39,7 +40,7 @@ from tests.unit.loop.small_run import run_of
 
 SHARE = 24 / 64
 """Of the settings: 8 unsure and 16 random answers of 64."""
-BIASED = [*SETTINGS, "feedback.model.bias=3.0", "limits.cost.labels_each=1", "rounds=1"]
+BIASED = [*SETTINGS, "limits.cost.labels_each=1", "rounds=1"]
 
 
 def exact_rate(config: Config, run_dir: Path) -> float:
@@ -48,6 +49,12 @@ def exact_rate(config: Config, run_dir: Path) -> float:
     with open_folder(run_dir) as journal:
         table = backends.world.table(journal.policies[-1])
     return float(backends.world.oracle.prior @ (table * expit(backends.world.cost_logits)).sum(axis=1))
+
+
+@pytest.fixture(autouse=True)
+def _biased(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that adds 3 to every cost."""
+    monkeypatch.setattr(mixed_labelling, "BIAS", 3.0)
 
 
 @pytest.mark.run

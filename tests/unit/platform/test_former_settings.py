@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pddpo_ray.config import Config, load
+from pddpo_ray.config import Config, MixedFeedback, StoredScorerConfig, load
 from pddpo_ray.config.former_settings import FIXED, MOVED, fixed_otherwise, in_todays_keys
 from pddpo_ray.config.loading import dotted_keys
 from pddpo_ray.errors import UserError
@@ -50,3 +51,23 @@ def test_what_an_older_run_had_set_otherwise_is_named() -> None:
     assert fixed_otherwise({"explore": {"min_ess": 1.5}}) is None
     assert fixed_otherwise({"explore": {"min_ess": 4.0}}) == "explore.min_ess is 4.0 there and fixed at 1.5 here"
     assert in_todays_keys({"explore": {"min_ess": 4.0, "rank": 8}}) == {"explore": {"rank": 8}}
+
+
+def test_a_judge_under_feedback_is_refused_with_the_whole_section_to_write(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"write judge\.endpoint=http://there/v1 judge\.model=m"):
+        load("o-pd-dpo", ["feedback={kind: judge, model: m, endpoint: 'http://there/v1'}"])
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("extends: o-pd-dpo\nfeedback: {kind: judge, model: m, tries: 2}\n")
+    with pytest.raises(UserError, match=r"write judge: \{tries: 2, model: m\}"):
+        load(str(recipe))
+
+
+def test_the_scores_of_an_older_run_are_named_beside_its_kind() -> None:
+    older = load("text-world-people").model_dump(mode="json")
+    scorer = {"path": "models/reward", "batch": None, "max_tokens": None}
+    older["feedback"] |= {"kind": "mixed", "model": {"kind": "scorers", "reward": scorer, "cost": None}}
+    older["limits"]["cost"]["rate"] = {"mixed": "cost"}
+    feedback = Config.of_run(older).feedback
+    assert isinstance(feedback, MixedFeedback)
+    assert (feedback.model, feedback.cost) == ("scorers", None)
+    assert feedback.reward == StoredScorerConfig(path="models/reward")
