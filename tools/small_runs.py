@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-STAGES = ("reward", "cost", "first_reward", "first_cost")
-FEW_STEPS = [f"trainer.{stage}.{setting}" for stage in STAGES for setting in ("epochs=null", "steps=3")]
+FEW_STEPS = ["trainer.fit.steps=3"]
 QUIET = ["report.html=false", "report.tensorboard=false", "trainer.workers=1"]
 SCORERS = "scorers={pairs: 160, fit: {steps: 12, learning_rate: 2.0e-3, batch_pairs: 32}}"
 FIRST_FAMILY = "world.family={kind: first}"
@@ -18,7 +17,7 @@ TEXT = [
     *["limits.cost.labels_each=5", "method.answers=16", "method.window=24", "explore.baseline_answers=4"],
     *["rollout={engine: transformers, max_tokens: 40, candidates: 4, canaries: 2, canary_tolerance: 0.05}"],
     *["explore={calibration: 120, rank: 16, prompts: 4, picks: 2, bonus: elliptical, weights: exact}"],
-    *["offline={pairs: 48, compare_rounds: 1, compare_reward: {steps: 3}, compare_cost: {steps: 3}}"],
+    *["offline={pairs: 48, compare_rounds: 1}"],
 ]
 REAL_TEXT = [
     *[*FEW_STEPS, *QUIET, SCORERS, "feedback.responses=12", "limits.cost.labels_each=5", "offline.pairs=40"],

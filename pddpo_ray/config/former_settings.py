@@ -6,7 +6,7 @@ Recipes come as plain mappings, as they stand in a file or in the journal of an 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pddpo_ray.config.feedback import QueueConfig
@@ -67,6 +67,8 @@ MOVED: Mapping[str, str] = {
     "feedback.model.reward": "feedback.reward",
     "feedback.model.cost": "feedback.cost",
     "feedback.model.kind": "feedback.model",
+    **{f"trainer.{stage}": f"trainer.stages.{stage}" for stage in ("reward", "cost", "first_reward", "first_cost")},
+    **{f"offline.{stage}": f"trainer.stages.{stage}" for stage in ("compare_reward", "compare_cost")},
     "feedback.deadline_s": "people.deadline_s",
     **{f"feedback.{key}": f"people.{key}" for key in QueueConfig.model_fields if key != "deadline_s"},
 }
@@ -89,13 +91,14 @@ def refusal(recipe: Tree, *, override: bool = False) -> str | None:
     key = ".".join(found[0])
     if key in FIXED:
         return f"`{key}` is no setting: it is fixed at {flow(FIXED[key])}; leave it out"
-    values = {_target(recipe, ".".join(keys)): at(recipe, keys) for keys in found}
+    values = {_target(recipe, ".".join(keys)): _fit(at(recipe, keys)) for keys in found}
     if override:
+        values = dict(_lines(values))
         lines = shlex.join(f"{target}={flow(value)}" for target, value in values.items())
         return f"`{key}` is no setting: write {lines}"
     tree: dict[str, Any] = {}
     for target, value in values.items():
-        tree = _with(tree, tuple(target.split(".")), value)
+        tree = replaced(tree, tuple(target.split(".")), value)
     return f"`{key}` is no setting: write {flow(tree)[1:-1]}"
 
 
@@ -103,11 +106,26 @@ def in_todays_keys(recipe: Tree) -> dict[str, Any]:
     """The recipe of a run of an earlier version, without what is fixed and with the rest where it stands today."""
     tree = dict(recipe)
     for keys in former_keys(recipe):
-        value, key = at(recipe, keys), ".".join(keys)
+        value, key = _fit(at(tree, keys)), ".".join(keys)
         tree = _without(tree, keys)
-        if key not in FIXED:
-            tree = _with(tree, tuple(_target(recipe, key).split(".")), value)
+        if key not in FIXED and (value is not None or not key.startswith("offline.")):
+            tree = replaced(tree, tuple(_target(recipe, key).split(".")), value)
     return tree
+
+
+def _fit(value: Any) -> Any:
+    """A fit without what is null, and without steps that do not count beside its epochs; other values as they are."""
+    if not isinstance(value, Mapping) or not {"steps", "epochs"} & set(value):
+        return value
+    given = {key: one for key, one in value.items() if one is not None}
+    return {key: one for key, one in given.items() if key != "steps" or "epochs" not in given}
+
+
+def _lines(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """As overrides: a key of a section each."""
+    for target, value in values.items():
+        inside = {f"{target}.{key}": one for key, one in value.items()} if isinstance(value, Mapping) else {}
+        yield from (inside or {target: value}).items()
 
 
 def _target(recipe: Tree, key: str) -> str:
@@ -138,8 +156,9 @@ def _without(tree: Tree, keys: tuple[str, ...]) -> dict[str, Any]:
     return {**tree, keys[0]: _without(tree[keys[0]], keys[1:])}
 
 
-def _with(tree: Tree, keys: tuple[str, ...], value: Any) -> dict[str, Any]:
+def replaced(tree: Tree, keys: tuple[str, ...], value: Any) -> dict[str, Any]:
+    """The tree with a value at a key."""
     below = tree.get(keys[0])
     if len(keys) == 1:
         return {**tree, keys[0]: value}
-    return {**tree, keys[0]: _with(below if isinstance(below, Mapping) else {}, keys[1:], value)}
+    return {**tree, keys[0]: replaced(below if isinstance(below, Mapping) else {}, keys[1:], value)}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from pddpo_ray.config.section import Strict
-from pddpo_ray.config.trainer import FitConfig
+from pddpo_ray.config.trainer import FitConfig, fit_keys, fit_with
 
 
 class ScoreScale(Strict):
@@ -72,6 +73,10 @@ class ScorerFit(ScorerWeights):
     """Optimiser steps between checkpoints."""
 
 
+FIT: Mapping[str, Any] = {"steps": 400, "learning_rate": 2e-3, "batch_pairs": 64}
+"""How a score model with few parameters learns 3,000 pairs; a large one wants `scorers.fit`."""
+
+
 class ScorerTrainingConfig(ScorerWeights):
     """Reward and cost models that are trained before the first round, starting from the reference."""
 
@@ -82,8 +87,9 @@ class ScorerTrainingConfig(ScorerWeights):
     """Pairs of the reference's answers that are labelled for it, on worlds; elsewhere the offline pairs are taken."""
     temperature: float = Field(1.5, gt=0)
     """Temperature of those answers: above 1 they cover more than the policy will say at first."""
-    fit: FitConfig = FitConfig(steps=400, learning_rate=2e-3, batch_pairs=64)
-    """Optimiser of each fit with lora or full; a head is fitted to its optimum."""
+    fit: dict[str, Any] = Field({})
+    """What a fit with lora or full has in place of {steps: 400, learning_rate: 0.002, batch_pairs: 64}, by the keys of
+    `trainer.fit`; a head is fitted to its optimum."""
     held_out: float = Field(0.1, ge=0, lt=1)
     """Share of the pairs that is kept to see how often the models are right: of whole prompts where pairs come from
     files, of pairs where the run drew them."""
@@ -93,6 +99,17 @@ class ScorerTrainingConfig(ScorerWeights):
     clip_share: float = Field(0.1, ge=0, lt=1)
     """Share of the answers before round 1 whose cost may lie at or beyond `dual.cost_max`, under labels that estimate
     a logit; with more the run stops and names the value to set."""
+
+    @field_validator("fit")
+    @classmethod
+    def fit_is_one(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Raises ValueError for what no fit has."""
+        return fit_keys(given)
+
+    @property
+    def optimiser(self) -> FitConfig:
+        """The fit with what is given."""
+        return fit_with(FIT, self.fit)
 
     @property
     def ways(self) -> ScorerFit:

@@ -23,6 +23,7 @@ from pddpo_ray.config import (
     TrainerConfig,
     UnionRefit,
 )
+from pddpo_ray.config.trainer import Stage
 from pddpo_ray.contracts import (
     Critics,
     EarlyTrainer,
@@ -79,8 +80,8 @@ class FitPlan:
     def settings(self, stage: Literal["reward", "cost"], first: bool, round_: int) -> FitSettings:
         """The stage's section, at the learning rate of the round."""
         trainer = self.trainer
-        fits = {"reward": (trainer.reward, trainer.first_reward), "cost": (trainer.cost, trainer.first_cost)}
-        chosen = fits[stage][first]
+        of_round_1: Mapping[Stage, Stage] = {"reward": "first_reward", "cost": "first_cost"}
+        chosen = trainer.of_stage(of_round_1[stage] if first else stage)
         done = min(max((round_ - 1) / max(1, self.rounds - 1), 0.0), 1.0)
         rate = chosen.learning_rate * (1.0 - (1.0 - trainer.last_rate) * done)
         every = trainer.model_dump(include={"micro_pairs", "activation_gib", "support", "held_out"})

@@ -22,6 +22,7 @@ from pddpo_ray.config import (
     TextWorldConfig,
     VllmRollout,
 )
+from pddpo_ray.config.trainer import Stage
 from pddpo_ray.errors import UserError
 from pddpo_ray.rollout.factory import Device
 from pddpo_ray.storage.checkpoints import checkpoint_folder, weight_files
@@ -276,7 +277,7 @@ def scorer_memory(config: Config, shape: ModelShape, device: Device) -> tuple[Me
         waiting = {"models": largest} if config.cluster.layout == "time-shared" else {}
         needs.append(Memory(WAITING, len(models), "host", {**waiting, **runtime}))
     if config.trained_scorers:
-        tokens = 2 * config.scorers.fit.batch_pairs * shape.text_tokens
+        tokens = 2 * config.scorers.optimiser.batch_pairs * shape.text_tokens
         activations = layer_bytes(tokens, _sizes(shape, "float32", None))
         purposes = {"model": weights, "gradients": weights, "optimizer": 2 * weights, "activations": activations}
         needs.append(Memory(TRAINING, 1, "host", purposes, before_rounds=True))
@@ -353,8 +354,8 @@ def time_shared_bytes(
 
 
 def _largest_batch(config: Config) -> int:
-    fits = (config.trainer.reward, config.trainer.cost, config.trainer.first_reward, config.trainer.first_cost)
-    return max(fit.batch_pairs for fit in fits)
+    stages: tuple[Stage, ...] = ("reward", "cost", "first_reward", "first_cost")
+    return max(config.trainer.of_stage(stage).batch_pairs for stage in stages)
 
 
 def stored_bytes(config: Config, shape: ModelShape | None) -> float:

@@ -141,7 +141,7 @@ class ScorerOrder:
         return cls(
             kind,
             reference,
-            with_steps(settings.fit, rows),
+            with_steps(settings.optimiser, rows),
             seed,
             held_out=settings.held_out,
             by_prompt=by_prompt,

@@ -28,7 +28,7 @@ def twin(*overrides: str) -> Config:
 
 
 def network(*overrides: str) -> Config:
-    fits = [f"trainer.{stage}.steps=4" for stage in ("reward", "cost", "first_reward", "first_cost")]
+    fits = ["trainer.fit.steps=4"]
     engine = "rollout={engine: transformers, max_tokens: 40, candidates: 4, canaries: 2}"
     return load("text-world-limits", [engine, *SMALL, "rounds=2", "explore.rank=16", *fits, *overrides])
 

@@ -26,7 +26,10 @@ SIZE = [
     "offline.pairs=120",
     "feedback.responses=12",
     "scorers={fit: {steps: 60, learning_rate: 3.0e-3, batch_pairs: 16}}",
-    *[f"trainer.{stage}={{steps: 25, learning_rate: 2.0e-3, batch_pairs: 16}}" for stage in ("reward", "first_reward")],
+    *[
+        f"trainer.stages.{stage}={{steps: 25, learning_rate: 2.0e-3, batch_pairs: 16}}"
+        for stage in ("reward", "first_reward")
+    ],
     "beta=0.1",
     "dual={first: 0.01, cost_max: 8.0}",
 ]

@@ -18,7 +18,7 @@ SMALL_ALIGN = [
     "offline.pairs=24",
     "policy.temperature=1.0",
     "trainer.threads=1",
-    *[f"trainer.{stage}={{steps: 2, batch_pairs: 4}}" for stage in ("first_reward", "first_cost", "reward", "cost")],
+    "trainer.fit={steps: 2, batch_pairs: 4}",
 ]
 
 

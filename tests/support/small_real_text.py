@@ -12,5 +12,5 @@ SMALL_REAL_TEXT = [
     "offline.pairs=40",
     "explore={calibration: 48, rank: 8, prompts: 3, picks: 2, weights: bonus_only, baseline_answers: 4}",
     "scorers={fit: {steps: 20, learning_rate: 1.0e-3, batch_pairs: 8}}",
-    *[f"trainer.{stage}.steps=3" for stage in ("reward", "cost", "first_reward", "first_cost")],
+    "trainer.fit.steps=3",
 ]

@@ -65,7 +65,7 @@ def recipe(folder: Path, reference: Path, *overrides: str) -> list[str]:
         *["rollout.candidates=3", f"rollout.canary_tolerance={CANARIES}"],
         "explore={calibration: 16, rank: 8, prompts: 2, picks: 1, weights: bonus_only, baseline_answers: 4}",
         *[
-            f"trainer.{stage}={{steps: 2, learning_rate: 2.0e-4, batch_pairs: 2}}"
+            f"trainer.stages.{stage}={{steps: 2, learning_rate: 2.0e-4, batch_pairs: 2}}"
             for stage in ("reward", "cost", "first_reward", "first_cost")
         ],
         *overrides,

@@ -105,7 +105,7 @@ class HeldOutJudge:
         order = ScorerOrder(
             kind,
             self._backends.reference,
-            with_steps(settings.fit, len(pairs)),
+            with_steps(settings.optimiser, len(pairs)),
             seed_of(self._config.seed, "judge", kind),
             held_out=0.0,
             ways=settings.ways,

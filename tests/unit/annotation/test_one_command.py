@@ -134,7 +134,7 @@ def test_the_recipe_with_people_on_the_text_world_finishes_in_one_command(tmp_pa
     """Its sizes made tiny and its parts in one process: what is tried is that people's words reach a language model."""
     tiny = [
         "cluster={mode: in-process}", "rollout={engine: transformers, max_tokens: 40, candidates: 4}", "rounds=1",
-        "trainer.first_reward.steps=4", "trainer.first_cost.steps=4", "offline.pairs=48", "offline.compare_rounds=0",
+        "trainer.fit.steps=4", "offline.pairs=48", "offline.compare_rounds=0",
         "feedback.responses=6", "limits.cost.labels_each=3", "explore.prompts=4", "explore.picks=2",
         "explore.calibration=64", "explore.baseline_answers=4", "explore.rank=16", "report.tensorboard=false",
     ]  # fmt: skip

@@ -116,7 +116,8 @@ def test_warm_starts_of_cost_fits_leave_reward_fits_where_they_were(warm_start: 
 
 
 def test_a_command_holds_the_whole_fit(journal: Journal) -> None:
-    plan = FitPlan(TrainerConfig(first_reward=FitConfig(epochs=3.0, batch_pairs=4, learning_rate=0.5)), rounds=1)
+    first = {"epochs": 3.0, "batch_pairs": 4, "learning_rate": 0.5}
+    plan = FitPlan(TrainerConfig(stages={"first_reward": first}), rounds=1)
     backend = Noting()
     trainer = controller(journal, backend, plan)
     objective = reward_objective(REFERENCE, 0.1)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from pddpo_ray.algorithms.stages import lagrangian_objective
-from pddpo_ray.config import FitConfig, TrainerConfig
-from pddpo_ray.config.trainer import DeterminantRefit
+from pddpo_ray.config import TrainerConfig
+from pddpo_ray.config.trainer import DeterminantRefit, EveryFit
 from pddpo_ray.contracts import FitCommand, FitResult
 from pddpo_ray.journal import Journal, VersionEntry
 from pddpo_ray.parts.dual_step import DualController, Estimates, LocalDual
@@ -56,8 +56,8 @@ def commands_of(journal: Journal, tmp_path: Path, plan: FitPlan, logdets: dict[i
 
 def test_fits_begin_where_the_last_rounds_ended(journal: Journal, tmp_path: Path) -> None:
     """A reward fit at the last one; a cost fit at its base, with the last cost part at the ratio of multipliers."""
-    first, later = FitConfig(learning_rate=3.0, steps=9), FitConfig(learning_rate=1.0, steps=4)
-    trainer = TrainerConfig(reward=later, cost=later, first_reward=first, first_cost=first)
+    first, later = {"learning_rate": 3.0, "steps": 9}, EveryFit(learning_rate=1.0, steps=4)
+    trainer = TrainerConfig(fit=later, stages={"first_reward": first, "first_cost": first})
     commands = commands_of(journal, tmp_path, FitPlan(trainer), {})
     rewards, costs = commands[::2], commands[1::2]
     versions = {entry.version.name: entry.version for entry in journal.versions()}
@@ -105,7 +105,7 @@ def test_the_previous_fit_is_the_same_constraints_of_the_last_round_that_got_so_
 
 
 def test_learning_rates_never_leave_the_range_of_the_run() -> None:
-    plan = FitPlan(TrainerConfig(reward=FitConfig(learning_rate=1.0), last_rate=0.25), rounds=3)
+    plan = FitPlan(TrainerConfig(fit=EveryFit(learning_rate=1.0), last_rate=0.25), rounds=3)
     rates = [plan.settings("reward", False, number).learning_rate for number in (0, 1, 2, 3, 9)]
     assert rates == pytest.approx([1.0, 1.0, 0.625, 0.25, 0.25])
 

@@ -88,7 +88,7 @@ def test_estimates_come_back_with_each_constraints_variance_within_prompts(journ
 
 @pytest.mark.run
 def test_a_run_that_keeps_some_pairs_says_how_many_there_were(tmp_path: Path) -> None:
-    told = finish(small("explore.keep=3", "explore.keep_random=0.5", rounds=1), tmp_path / "run")
+    told = finish(small("explore.keep=3", rounds=1), tmp_path / "run")
     assert told["exact"][-1]["explore/found"] >= told["exact"][-1]["explore/pairs"] == 3.0
     assert len([entry for entry in told["pairs"] if entry.round == 1]) == 3
 

@@ -156,10 +156,11 @@ def test_every_number_that_python_prints_is_read_back_as_that_number(number: flo
 
 
 def test_overrides_reach_any_depth_and_later_ones_win() -> None:
-    config = load("text-world", ["trainer.reward.steps=7", "rounds=3", "trainer.reward.steps=9"])
-    assert config.trainer.reward.steps == 9
+    config = load("text-world", ["trainer.stages.reward.steps=7", "rounds=3", "trainer.stages.reward.steps=9"])
+    assert config.trainer.of_stage("reward").steps == 9
     assert config.rounds == 3
-    assert config.trainer.reward.learning_rate == load("text-world").trainer.reward.learning_rate
+    shipped = load("text-world").trainer.of_stage("reward")
+    assert config.trainer.of_stage("reward").learning_rate == shipped.learning_rate
 
 
 def test_choosing_another_variant_keeps_only_what_both_share() -> None:
@@ -185,24 +186,24 @@ def test_a_section_without_its_tag_means_the_default_variant(tmp_path: Path) -> 
 
 
 def test_steps_of_an_override_count_in_place_of_the_recipes_epochs_and_say_so(caplog: pytest.LogCaptureFixture) -> None:
-    assert load("paper/pd-dpo").trainer.reward.epochs == 3.0
+    assert load("paper/pd-dpo").trainer.of_stage("reward").epochs == 3.0
     with caplog.at_level(logging.WARNING, logger="pddpo_ray"):
-        config = load("paper/pd-dpo", ["trainer.reward.steps=5", "scorers.fit.steps=7"])
-    assert (config.trainer.reward.steps, config.trainer.reward.epochs) == (5, None)
-    assert config.trainer.cost.epochs == 3.0
+        config = load("paper/pd-dpo", ["trainer.stages.reward.steps=5", "scorers.fit.steps=7"])
+    assert (config.trainer.of_stage("reward").steps, config.trainer.of_stage("reward").epochs) == (5, None)
+    assert config.trainer.of_stage("cost").epochs == 3.0
     assert [record.getMessage() for record in caplog.records] == [
-        "override `trainer.reward.steps=5`: trainer.reward runs 5 steps, not the recipe's epochs (3.0)"
+        "override `trainer.stages.reward.steps=5`: trainer.stages.reward runs 5 steps, not the recipe's epochs (3.0)"
     ]
 
 
 def test_the_last_of_steps_and_epochs_counts_and_both_at_once_are_refused(tmp_path: Path) -> None:
-    own = write(tmp_path / "own.yaml", "extends: paper/pd-dpo\ntrainer: {cost: {steps: 9}}\n")
-    assert (load(str(own)).trainer.cost.steps, load(str(own)).trainer.cost.epochs) == (9, None)
-    assert load(str(own), ["trainer.cost.epochs=2"]).trainer.cost.epochs == 2.0
-    with pytest.raises(UserError, match=r"trainer\.cost has both steps \(4\) and epochs \(2\); give one"):
-        load("tabular", ["trainer.cost.epochs=2", "trainer.cost.steps=4"])
-    epochs = load("paper/pd-dpo", ["trainer.cost.epochs=null", "trainer.cost.steps=4"])
-    assert (epochs.trainer.cost.steps, epochs.trainer.cost.epochs) == (4, None)
+    own = write(tmp_path / "own.yaml", "extends: paper/pd-dpo\ntrainer: {stages: {cost: {steps: 9}}}\n")
+    assert (load(str(own)).trainer.of_stage("cost").steps, load(str(own)).trainer.of_stage("cost").epochs) == (9, None)
+    assert load(str(own), ["trainer.stages.cost.epochs=2"]).trainer.of_stage("cost").epochs == 2.0
+    with pytest.raises(UserError, match=r"trainer\.stages\.cost has both steps \(4\) and epochs \(2\); give one"):
+        load("tabular", ["trainer.stages.cost.epochs=2", "trainer.stages.cost.steps=4"])
+    epochs = load("paper/pd-dpo", ["trainer.stages.cost.epochs=null", "trainer.stages.cost.steps=4"])
+    assert (epochs.trainer.of_stage("cost").steps, epochs.trainer.of_stage("cost").epochs) == (4, None)
     stored = write(tmp_path / "stored.yaml", to_yaml(load("paper/pd-dpo")))
     assert load(str(stored)) == load("paper/pd-dpo")
 
@@ -253,10 +254,10 @@ def test_a_world_file_states_its_own_problem_and_overrides_have_the_last_word(tm
 
 
 def test_an_unknown_key_in_a_file_is_refused_with_line_and_nearest_name(tmp_path: Path) -> None:
-    path = write(tmp_path / "r.yaml", "extends: text-world\n\ntrainer:\n  reward:\n    lerning_rate: 1e-4\n")
+    path = write(tmp_path / "r.yaml", "extends: text-world\n\ntrainer:\n  fit:\n    lerning_rate: 1e-4\n")
     text = complaint(path)
-    assert text.startswith(f"{path} line 5: unknown key `trainer.reward.lerning_rate`")
-    assert "did you mean `trainer.reward.learning_rate`?" in text
+    assert text.startswith(f"{path} line 5: unknown key `trainer.fit.lerning_rate`")
+    assert "did you mean `trainer.fit.learning_rate`?" in text
 
 
 @pytest.mark.parametrize(
@@ -264,7 +265,7 @@ def test_an_unknown_key_in_a_file_is_refused_with_line_and_nearest_name(tmp_path
     [
         ("beat=1", "did you mean `beta`?"),
         ("train.lr=1", "did you mean `trainer`?"),
-        ("trainer.stpes=3", ".steps`?"),
+        ("trainer.fit.stpes=3", "did you mean `trainer.fit.steps`?"),
         ("dual.cost_mx=1", "did you mean `dual.cost_max`?"),
         ("world.path=x", "belongs to another variant of `world`"),
         ("cluster.xyzzy=1", "this section has mode, address, cpus"),
@@ -276,7 +277,7 @@ def test_an_unknown_key_in_an_override_is_refused_with_the_nearest_name(override
     assert expected in text
 
 
-@given(st.sampled_from(sorted(key for key in dotted_keys() if not key.startswith(("prompts.",)))))
+@given(st.sampled_from(sorted(key for key in dotted_keys() if not key.startswith(("prompts.", "scorecard.scorers.")))))
 @settings(max_examples=60)
 def test_a_misspelt_key_is_never_a_default(key: str) -> None:
     assert "unknown key" in complaint("text-world", f"{key}q=1") or key == "about"

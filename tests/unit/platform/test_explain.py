@@ -34,9 +34,9 @@ def test_the_pages_are_those_of_the_code() -> None:
     ("words", "key"),
     [
         ("lora", "model.parameters.rank"),
-        ("batch size", "trainer.reward.batch_pairs"),
-        ("epochs", "trainer.reward.epochs"),
-        ("learning rate", "trainer.reward.learning_rate"),
+        ("batch size", "trainer.fit.batch_pairs"),
+        ("epochs", "trainer.fit.epochs"),
+        ("learning rate", "trainer.fit.learning_rate"),
         ("wandb", "report.trackers"),
         ("quantisation", "model.dtype"),
         ("fsdp", "trainer.engine"),

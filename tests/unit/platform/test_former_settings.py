@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from pddpo_ray.config import Config, MixedFeedback, StoredScorerConfig, load
 from pddpo_ray.config.former_settings import FIXED, MOVED, fixed_otherwise, in_todays_keys
 from pddpo_ray.config.loading import dotted_keys
+from pddpo_ray.config.trainer import Stage
 from pddpo_ray.errors import UserError
 
 
@@ -26,7 +27,12 @@ def test_a_setting_that_moved_is_refused_with_the_line_to_write(key: str) -> Non
         load("text-world-people", [f"{key}=7"])
     line = str(refused.value).partition("is no setting: write ")[2]
     assert line == f"{MOVED[key]}=7"
-    assert MOVED[key] in set(dotted_keys())
+    assert MOVED[key].removesuffix(f".{key.rpartition('.')[2]}") in keys_with_sections()
+
+
+def keys_with_sections() -> set[str]:
+    every = set(dotted_keys())
+    return every | {key.rpartition(".")[0] for key in every}
 
 
 def test_no_former_setting_is_one_today() -> None:
@@ -63,11 +69,35 @@ def test_a_judge_under_feedback_is_refused_with_the_whole_section_to_write(tmp_p
 
 
 def test_the_scores_of_an_older_run_are_named_beside_its_kind() -> None:
-    older = load("text-world-people").model_dump(mode="json")
+    older = load("text-world", ["feedback={kind: mixed}"]).model_dump(mode="json")
     scorer = {"path": "models/reward", "batch": None, "max_tokens": None}
-    older["feedback"] |= {"kind": "mixed", "model": {"kind": "scorers", "reward": scorer, "cost": None}}
-    older["limits"]["cost"]["rate"] = {"mixed": "cost"}
+    older["feedback"] |= {"model": {"kind": "scorers", "reward": scorer, "cost": None}}
     feedback = Config.of_run(older).feedback
     assert isinstance(feedback, MixedFeedback)
     assert (feedback.model, feedback.cost) == ("scorers", None)
     assert feedback.reward == StoredScorerConfig(path="models/reward")
+
+
+def test_fits_of_stages_are_refused_with_the_lines_to_write(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"write trainer\.stages\.cost\.steps=3 trainer\.stages\.first_cost\.epochs=2"):
+        load("tabular", ["trainer.cost.steps=3", "trainer.first_cost={epochs: 2, steps: null}"])
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("extends: text-world\noffline: {compare_cost: {steps: 4}}\n")
+    with pytest.raises(UserError, match=r"line 2: .*write trainer: \{stages: \{compare_cost: \{steps: 4\}\}\}"):
+        load(str(recipe))
+
+
+def test_fits_of_an_older_run_are_the_same_fits() -> None:
+    older = load("paper/pd-dpo-adalag").model_dump(mode="json")
+    of_stage = load("paper/pd-dpo-adalag").trainer.of_stage
+    stages = {stage: of_stage(stage).model_dump() for stage in get_args(Stage)}
+    assert stages["first_cost"]["epochs"] == 3.0, "steps stood beside it and did not count"
+    trainer = {key: value for key, value in older["trainer"].items() if key not in ("fit", "stages")}
+    older["trainer"] = trainer | {key: stages[key] for key in ("reward", "cost", "first_reward", "first_cost")}
+    older["offline"] |= {key: stages[key] for key in ("compare_reward", "compare_cost")}
+    config = Config.of_run(older)
+    for stage in get_args(Stage):
+        found, before = config.trainer.of_stage(stage), of_stage(stage)
+        assert found.model_copy(update={"steps": 0}) == before.model_copy(update={"steps": 0})
+        assert before.epochs or found.steps == before.steps
+    assert in_todays_keys({"offline": {"compare_reward": None}}) == {"offline": {}}

@@ -26,7 +26,7 @@ from tests.unit.loop.small_run import story
 
 
 def tiny(*overrides: str, algorithm: str = "o-pd-dpo") -> Config:
-    fits = [f"trainer.{stage}.steps=3" for stage in ("reward", "cost", "first_reward", "first_cost")]
+    fits = ["trainer.fit.steps=3"]
     return load(
         "text-world-scorers" if algorithm == "o-pd-dpo" else algorithm,
         [
