@@ -43,7 +43,7 @@ class ReachedError(BaseException):
 
 def small_run() -> Config:
     fits = ["trainer.fit.steps=1"]
-    rollout = "rollout={engine: transformers, max_tokens: 40, candidates: 4, canaries: 2}"
+    rollout = "rollout={engine: transformers, max_tokens: 40, candidates: 4}"
     sizes = ["rounds=1", "offline.pairs=24", "offline.compare_rounds=0", "explore.calibration=120", "explore.rank=16"]
     return load("text-world", ["cluster={mode: in-process}", rollout, *sizes, *fits])
 

@@ -15,7 +15,7 @@ recipes that state `limits:` came later and have no such default."""
 TEXT = [
     *[*FEW_STEPS, *QUIET, SCORERS, "ppo.batch=6", "trainer.threads=1", "feedback.responses=12"],
     *["limits.cost.labels_each=5", "method.answers=16", "method.window=24", "explore.baseline_answers=4"],
-    *["rollout={engine: transformers, max_tokens: 40, candidates: 4, canaries: 2, canary_tolerance: 0.05}"],
+    *["rollout={engine: transformers, max_tokens: 40, candidates: 4, canary_tolerance: 0.05}"],
     *["explore={calibration: 120, rank: 16, prompts: 4, picks: 2, bonus: elliptical, weights: exact}"],
     *["offline={pairs: 48, compare_rounds: 1}"],
 ]
@@ -24,7 +24,7 @@ REAL_TEXT = [
     *["data.helpful=[]", "data.sample=true", "data.template=hh", "data.prompt_count=6", "data.prompt_tokens=128"],
     "data.answer_tokens=128",
     "data.reference={vocabulary: 320, context: 192, hidden: 32, steps: 8}",
-    "rollout={engine: transformers, max_tokens: 12, candidates: 4, canaries: 2, canary_tolerance: 0.05}",
+    "rollout={engine: transformers, max_tokens: 12, candidates: 4, canary_tolerance: 0.05}",
     "explore={calibration: 48, rank: 8, prompts: 3, picks: 2, weights: bonus_only, baseline_answers: 4}",
 ]
 GPU = [
@@ -52,7 +52,7 @@ LEFT_OUT = {
 PAPER = [*TEXT, *FIRST_WORLD, "dual.first=1.0"]
 """The limits of 7B models make no world of a few hundred answers."""
 TABLE = [
-    *[*QUIET, "rollout.candidates=4", "rollout.canaries=2", "feedback.responses=24", "limits.cost.labels_each=8"],
+    *[*QUIET, "rollout.candidates=4", "feedback.responses=24", "limits.cost.labels_each=8"],
     *["explore.prompts=8", "explore.calibration=16", "offline.pairs=120", "method.answers=16", "method.window=40"],
 ]
 PEOPLE = [
@@ -80,7 +80,7 @@ VARIANTS: dict[str, list[str]] = {
     **{f"bonus-{kind}": [f"explore.bonus={kind}"] for kind in ("simhash", "thompson", "off")},
     "loss-xpo": ["explore.bonus=off", "explore.loss=xpo", "explore.alpha=0.1"],
     "weights-bonus": ["explore.weights=bonus_only"],
-    **{f"dual-{kind}": [f"dual.rule={{kind: {kind}}}"] for kind in ("anytime", "newton", "pid", "log")},
+    **{f"dual-{kind}": [f"dual.rule={{kind: {kind}}}"] for kind in ("anytime", "newton", "log")},
     **{f"refit-{kind}": [f"trainer.refit={{kind: {kind}}}"] for kind in ("union", "geometric", "determinant")},
     "signal-rate": ["limits.cost={rate: {world: cost}, at_most: 50 %, learned_from: comparisons}"],
     "people": ["feedback.kind=people", "limits.cost.logit={people: {}}", *PEOPLE],
@@ -105,7 +105,7 @@ BY_RECIPE: dict[str, list[str]] = {
 MODES = ("one process", "Ray")
 HERE = ["cluster={mode: in-process}"]
 ON_RAY = ["cluster={mode: ray, cpus: 4, start_deadline_s: 600.0}"]
-VLLM = ["rollout={engine: vllm, max_tokens: 40, max_model_len: 64, candidates: 4, canaries: 2}"]
+VLLM = ["rollout={engine: vllm, max_tokens: 40, max_model_len: 64, candidates: 4}"]
 RAY_RECIPES: dict[str, list[str]] = {
     "tabular": ["rollout.engines=2"],
     "tabular-two-limits": [],

@@ -22,6 +22,7 @@ from pddpo_ray.parts.rewards import ComputedReward
 from pddpo_ray.parts.sampling import BASELINE_TOP_P
 from pddpo_ray.records import Decoding, PolicyVersion, Prompt, Response
 from pddpo_ray.rollout.checkpoint import tokenizer_fingerprint
+from pddpo_ray.rollout.delivery_check import CANARIES
 from pddpo_ray.rollout.factory import language_engine
 from pddpo_ray.scoring.limit_sources import source_in_run
 from pddpo_ray.storage.artifacts import ArtifactStore
@@ -91,7 +92,7 @@ def text_world_backends(
         prompts=prepared.prompts,
         reference=reference,
         baseline=(reference, Decoding(top_p=BASELINE_TOP_P, max_tokens=config.rollout.max_tokens)),
-        canaries=prepared.canaries(config.rollout.canaries),
+        canaries=prepared.canaries(CANARIES),
         tokenizer=tokenizer_fingerprint(prepared.reference_folder),
         offline=prepared.offline if isinstance(prepared, PreparedRealText) else None,
         offline_unsafe=prepared.unsafe if isinstance(prepared, PreparedRealText) else {},

@@ -14,7 +14,6 @@ from pddpo_ray.config.dual import (
     InstalledRule,
     LogRule,
     NewtonRule,
-    PidRule,
     ProjectedRule,
     StepwiseRule,
 )
@@ -87,7 +86,6 @@ __all__ = [
     "ModelFeedback",
     "NewtonRule",
     "PeopleFeedback",
-    "PidRule",
     "Policies",
     "PolicyConfig",
     "PpoConfig",

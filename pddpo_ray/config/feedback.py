@@ -117,8 +117,6 @@ class ModelFeedback(ScoredFeedback):
 
     kind: Literal["model"] = "model"
     """Tag of this variant."""
-    hard: bool = False
-    """Take the likelier label instead of drawing it."""
     gpus: float = Field(0.0, ge=0, le=1)
     """Share of a GPU that each of the two models reserves; 0: they score on CPUs."""
 

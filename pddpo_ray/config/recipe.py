@@ -339,7 +339,7 @@ class Config(Strict):
             del tree["scorecard"]
         for key in ("at_chance", "clip_share"):
             del tree["scorers"][key]
-        for key in ("parameters", "rank", "calibration"):
+        for key in ("parameters", "calibration"):
             if getattr(self.scorers, key) == ScorerTrainingConfig.model_fields[key].default:
                 del tree["scorers"][key]
         tree = {key: value for key, value in tree.items() if key not in ("data", "world") or value is not None}

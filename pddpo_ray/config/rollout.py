@@ -21,8 +21,6 @@ class RolloutCommon(Strict):
     proposal_temperature: float = Field(1.0, gt=0)
     """Temperature of the reference as the broader proposal (1 to 1.2), relative to `policy.temperature`. What nobody
     proposes cannot be explored."""
-    canaries: int = Field(8, ge=1)
-    """Sequences whose log-probabilities verify a delivery."""
     canary_tolerance: float = Field(1e-4, gt=0)
     """Largest difference per token between engine and trainer (float32: 1e-4)."""
     deadline_s: float = Field(600.0, gt=0)

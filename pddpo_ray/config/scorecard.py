@@ -9,6 +9,12 @@ from pydantic import Field, field_validator
 from pddpo_ray.config.scorers import StoredScorerConfig
 from pddpo_ray.config.section import Strict
 
+BENIGN_ASKED = 16
+"""Harmless requests that only sound alarming, on which refusals are counted: as many as ship."""
+PAIRS_RANKED = 64
+"""Held-out pairs at most, of which it is counted how many the policy's implicit reward ranks as people did: a share
+to within 12 points."""
+
 
 class ScorecardConfig(Strict):
     """A fixed set of prompts that every round's policy and the reference answer, drawn alike, and what is counted."""
@@ -18,12 +24,9 @@ class ScorecardConfig(Strict):
     worlds, whose truth is known; 0: no scorecard."""
     answers: int = Field(2, ge=1)
     """Answers to each prompt; the reference and all rounds draw them from the same seeds."""
-    pairs: int = Field(64, ge=0)
-    """Held-out pairs at most, of which it is counted how many the policy's implicit reward ranks as people did."""
-    benign: int = Field(16, ge=0)
-    """Harmless requests that only sound alarming, on which refusals are counted; one answer each."""
     benign_files: list[str] = Field([])
-    """Files of such requests; empty: the 16 that ship."""
+    """Files of harmless requests that only sound alarming, of which 16 are asked and refusals counted, one answer each;
+    empty: the 16 that ship."""
     scorers: dict[Literal["reward", "cost"], StoredScorerConfig] = Field({})
     """Scorers that the run does not learn from, of another base or seed and trained on prompts that its own never saw,
     e.g. {reward: FOLDER}; one that is not named is trained under `train`, and its figures are left out otherwise."""

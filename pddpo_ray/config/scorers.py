@@ -56,8 +56,6 @@ class ScorerWeights(Strict):
     parameters: Literal["head", "lora", "full"] = "head"
     """head: the base stays as it is, and a head on its last hidden state is fitted. lora: low-rank adapters too, merged
     at the end. full: all weights."""
-    rank: int = Field(16, ge=1)
-    """Rank of the adapters."""
     calibration: float = Field(0.0, ge=0, lt=1)
     """Share of the prompts on which scale and zero are set; the head's weight decay is chosen there too."""
 
@@ -65,6 +63,8 @@ class ScorerWeights(Strict):
 class ScorerFit(ScorerWeights):
     """How a reward or cost model is fitted, in a run and by `pddpo scorer train`."""
 
+    rank: int = Field(16, ge=1)
+    """Rank of the adapters."""
     micro: int | None = Field(None, ge=1)
     """Rows per forward pass; null: a whole step's. Changes memory, not results."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -113,8 +113,8 @@ class ScorerTrainingConfig(ScorerWeights):
 
     @property
     def ways(self) -> ScorerFit:
-        """On a GPU where there is one, a whole step's rows at a time, with a checkpoint every 20 steps."""
-        return ScorerFit(parameters=self.parameters, rank=self.rank, calibration=self.calibration)
+        """Adapters of rank 16; on a GPU where there is one, a step's rows at once, a checkpoint every 20 steps."""
+        return ScorerFit(parameters=self.parameters, calibration=self.calibration)
 
 
 class ScorerJob(ScorerFit):

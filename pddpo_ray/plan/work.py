@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pddpo_ray.config import Config, FitConfig, ModelFeedback, TextWorldConfig
+from pddpo_ray.config.scorecard import BENIGN_ASKED, PAIRS_RANKED
 from pddpo_ray.config.trainer import Stage
 from pddpo_ray.driver.offline_setup import calibration_size, offline_answers, prompts_of_the_term, proposal_of
 from pddpo_ray.parts.fitting import with_steps
@@ -150,9 +151,9 @@ def _with_scorecard(config: Config, once: Work, prompts: int, *, first: bool = F
         return once
     answers = asked * card.answers
     drawn = {"scorecard": answers}
-    if card.benign and config.data is not None:
-        drawn["scorecard-benign"] = card.benign
-    pairs = 2 * card.pairs * kept
+    if config.data is not None:
+        drawn["scorecard-benign"] = BENIGN_ASKED
+    pairs = 2 * PAIRS_RANKED * kept
     given = (card.scorers.get("reward"), card.scorers.get("cost"))
     trained = given.count(None) if card.train else 0
     own = 2 if config.compares and isinstance(config.feedback, ModelFeedback) else 0

@@ -18,6 +18,7 @@ import numpy as np
 
 from pddpo_ray.backends.backends import Backends
 from pddpo_ray.config import Config
+from pddpo_ray.config.scorecard import PAIRS_RANKED
 from pddpo_ray.contracts import Trainer
 from pddpo_ray.journal import Journal
 from pddpo_ray.parts.labelling import FeedbackController
@@ -82,7 +83,7 @@ class Scorecard:
         self._scores: dict[str, Score] = {}
         folder = backends.store.folder(backends.reference.path)
         self._ends = set(stop_ids(load_tokenizer(folder), folder))
-        self._pairs = _spread_pairs(backends.held_out, config.scorecard.pairs)
+        self._pairs = _spread_pairs(backends.held_out, PAIRS_RANKED)
 
     def before(self) -> None:
         """Trains or opens the scorers, and counts the reference's answers."""

@@ -226,10 +226,9 @@ def _scored_labeller(
         )
 
     training = training_of(config, journal, backends, OF_FEEDBACK)
-    hard = isinstance(settings, ModelFeedback) and settings.hard
     models = feedback_models(settings, config.asked_models, training, data, backends.own_scorer, config.model.dtype)
 
     def watch(costs: Array) -> None:
         journal.add_metrics(spread_of(costs, config.dual.cost_max).as_metrics())
 
-    return ScoredLabeller(models["reward"], models.get("cost"), hard=hard, watch=watch)
+    return ScoredLabeller(models["reward"], models.get("cost"), watch=watch)

@@ -57,10 +57,9 @@ class RuleContext:
 
 @dataclass(frozen=True)
 class Memory:
-    """What a rule remembers between steps (of those that ship PID and Stepwise use it)."""
+    """What a rule remembers between steps (of those that ship Stepwise uses it)."""
 
     integral: float = 0.0
-    previous_excess: float | None = None
     deviation: float = 0.0
     """Slow average of the standard deviation of the costs, in scales."""
 
@@ -155,28 +154,6 @@ class DampedNewton:
 
 
 @dataclass(frozen=True)
-class Pid:
-    """Kp e + I + Kd [e - e_previous]_+ with e = c~ - d and I = [I + Ki e]_+, which starts at the first multiplier.
-
-    The derivative part acts on rising cost alone. Damps the overshoot of the plain rule; no guarantee comes with it.
-    Late estimates make all three gains smaller.
-    """
-
-    proportional: float
-    integral: float
-    derivative: float = 0.0
-
-    def next(self, limit: LimitState, estimate: CostEstimate) -> tuple[float, float, Memory]:
-        excess, memory, share = limit.excess(estimate), limit.memory, stale_share(estimate.rounds_late)
-        # the integral is kept inside the multiplier's interval, or it would wind up while the projection holds
-        ends = limit.lower * limit.scale, limit.upper * limit.scale
-        total = min(max(memory.integral + share * self.integral * excess, ends[0]), ends[1])
-        rise = 0.0 if memory.previous_excess is None else max(excess - memory.previous_excess, 0.0)
-        value = share * self.proportional * excess + total + share * self.derivative * rise
-        return value, share * (self.proportional + self.integral), Memory(total, excess)
-
-
-@dataclass(frozen=True)
 class Stepwise:
     """gain e + I with I = I + gain / horizon e: for trainers that take a step at a time and never solve a round.
 
@@ -211,7 +188,7 @@ class Stepwise:
         winds_up = memory.integral + pushed >= upper or estimate.within_variance == 0.0
         integral = memory.integral if winds_up and pushed > 0 else memory.integral + pushed / self.horizon
         integral = min(max(integral, limit.lower * limit.scale), upper)
-        return integral + pushed, gain * (1.0 + 1.0 / self.horizon) / unit, Memory(integral, None, deviation)
+        return integral + pushed, gain * (1.0 + 1.0 / self.horizon) / unit, Memory(integral, deviation)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ def tiny_text(*overrides: str) -> Config:
         [
             "rounds=3",
             "cluster={mode: in-process}",
-            "rollout={engine: transformers, max_tokens: 40, candidates: 4, canaries: 2}",
+            "rollout={engine: transformers, max_tokens: 40, candidates: 4}",
             "feedback.responses=12",
             "limits.cost.labels_each=5",
             "offline.pairs=48",

@@ -12,7 +12,7 @@ CHAT = (
 )
 SMALL_ALIGN = [
     "world={prompt_count: 6, held_out: 0.1}",
-    "rollout={engine: transformers, max_tokens: 6, candidates: 3, canaries: 2}",
+    "rollout={engine: transformers, max_tokens: 6, candidates: 3}",
     "feedback.responses=8",
     "explore={calibration: 16, rank: 4, prompts: 2, picks: 1, baseline_answers: 4}",
     "offline.pairs=24",

@@ -65,7 +65,7 @@ def test_without_a_stated_risk_the_score_stands_alone() -> None:
     [
         (
             CATEGORIES_OF,
-            r"feedback\.risk_by_category: no prompt of the run is in `violense`; did you mean `violence`\?",
+            r"people\.risk_by_category: no prompt of the run is in `violense`; did you mean `violence`\?",
         ),
         ({"p0": ["sport"], "p1": ["travel"]}, r"is in `violense`; there are sport, travel$"),
         ({}, r"is in `violense`; its prompts have no `category` and no prompt set$"),

@@ -25,7 +25,6 @@ from pddpo_ray.theory.dual import (
     DampedNewton,
     DualState,
     LogMultiplier,
-    Pid,
     ProjectedAnytime,
     Rule,
     ascend,
@@ -105,19 +104,14 @@ def test_gradient_steps_come_to_rest_with_labels_ten_rounds_late() -> None:
 
 
 @pytest.mark.parametrize("late", [0, 10])
-@pytest.mark.parametrize("gains", [(0.0, 0.9), (0.3, 0.5), (0.5, 0.9)])
-def test_a_rule_that_comes_to_rest_on_prompt_labels_does_so_on_late_ones(gains: tuple[float, float], late: int) -> None:
+@pytest.mark.parametrize("gain", [0.5, 0.9])
+def test_a_rule_that_comes_to_rest_on_prompt_labels_does_so_on_late_ones(gain: float, late: int) -> None:
     """Steps of 0.5 and 0.9 of the curvature's inverse; ten rounds late as they are they would swing for ever."""
     oracle = rare_world(3).oracle
     optimum = oracle.optimum
     curvature = oracle.cost_variance(optimum.policy) / oracle.beta
-    rules: list[Rule] = [
-        Pid(*(gain / curvature for gain in gains)),
-        LogMultiplier(gains[1] / (optimum.multiplier**2 * curvature)),
-    ]
-    for rule in rules:
-        made, _ = exact_trace(rule, late, 800)
-        assert np.abs(np.array(made[-40:]) - optimum.multiplier).max() < 1e-6
+    made, _ = exact_trace(LogMultiplier(gain / (optimum.multiplier**2 * curvature)), late, 800)
+    assert np.abs(np.array(made[-40:]) - optimum.multiplier).max() < 1e-6
 
 
 @pytest.mark.parametrize("late", [1, 2, 10])

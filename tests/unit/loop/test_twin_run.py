@@ -40,7 +40,6 @@ TINY = (
     "explore.prompts=8",
     "explore.picks=2",
     "rollout.candidates=4",
-    "rollout.canaries=2",
     "method.answers=16",
 )
 FIXED = ("dual.rule={kind: fixed}", "rounds=1", "dual.first=0.7")

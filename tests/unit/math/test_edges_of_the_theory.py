@@ -35,7 +35,6 @@ from pddpo_ray.theory.dual import (
     DualState,
     Fixed,
     LogMultiplier,
-    Pid,
     ProjectedAnytime,
     ProjectedFixed,
     ascend,
@@ -210,17 +209,8 @@ def test_rules_shrink_the_variance_with_their_own_bound_of_costs() -> None:
     assert replace(newton, damping=0.25).next(constraint, known)[1] == pytest.approx(0.025 / within)
 
 
-def test_pid_remembers_its_integral_inside_the_multipliers_interval() -> None:
-    rule = Pid(proportional=0.5, integral=1.0, derivative=2.0)
-    constraint = limit_state("cost", rho=1.0, rule=rule, lower=0.2, limit=0.1)
-    for cost, total in ((0.3, 1.2), (9.0, 2.0), (-9.0, 0.2)):
-        value, eta, memory = rule.next(constraint, estimate(cost))
-        assert (memory.integral, memory.previous_excess, eta) == pytest.approx((total, cost - 0.1, 1.5))
-        assert value == pytest.approx(0.5 * (cost - 0.1) + total)
-
-
 def test_what_is_said_at_an_end_names_the_constraint_its_end_and_its_limit() -> None:
-    made = replace(limit_state("harm", rho=1.5, rule=Pid(1.0, 1.0), limit=0.25, lower=0.125), rounds_at_upper=3)
+    made = replace(limit_state("harm", rho=1.5, rule=LogMultiplier(1.0), limit=0.25, lower=0.125), rounds_at_upper=3)
     said = made.message or ""
     assert said.startswith("harm: the multiplier sits at its upper end 3 for 3 rounds")
     assert "stays above the limit 0.25" in said

@@ -10,6 +10,7 @@ import pytest
 from pddpo_ray.cli.main import main
 from pddpo_ray.config.explaining import (
     FIRST,
+    LABORATORY,
     SYNONYMS,
     every_key,
     explained,
@@ -28,6 +29,18 @@ def test_the_pages_are_those_of_the_code() -> None:
     laboratory = PAGE.with_name("settings-laboratory.md").read_text(encoding="utf-8")
     assert laboratory == settings_page(laboratory=True), "pddpo explain world --page > docs/settings-laboratory.md"
     assert len(settings_page().splitlines()) <= 400
+
+
+def test_a_run_has_at_most_200_settings() -> None:
+    """Every key with a value, in every variant, beside those of worlds and compared methods: a page that one can read.
+
+    A new one takes the place of another, or of a constant's."""
+    variants: dict[str, set[str]] = {}
+    for one in every_key():
+        variants.setdefault(one.key, set()).add(one.takes)
+    settings = [key for key, takes in variants.items() if "a section" not in takes]
+    settings = [key for key in settings if key.partition(".")[0] not in LABORATORY]
+    assert 100 < len(settings) <= 200
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def tiny(*overrides: str, algorithm: str = "o-pd-dpo") -> Config:
         [
             "rounds=2",
             "cluster={mode: in-process}",
-            "rollout={engine: transformers, max_tokens: 40, candidates: 4, canaries: 2}",
+            "rollout={engine: transformers, max_tokens: 40, candidates: 4}",
             "feedback.responses=12",
             "limits.cost.labels_each=5",
             "offline={pairs: 48, compare_rounds: 0}",
@@ -97,7 +97,6 @@ def test_given_models_and_their_own_scores_move_the_multiplier(tmp_path: Path) -
     config = tiny(
         *given,
         "limits.cost={mean: {model: cost}, learned_from: comparisons}",
-        "feedback.hard=true",
         "limits.cost.at_most=-0.1",
     )
     result = run_recipe(config, tmp_path / "second")
