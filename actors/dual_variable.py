@@ -28,14 +28,13 @@ class UnrestoredError(RunError):
 class DualVariableActor(AnsweringActor):
     """`LocalDual` behind a name. A new process refuses to answer before `restore`, knowing the first values only."""
 
-    def __init__(self, state: DualState, warmup_rounds: int) -> None:
-        self._start = (state, warmup_rounds)
+    def __init__(self, state: DualState) -> None:
+        self._start = state
         self._restored: LocalDual | None = None
 
     def restore(self, taken: tuple[Estimates, ...]) -> None:
         """Begin anew and repeat the journalled steps: restoring twice is restoring once."""
-        state, warmup_rounds = self._start
-        owner = LocalDual(state, warmup_rounds=warmup_rounds)
+        owner = LocalDual(self._start)
         owner.restore(taken)
         self._restored = owner
 
@@ -58,12 +57,12 @@ class DualVariableHandle(Handle[DualVariableActor]):
     A lost actor is started again and gets every step that it had taken, from this handle, before the next call.
     """
 
-    def __init__(self, name: str, state: DualState, *, warmup_rounds: int = 0, deadline_s: float = 60.0) -> None:
+    def __init__(self, name: str, state: DualState, *, deadline_s: float = 60.0) -> None:
         self._taken: tuple[Estimates, ...] = ()
         self._answerer = Answerer(
             ray.remote(DualVariableActor)
             .options(num_cpus=0, name=name, max_restarts=-1, max_task_retries=0, scheduling_strategy=beside_driver())
-            .remote(state, warmup_rounds),
+            .remote(state),
             who=f"dual variable {name}",
             restarts=3,
             deadline_s=deadline_s,

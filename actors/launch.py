@@ -149,7 +149,7 @@ class Groups:
         handle = FeedbackHandle(
             name,
             partial(given_labeller, labeller),
-            deadline_s=self.config.feedback.deadline_s,
+            deadline_s=self.config.rollout.deadline_s,
             start_deadline_s=self._cluster.start_deadline_s,
         )
         self._waiting.append(handle.wait_ready)
@@ -162,7 +162,7 @@ class Groups:
         handle = ScorerHandle(
             name,
             make_scorer,
-            deadline_s=self.config.feedback.deadline_s,
+            deadline_s=self.config.rollout.deadline_s,
             start_deadline_s=self._cluster.start_deadline_s,
             gpus=gpus,
             take_turn=self._engines_asleep if gpus and self._cluster.layout == "time-shared" else None,
@@ -175,11 +175,11 @@ class Groups:
         for engine in self.engines:
             engine.sleep()
 
-    def start_dual(self, state: DualState, *, warmup_rounds: int) -> DualVariableHandle:
+    def start_dual(self, state: DualState) -> DualVariableHandle:
         """The owner of one journal's multipliers; the offline comparison of a run has its own."""
         self._duals += 1
         name = f"pddpo/{self.run_dir.name}/dual" + (f"-{self._duals}" if self._duals > 1 else "")
-        handle = DualVariableHandle(name, state, warmup_rounds=warmup_rounds)
+        handle = DualVariableHandle(name, state)
         self.stack.callback(handle.close)
         return handle
 

@@ -19,7 +19,6 @@ from torch import Tensor
 from bench.device import GIB, allocated_at_most, bytes_of, wall_clock
 from bench.ratio import Ratio, assert_same, interleaved, of_pairs
 from bench.workload import Shape, preference_rows, trained_weights
-from pddpo_ray.config import SupportConfig
 from pddpo_ray.contracts import FitSettings
 from pddpo_ray.records import Objective, PairRow, PolicyVersion
 from pddpo_ray.training.batches import Text, collate, minibatches, texts_of
@@ -79,7 +78,7 @@ class CostStage:
             steps=EPOCHS * pairs // batch,
             learning_rate=1e-4,
             batch_pairs=batch,
-            support=SupportConfig(weight=0.0),
+            support=0.0,
             max_grad_norm=1e9,
         )
         self.reference = shape.build(0)

@@ -42,7 +42,7 @@ from tools import small_runs
 
 SMALL = [
     *["seed=5", "rounds=2", "offline.compare_rounds=0", "offline.pairs=100", "cluster.mode=ray"],
-    *["trainer.first_reward.steps=6", "trainer.first_cost.steps=4", "trainer.reward.steps=3", "trainer.cost.steps=3"],
+    *["trainer.fit.steps=3", "trainer.stages={first_reward: {steps: 6}, first_cost: {steps: 4}}"],
     *["feedback.responses=24", "explore.calibration=192"],
     *["explore.prompts=6", "explore.picks=2", "cluster.start_deadline_s=600.0"],
 ]

@@ -29,7 +29,6 @@ from bench.limits import SHEET_FLOPS, real_tokens, training_flops
 from bench.ratio import assert_same
 from bench.reward_step import RewardStage, TrlSteps, reference_log_probs
 from bench.workload import ONE, SEVEN, Shape, preference_rows, trained_weights
-from pddpo_ray.config import SupportConfig
 from pddpo_ray.contracts import FitSettings
 from pddpo_ray.records import PairRow
 from pddpo_ray.training import engine as engines
@@ -122,7 +121,7 @@ def side_of(
         learning_rate=RATE,
         batch_pairs=chosen.pairs,
         micro_pairs=chosen.micro,
-        support=SupportConfig(weight=0.0),
+        support=0.0,
         max_grad_norm=1e9,
         warmup=0.0,
         schedule="constant",

@@ -14,7 +14,7 @@ import torch
 
 from bench.ratio import Ratio, of_pairs
 from bench.workload import language_model
-from pddpo_ray.config import BudgetRefit, SupportConfig, UnionRefit
+from pddpo_ray.config import BudgetRefit, UnionRefit
 from pddpo_ray.config.trainer import Refit
 from pddpo_ray.contracts import FitSettings
 from pddpo_ray.parts.fitting import older_rows
@@ -110,7 +110,7 @@ def _held_out_loss(world: World, policy: Refit) -> float:
             steps=steps,
             learning_rate=1e-3 if number == 1 else 5e-4,
             batch_pairs=BATCH,
-            support=SupportConfig(weight=0.0),
+            support=0.0,
         )
         engine.begin(settings)
         run_fit(engine, objective, kept, FrozenColumns(scored, {}), settings, number)

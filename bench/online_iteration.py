@@ -25,7 +25,6 @@ import torch
 from bench.ratio import Ratio, assert_same, interleaved
 from bench.rollout import Setting, engine_in, stored
 from bench.workload import endless, prompts_of
-from pddpo_ray.config import SupportConfig
 from pddpo_ray.contracts import FitCommand, FitResult, FitSettings, RolloutEngine, Start
 from pddpo_ray.records import Decoding, Objective, PairRow, PolicyVersion, Prompt, Response
 from pddpo_ray.rollout.delivery_check import DeliveryCheck
@@ -146,7 +145,7 @@ class Iteration:
             steps=self.size.steps,
             learning_rate=LEARNING_RATE,
             batch_pairs=self.size.batch,
-            support=SupportConfig(weight=0.0),
+            support=0.0,
             max_grad_norm=1e9,
             warmup=0.0,
             schedule="constant",

@@ -20,7 +20,7 @@ from bench.own_process import alone
 from bench.ratio import Ratio, assert_same, of_pairs
 from bench.rollout import Setting, stored
 from bench.workload import ALPHA, RANK, Shape, preference_rows, trained_weights
-from pddpo_ray.config import LoraParameters, SupportConfig
+from pddpo_ray.config import LoraParameters
 from pddpo_ray.contracts import FitCommand, FitSettings, RolloutEngine, Start
 from pddpo_ray.records import Objective, PolicyVersion
 from pddpo_ray.rollout.vllm_engine import VllmEngine, VllmSettings
@@ -109,7 +109,7 @@ def one_step(shape: Shape, folder: Path, reference: PolicyVersion) -> PolicyVers
     """A version in the store that is an adapter after one optimiser step."""
     store = ArtifactStore(folder / "artifacts")
     trainer = load_lora_trainer(folder / "model", store, reference, rank=RANK, alpha=ALPHA, dtype=shape.number_type)
-    settings = FitSettings(steps=1, batch_pairs=2, support=SupportConfig(weight=0.0))
+    settings = FitSettings(steps=1, batch_pairs=2, support=0.0)
     rows, objective = tuple(preference_rows(shape.vocabulary, 2)), Objective("reward", reference, 0.1)
     return trainer.execute(FitCommand(1, Start(reference), objective, rows, settings, 1, "reward-1")).version
 

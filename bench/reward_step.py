@@ -23,7 +23,6 @@ from bench.device import wall_clock
 from bench.limits import SHEET_FLOPS, real_tokens, training_flops
 from bench.ratio import Clock, Ratio, assert_same, cpu_seconds, interleaved, of_pairs
 from bench.workload import Shape, preference_rows, tokenizer, trained_weights
-from pddpo_ray.config import SupportConfig
 from pddpo_ray.contracts import FitSettings
 from pddpo_ray.records import Objective, PairRow, PolicyVersion
 from pddpo_ray.training.batches import Text, minibatches, texts_of
@@ -183,7 +182,7 @@ def reward_stage(shape: Shape, batch: int, steps: int) -> RewardStage:
         steps=steps,
         learning_rate=1e-4,
         batch_pairs=batch,
-        support=SupportConfig(weight=0.0),
+        support=0.0,
         max_grad_norm=1e9,
         warmup=0.0,
         schedule="constant",

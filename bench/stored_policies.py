@@ -7,7 +7,6 @@ from pathlib import Path
 
 from bench.ratio import Ratio, of_pairs
 from bench.workload import language_model, preference_rows, tokenizer
-from pddpo_ray.config import SupportConfig
 from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.records import Objective
 from pddpo_ray.storage.artifacts import ArtifactStore
@@ -26,7 +25,7 @@ def run(name: str = "C13", *, hidden: int = 256, layers: int = 4) -> Ratio:
         store = ArtifactStore(Path(folder) / "artifacts")
         reference = store_reference(store, model)
         trainer = load_lora_trainer(model, store, reference, rank=RANK, alpha=2.0 * RANK)
-        settings = FitSettings(steps=1, batch_pairs=2, support=SupportConfig(weight=0.0))
+        settings = FitSettings(steps=1, batch_pairs=2, support=0.0)
         rows = tuple(preference_rows(VOCABULARY, 2))
         objective = Objective("reward", reference, 0.1)
         made = trainer.execute(FitCommand(1, Start(reference), objective, rows, settings, 1, "reward-1")).version

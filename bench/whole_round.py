@@ -29,7 +29,6 @@ from bench.ratio import Ratio, assert_same, interleaved, of_pairs
 from bench.reward_step import TrlSteps
 from bench.rollout import Setting, generate, stored
 from bench.workload import ALPHA, RANK, Shape, preference_rows, prompts_of, trained_weights
-from pddpo_ray.config import SupportConfig
 from pddpo_ray.contracts import FitCommand, FitSettings, RolloutEngine, Start
 from pddpo_ray.records import Decoding, Objective, PairRow, PolicyVersion, Prompt, Response
 from pddpo_ray.rollout.delivery_check import DeliveryCheck
@@ -72,7 +71,7 @@ class Size:
             steps=self.pairs // self.batch,
             learning_rate=LEARNING_RATE,
             batch_pairs=self.batch,
-            support=SupportConfig(weight=0.0),
+            support=0.0,
             max_grad_norm=1e9,
             warmup=0.0,
             schedule="constant",
@@ -182,7 +181,7 @@ class Rounds:
             steps=1,
             learning_rate=LEARNING_RATE,
             batch_pairs=self.size.batch,
-            support=SupportConfig(weight=0.0),
+            support=0.0,
             activation_gib=ACTIVATION_BYTES / 2**30,
         )
         reward_policy, _ = self._fit(Objective("reward", self.reference, BETA), self._rows, self.reference, settings)

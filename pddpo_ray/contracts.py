@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from pddpo_ray.config import FitConfig, PpoConfig, SupportConfig
+from pddpo_ray.config import FitConfig, PpoConfig
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import (
     Array,
@@ -266,7 +266,8 @@ class FitSettings(FitConfig):
     """Pairs per forward pass on one rank; None: the rank's whole share. Changes memory, not results."""
     activation_gib: float | None = None
     """What the activations of one forward and backward pass may take; None: no limit. Changes memory, not results."""
-    support: SupportConfig = SupportConfig()
+    support: float = 0.5
+    """Weight of the term that keeps a policy on the reference's tokens."""
     held_out: float = 0.0
     """Share of the rows' prompts whose pairs teach nothing and say when to stop."""
 

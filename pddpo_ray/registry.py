@@ -45,7 +45,7 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
     "bonuses": _in(
         "pddpo_ray.config.explore", "elliptical", "theorem", "simhash", "thompson", "greedy", "proposals", "off"
     ),
-    "dual_rules": _in("pddpo_ray.config.dual", "projected", "anytime", "newton", "log", "pid", "stepwise", "fixed"),
+    "dual_rules": _in("pddpo_ray.config.dual", "projected", "anytime", "newton", "log", "stepwise", "fixed"),
     "sources": _in(
         "pddpo_ray.limits.source_kinds",
         "rule", "regex", "json_schema", "function", "classifier", "score_model", "judge", "endpoint", "grader",

@@ -42,8 +42,8 @@ class ReachedError(BaseException):
 
 
 def small_run() -> Config:
-    fits = [f"trainer.{stage}.steps=1" for stage in ("reward", "cost", "first_reward", "first_cost")]
-    rollout = "rollout={engine: transformers, max_tokens: 40, candidates: 4, canaries: 2}"
+    fits = ["trainer.fit.steps=1"]
+    rollout = "rollout={engine: transformers, max_tokens: 40, candidates: 4}"
     sizes = ["rounds=1", "offline.pairs=24", "offline.compare_rounds=0", "explore.calibration=120", "explore.rank=16"]
     return load("text-world", ["cluster={mode: in-process}", rollout, *sizes, *fits])
 

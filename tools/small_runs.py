@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-STAGES = ("reward", "cost", "first_reward", "first_cost")
-FEW_STEPS = [f"trainer.{stage}.{setting}" for stage in STAGES for setting in ("epochs=null", "steps=3")]
+FEW_STEPS = ["trainer.fit.steps=3"]
 QUIET = ["report.html=false", "report.tensorboard=false", "trainer.workers=1"]
 SCORERS = "scorers={pairs: 160, fit: {steps: 12, learning_rate: 2.0e-3, batch_pairs: 32}}"
 FIRST_FAMILY = "world.family={kind: first}"
@@ -16,16 +15,16 @@ recipes that state `limits:` came later and have no such default."""
 TEXT = [
     *[*FEW_STEPS, *QUIET, SCORERS, "ppo.batch=6", "trainer.threads=1", "feedback.responses=12"],
     *["limits.cost.labels_each=5", "method.answers=16", "method.window=24", "explore.baseline_answers=4"],
-    *["rollout={engine: transformers, max_tokens: 40, candidates: 4, canaries: 2, canary_tolerance: 0.05}"],
+    *["rollout={engine: transformers, max_tokens: 40, candidates: 4, canary_tolerance: 0.05}"],
     *["explore={calibration: 120, rank: 16, prompts: 4, picks: 2, bonus: elliptical, weights: exact}"],
-    *["offline={pairs: 48, compare_rounds: 1, compare_reward: {steps: 3}, compare_cost: {steps: 3}}"],
+    *["offline={pairs: 48, compare_rounds: 1}"],
 ]
 REAL_TEXT = [
     *[*FEW_STEPS, *QUIET, SCORERS, "feedback.responses=12", "limits.cost.labels_each=5", "offline.pairs=40"],
     *["data.helpful=[]", "data.sample=true", "data.template=hh", "data.prompt_count=6", "data.prompt_tokens=128"],
     "data.answer_tokens=128",
-    "data.reference={vocabulary: 320, context: 192, hidden: 32, heads: 1, intermediate: 64, steps: 8, batch: 8}",
-    "rollout={engine: transformers, max_tokens: 12, candidates: 4, canaries: 2, canary_tolerance: 0.05}",
+    "data.reference={vocabulary: 320, context: 192, hidden: 32, steps: 8}",
+    "rollout={engine: transformers, max_tokens: 12, candidates: 4, canary_tolerance: 0.05}",
     "explore={calibration: 48, rank: 8, prompts: 3, picks: 2, weights: bonus_only, baseline_answers: 4}",
 ]
 GPU = [
@@ -55,12 +54,12 @@ LEFT_OUT = {
 PAPER = [*TEXT, *FIRST_WORLD, "dual.first=1.0"]
 """The limits of 7B models make no world of a few hundred answers."""
 TABLE = [
-    *[*QUIET, "rollout.candidates=4", "rollout.canaries=2", "feedback.responses=24", "limits.cost.labels_each=8"],
+    *[*QUIET, "rollout.candidates=4", "feedback.responses=24", "limits.cost.labels_each=8"],
     *["explore.prompts=8", "explore.calibration=16", "offline.pairs=120", "method.answers=16", "method.window=40"],
 ]
 PEOPLE = [
-    *["rounds=2", "limits.cost.labels_each=3", "feedback.park_after_s=0", "feedback.poll_s=0.05"],
-    "feedback.gold_rate=0.0",
+    *["rounds=2", "limits.cost.labels_each=3", "people.park_after_s=0"],
+    "people.gold_rate=0.0",
 ]
 MEASURED = {"demo", *(f"text-world-{kind}{end}" for kind in ("limits", "certified") for end in ("", "-twin"))}
 MEASURED |= {"tabular-limits"}
@@ -83,7 +82,7 @@ VARIANTS: dict[str, list[str]] = {
     **{f"bonus-{kind}": [f"explore.bonus={kind}"] for kind in ("simhash", "thompson", "off")},
     "loss-xpo": ["explore.bonus=off", "explore.loss=xpo", "explore.alpha=0.1"],
     "weights-bonus": ["explore.weights=bonus_only"],
-    **{f"dual-{kind}": [f"dual.rule={{kind: {kind}}}"] for kind in ("anytime", "newton", "pid", "log")},
+    **{f"dual-{kind}": [f"dual.rule={{kind: {kind}}}"] for kind in ("anytime", "newton", "log")},
     **{f"refit-{kind}": [f"trainer.refit={{kind: {kind}}}"] for kind in ("union", "geometric", "determinant")},
     "signal-rate": ["limits.cost={rate: {world: cost}, at_most: 50 %, learned_from: comparisons}"],
     "people": ["feedback.kind=people", "limits.cost.logit={people: {}}", *PEOPLE],
@@ -108,7 +107,7 @@ BY_RECIPE: dict[str, list[str]] = {
 MODES = ("one process", "Ray")
 HERE = ["cluster={mode: in-process}"]
 ON_RAY = ["cluster={mode: ray, cpus: 4, start_deadline_s: 600.0}"]
-VLLM = ["rollout={engine: vllm, max_tokens: 40, max_model_len: 64, candidates: 4, canaries: 2}"]
+VLLM = ["rollout={engine: vllm, max_tokens: 40, max_model_len: 64, candidates: 4}"]
 RAY_RECIPES: dict[str, list[str]] = {
     "tabular": ["rollout.engines=2"],
     "tabular-two-limits": [],

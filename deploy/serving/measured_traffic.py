@@ -68,7 +68,7 @@ def watched_limits(config: Config) -> tuple[list[WatchedLimit], list[str]]:
     reasons = []
     for one in bounded(config):
         reason = cannot(one) or _why_not(one.limit)
-        source = None if reason else source_in_run(one, config.judge)
+        source = None if reason else source_in_run(one, config.judge.options)
         if source is None:
             reasons.append(f"{one.limit.name}: {reason or 'its source measures in a run alone'}")
             continue

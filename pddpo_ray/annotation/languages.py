@@ -14,10 +14,10 @@ def recogniser(codes: Sequence[str]) -> LanguageOf:
     try:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
     except ImportError as error:
-        raise UserError("feedback.languages needs py3langid: pip install py3langid") from error
+        raise UserError("people.languages needs py3langid: pip install py3langid") from error
     identifier = LanguageIdentifier.from_model_file(MODEL_FILE)
     try:
         identifier.set_languages(list(codes))
     except ValueError as error:
-        raise UserError(f"feedback.languages: {', '.join(codes)}: {error}") from error
+        raise UserError(f"people.languages: {', '.join(codes)}: {error}") from error
     return lambda text: str(identifier.classify(text)[0]) if any(map(str.isalpha, text)) else None

@@ -376,7 +376,7 @@ class Rounds:
             return
         values = {"waits_s": waits_s, "deadline_ms": self._store.clock() + int(waits_s * 1000)}
         connection.execute(update(question_round).where(question_round.c.id == opened.id).values(**values))
-        self._record(connection, by, "round.extend", opened.id, "resumed with another feedback.deadline_s", **values)
+        self._record(connection, by, "round.extend", opened.id, "resumed with another people.deadline_s", **values)
 
     def _record(self, connection: Connection, by: str, action: str, id_: str, reason: str, **data: Any) -> None:
         """Into the audit log, with the reason that was given."""

@@ -1,4 +1,4 @@
-"""Who is told, and how, that a run waits for people: as the recipe says (`feedback.tell`)."""
+"""Who is told, and how, that a run waits for people: as the recipe says (`people.tell`)."""
 
 from __future__ import annotations
 
@@ -43,5 +43,5 @@ class Teller:
 def _secret(name: str) -> str:
     value = os.environ.get(name)
     if not value:
-        raise UserError(f"feedback.tell: the environment has no {name}; set it, or take it out of the recipe")
+        raise UserError(f"people.tell: the environment has no {name}; set it, or take it out of the recipe")
     return value

@@ -20,9 +20,9 @@ from pddpo_ray.worlds.exact_evaluation import WorldView
 
 
 class MakeDual(Protocol):
-    """Makes the owner of the multipliers from their first state and the number of warm-up rounds."""
+    """Makes the owner of the multipliers from their first state."""
 
-    def __call__(self, state: DualState, *, warmup_rounds: int) -> DualOwner: ...
+    def __call__(self, state: DualState) -> DualOwner: ...
 
 
 @dataclass(frozen=True)

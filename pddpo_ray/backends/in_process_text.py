@@ -13,13 +13,16 @@ from pddpo_ray.config import Config
 from pddpo_ray.contracts import Measure, RolloutEngine, TrainerBackend
 from pddpo_ray.data.real_text import PreparedRealText, prepare_real_text
 from pddpo_ray.errors import UserError
+from pddpo_ray.exploration.explorer import PRIOR_SD
 from pddpo_ray.journal.served import KeptPrompt
 from pddpo_ray.limits.sources import Source
 from pddpo_ray.parts.held_limit import held_limits, labelled_limits
 from pddpo_ray.parts.measuring import SourceMeasures
 from pddpo_ray.parts.rewards import ComputedReward
+from pddpo_ray.parts.sampling import BASELINE_TOP_P
 from pddpo_ray.records import Decoding, PolicyVersion, Prompt, Response
 from pddpo_ray.rollout.checkpoint import tokenizer_fingerprint
+from pddpo_ray.rollout.delivery_check import CANARIES
 from pddpo_ray.rollout.factory import language_engine
 from pddpo_ray.scoring.limit_sources import source_in_run
 from pddpo_ray.storage.artifacts import ArtifactStore
@@ -60,7 +63,7 @@ def log_linear_backends(config: Config, store: ArtifactStore) -> Backends:
             f"set it to at least {longest}"
         )
     sentences = Sentences(grammar)
-    trainer = LogLinearTrainer(policies, sentences, store, ridge=config.explore.prior_sd**-2)
+    trainer = LogLinearTrainer(policies, sentences, store, ridge=PRIOR_SD**-2)
     engine = LogLinearEngine(policies, sentences, store, "log-linear-0")
     made = text_world_backends(config, store, prepared, trainer.reference, trainer, [engine])
     return replace(made, features="linear", tokenizer="")
@@ -81,7 +84,6 @@ def text_world_backends(
     recall: Recall | None = None,
 ) -> Backends:
     """What a run on texts needs besides a trainer and engines, which may live anywhere."""
-    explore = config.explore
     made = Backends(
         store=store,
         trainer=trainer,
@@ -89,8 +91,8 @@ def text_world_backends(
         labeller=prepared.labeller(),
         prompts=prepared.prompts,
         reference=reference,
-        baseline=(reference, Decoding(top_p=explore.baseline_top_p, max_tokens=config.rollout.max_tokens)),
-        canaries=prepared.canaries(config.rollout.canaries),
+        baseline=(reference, Decoding(top_p=BASELINE_TOP_P, max_tokens=config.rollout.max_tokens)),
+        canaries=prepared.canaries(CANARIES),
         tokenizer=tokenizer_fingerprint(prepared.reference_folder),
         offline=prepared.offline if isinstance(prepared, PreparedRealText) else None,
         offline_unsafe=prepared.unsafe if isinstance(prepared, PreparedRealText) else {},
@@ -121,12 +123,14 @@ def world_under_limits(config: Config, prepared: PreparedTextWorld) -> tuple[Tab
     reward = config.computed_reward
     if reward is None or reward.source.kind == "world":
         return truth, sources
-    return replace(truth, base=with_reward(prepared.world, reward, source_in_run(reward, config.judge))), sources
+    return replace(
+        truth, base=with_reward(prepared.world, reward, source_in_run(reward, config.judge.options))
+    ), sources
 
 
 def opened_sources(config: Config) -> Sources:
     """Who measures each limit, opened. Raises UserError for one that cannot be had."""
-    return [source_in_run(one, config.judge) for one in config.stated]
+    return [source_in_run(one, config.judge.options) for one in config.stated]
 
 
 def _with_reward(
@@ -140,7 +144,7 @@ def _with_reward(
     everywhere = {prompt.token_ids: 1.0 for prompt in prompts}
     measures = SourceMeasures(
         [stated],
-        [source_in_run(stated, config.judge)],
+        [source_in_run(stated, config.judge.options)],
         [everywhere],
         config.dual.cost_max,
         labels=labels,

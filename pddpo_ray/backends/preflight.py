@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from pddpo_ray.config import Config, NewtonRule, ProjectedRule
+from pddpo_ray.config import Config, NewtonRule, ProjectedRule, former_settings
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import RunEntry
 from pddpo_ray.journal.database import open_database
@@ -70,6 +70,8 @@ def _demand_same_recipe(config: Config, stored: RunEntry) -> None:
         before = Config.of_run(stored.recipe).fixed_settings()
     except ValidationError:
         before = stored.fixed_settings
+    if changed := former_settings.fixed_otherwise(stored.recipe):
+        raise UserError(f"run {stored.name} was begun with an older version: {changed}; go on with that version")
     wanted = config.fixed_settings()
     # what users gave enters the rounds to come: it was not there when the run began
     before, wanted = ({key: tree[key] for key in tree if key != "production"} for tree in (before, wanted))

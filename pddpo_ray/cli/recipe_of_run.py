@@ -81,7 +81,7 @@ def rules_for(config: Config) -> Rules:
     """The queue's rules of a run."""
     from pddpo_ray.parts.mixed_labelling import rules_of
 
-    return rules_of(config.queue)
+    return rules_of(config.people)
 
 
 @contextmanager

@@ -14,23 +14,21 @@ from pddpo_ray.config.dual import (
     InstalledRule,
     LogRule,
     NewtonRule,
-    PidRule,
     ProjectedRule,
     StepwiseRule,
 )
 from pddpo_ray.config.feedback import (
-    AskedPeople,
-    EndpointConfig,
     FeedbackCommon,
     JudgeFeedback,
     MixedFeedback,
     ModelFeedback,
     PeopleFeedback,
     QueueConfig,
+    ScoredFeedback,
     TellConfig,
     WorldFeedback,
-    WorldScores,
 )
+from pddpo_ray.config.judge import EndpointConfig, JudgeConfig
 from pddpo_ray.config.loading import load, recipe_names, to_yaml
 from pddpo_ray.config.method import MethodConfig, PpoConfig
 from pddpo_ray.config.model import LoraParameters, ModelConfig
@@ -39,7 +37,7 @@ from pddpo_ray.config.production import ProductionConfig
 from pddpo_ray.config.prompts import PromptSetConfig
 from pddpo_ray.config.recipe import Config, Policies
 from pddpo_ray.config.rollout import TabularRollout, TransformersRollout, VllmRollout
-from pddpo_ray.config.scorecard import HeldOutScorersConfig, ScorecardConfig
+from pddpo_ray.config.scorecard import ScorecardConfig
 from pddpo_ray.config.scorers import ScorerConfig, ScorerFit, ScorerJob, ScorerTrainingConfig, StoredScorerConfig
 from pddpo_ray.config.section import Strict
 from pddpo_ray.config.trainer import (
@@ -48,7 +46,6 @@ from pddpo_ray.config.trainer import (
     FitConfig,
     GeometricRefit,
     Refit,
-    SupportConfig,
     TrainerConfig,
     UnionRefit,
 )
@@ -64,7 +61,6 @@ from pddpo_ray.config.world import (
 
 __all__ = [
     "AnytimeRule",
-    "AskedPeople",
     "BudgetRefit",
     "CertificateConfig",
     "Config",
@@ -78,8 +74,8 @@ __all__ = [
     "FitConfig",
     "FixedRule",
     "GeometricRefit",
-    "HeldOutScorersConfig",
     "InstalledRule",
+    "JudgeConfig",
     "JudgeFeedback",
     "LogRule",
     "LogitLimitConfig",
@@ -90,7 +86,6 @@ __all__ = [
     "ModelFeedback",
     "NewtonRule",
     "PeopleFeedback",
-    "PidRule",
     "Policies",
     "PolicyConfig",
     "PpoConfig",
@@ -102,6 +97,7 @@ __all__ = [
     "RayCluster",
     "Refit",
     "ScorecardConfig",
+    "ScoredFeedback",
     "ScorerConfig",
     "ScorerFit",
     "ScorerJob",
@@ -111,7 +107,6 @@ __all__ = [
     "StepwiseRule",
     "StoredScorerConfig",
     "Strict",
-    "SupportConfig",
     "TabularRollout",
     "TabularWorldConfig",
     "TellConfig",
@@ -122,7 +117,6 @@ __all__ = [
     "UnionRefit",
     "VllmRollout",
     "WorldFeedback",
-    "WorldScores",
     "load",
     "recipe_names",
     "to_yaml",

@@ -22,19 +22,22 @@ class SmallModelConfig(Strict):
     """Width inside the feed-forward blocks."""
 
 
-class ScratchReferenceConfig(SmallModelConfig):
+class ScratchReferenceConfig(Strict):
     """Size and training of a reference that is made from the run's own texts."""
 
+    hidden: int = Field(64, ge=32, multiple_of=32)
+    """Width of the model, which has two layers."""
     vocabulary: int = Field(1024, ge=300)
     """Tokens of its byte-level tokenizer."""
     context: int = Field(192, ge=16)
     """Longest prompt and answer together, in tokens."""
     steps: int = Field(200, ge=1)
     """Optimiser steps."""
-    batch: int = Field(16, ge=1)
-    """Texts per step."""
-    learning_rate: float = Field(4e-3, gt=0)
-    """Peak learning rate."""
+
+    @property
+    def shape(self) -> SmallModelConfig:
+        """32 dimensions a head are the fewest that vLLM takes on CPUs; twice the width inside is usual."""
+        return SmallModelConfig(hidden=self.hidden, heads=self.hidden // 32, intermediate=2 * self.hidden)
 
 
 class DataConfig(Strict):

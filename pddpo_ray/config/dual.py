@@ -55,19 +55,6 @@ class LogRule(Strict):
     """The multiplier never falls below it."""
 
 
-class PidRule(Strict):
-    """Proportional, integral and derivative parts of the residual."""
-
-    kind: Literal["pid"] = "pid"
-    """Tag of this variant."""
-    proportional: float = Field(0.1, ge=0)
-    """Gain on the residual."""
-    integral: float = Field(0.05, ge=0)
-    """Gain on the sum of residuals."""
-    derivative: float = Field(0.0, ge=0)
-    """Gain on the rise of the residual."""
-
-
 class StepwiseRule(Strict):
     """Proportional and integral parts of the excess in standard deviations: what limits inside another trainer move by
     unless they say otherwise (docs/integrations.md)."""
@@ -94,7 +81,6 @@ PROJECTED = RuleKind(f"{MAKERS}:projected", ProjectedRule)
 ANYTIME = RuleKind(f"{MAKERS}:anytime", AnytimeRule)
 NEWTON = RuleKind(f"{MAKERS}:newton", NewtonRule)
 LOG = RuleKind(f"{MAKERS}:log", LogRule)
-PID = RuleKind(f"{MAKERS}:pid", PidRule)
 STEPWISE = RuleKind(f"{MAKERS}:stepwise", StepwiseRule)
 FIXED = RuleKind(f"{MAKERS}:fixed", FixedRule)
 
@@ -128,13 +114,13 @@ def _installed_rules() -> list[type[InstalledRule]]:
 
 
 if TYPE_CHECKING:
-    DualRule = ProjectedRule | AnytimeRule | NewtonRule | LogRule | PidRule | StepwiseRule | FixedRule | InstalledRule
+    DualRule = ProjectedRule | AnytimeRule | NewtonRule | LogRule | StepwiseRule | FixedRule | InstalledRule
 else:
-    SHIPPED_RULES = ProjectedRule | AnytimeRule | NewtonRule | LogRule | PidRule | StepwiseRule | FixedRule
+    SHIPPED_RULES = ProjectedRule | AnytimeRule | NewtonRule | LogRule | StepwiseRule | FixedRule
     DualRule = Annotated[reduce(or_, _installed_rules(), SHIPPED_RULES), Field(discriminator="kind")]
 
 
-OWN = ("rule", "rho", "lower", "upper", "first", "dead_band")
+OWN = ("rule", "rho", "upper", "first")
 """What a limit may set for its own multiplier, under `limits.NAME.dual`."""
 
 
@@ -145,31 +131,23 @@ class DualConfig(Strict):
     """C: costs lie in [-C, C]; labels are clipped to it before the logit."""
     rho: float | None = Field(None, gt=0)
     """Half of the multiplier's upper end; null: the value that the world's oracle states."""
-    lower: float = Field(0.0, ge=0)
-    """Lower end of the multiplier."""
     upper: float | None = Field(None, gt=0)
     """Upper end of the multiplier; null: twice rho."""
     first: float | None = Field(None, ge=0)
     """Multiplier of round 1 (from 0 the projected rule never moves); null: rho, shared by the limits of `limits:`."""
     skip_below: float | None = Field(None, ge=0)
     """At or below it the round's policy is the reward policy itself, without a cost fit; null: 0.1 beta."""
-    warmup_rounds: int = Field(0, ge=0)
-    """Rounds in which the multiplier stays where it is: early fits pick costlier answers than they believe."""
     margin: Literal["certificate"] | Annotated[float, Field(ge=0)] = 0.0
     """The multiplier aims so far below the limit; certificate: where a first candidate's test with `certificate.draws`
     certifies four policies in five, at most half of what can be reached below the limit."""
-    dead_band: bool = False
-    """Leave the multiplier alone while the estimate is within one standard error of the limit."""
     rule: DualRule = ProjectedRule()
     """How the multiplier moves."""
 
     @model_validator(mode="after")
-    def bounds_in_order(self) -> Self:
+    def first_in_bounds(self) -> Self:
         upper = self.upper if self.upper is not None else (2.0 * self.rho if self.rho is not None else None)
-        if upper is not None and self.lower >= upper:
-            raise ValueError(f"the multiplier's bounds are reversed: lower {self.lower} >= upper {upper}; swap them")
-        if upper is not None and self.first is not None and not self.lower <= self.first <= upper:
-            raise ValueError(f"first {self.first} lies outside the multiplier's bounds [{self.lower}, {upper}]")
+        if upper is not None and self.first is not None and self.first > upper:
+            raise ValueError(f"first {self.first} lies outside the multiplier's bounds [0, {upper}]")
         return self
 
     def of_limit(self, where: str, own: Any) -> DualConfig:

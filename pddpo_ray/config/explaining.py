@@ -26,14 +26,14 @@ FIRST = (
     "algorithm", "model.reference", "model.parameters.rank", "model.dtype", "data.helpful", "data.harmless",
     "data.prompts", "data.template", "data.prompt_tokens", "data.answer_tokens", "data.prompt_count", "limits",
     "reward", "feedback.kind", "feedback.responses",
-    "rounds", "beta", "dual.rho", "trainer.reward.learning_rate", "trainer.reward.epochs",
-    "trainer.reward.batch_pairs", "trainer.micro_pairs", "rollout.max_tokens", "offline.pairs", "certificate.certify",
+    "rounds", "beta", "dual.rho", "trainer.fit.learning_rate", "trainer.fit.epochs",
+    "trainer.fit.batch_pairs", "trainer.micro_pairs", "rollout.max_tokens", "offline.pairs", "certificate.certify",
 )  # fmt: skip
 """The keys that matter first."""
 SYNONYMS = {
     "lora": "model.parameters.rank", "adapter": "model.parameters.rank", "peft": "model.parameters.rank",
-    "batch size": "trainer.reward.batch_pairs", "epochs": "trainer.reward.epochs",
-    "learning rate": "trainer.reward.learning_rate", "lr": "trainer.reward.learning_rate",
+    "batch size": "trainer.fit.batch_pairs", "epochs": "trainer.fit.epochs",
+    "learning rate": "trainer.fit.learning_rate", "lr": "trainer.fit.learning_rate",
     "wandb": "report.trackers", "mlflow": "report.trackers", "tensorboard": "report.tensorboard",
     "quantisation": "model.dtype", "quantization": "model.dtype", "bf16": "model.dtype", "precision": "model.dtype",
     "fsdp": "trainer.engine", "deepspeed": "trainer.engine", "zero": "trainer.engine",

@@ -49,36 +49,25 @@ class ExploreConfig(Strict):
     """Pairs per prompt, chosen one after another with the design matrix updated in between."""
     keep: int | None = Field(None, ge=1)
     """Number of a round's chosen pairs that are labelled: those that teach most by the exploration norm, and a random
-    share; null: all of them."""
-    keep_random: float = Field(0.25, gt=0, le=1)
-    """Share of the pairs kept by `keep` that is drawn evenly, whatever their norm."""
+    quarter; null: all of them."""
     scale: float = Field(1.5, gt=0)
     """k: bonus in posterior standard deviations (1 to 2 works everywhere that was tried)."""
     cost_scale: float = Field(1.0, ge=0)
     """Factor on the cost bonus; 0: only the reward's uncertainty is explored."""
-    prior_sd: float = Field(2.0, gt=0)
-    """s0: prior standard deviation of a difference of scores."""
     information: Annotated[float, Field(gt=0)] | Literal["fitted"] = 0.25
     """w: Fisher information of one comparison, at most 1/4. fitted: sigma'(m) of each at its fitted difference m, whose
     inverse is the Laplace covariance; 1/4 gives a lower bound of it (docs/paper.md)."""
     rank: int = Field(128, ge=1)
     """q: dimensions kept by the whitening."""
-    feature_clip: float = Field(3.0, gt=0)
-    """Largest norm of a whitened feature."""
     calibration: int = Field(2048, ge=16)
     """Answers of the reference on which the whitening is fitted, once."""
     comparator: Literal["baseline", "max_info"] = "baseline"
     """The other answer of a pair: one of the baseline's, or the most informative candidate."""
     baseline_answers: int = Field(8, ge=4)
     """Answers of the baseline per prompt: they centre the features and serve as comparators."""
-    baseline_top_p: float = Field(0.9, gt=0, le=1)
-    """The baseline is the reference with this nucleus, so it is confined to common answers."""
     weights: Literal["exact", "bonus_only"] = "exact"
-    """Weights of the resampling: with log-probability ratios, or for long answers without them."""
-    proposal_weight: float = Field(0.2, gt=0, le=1)
-    """bonus_only: weight of a proposal's answer against a policy's."""
-    min_ess: float = Field(1.5, ge=1)
-    """The bonus is tempered until the weights' effective sample size is at least this."""
+    """Weights of the resampling: with log-probability ratios, or for long answers without them, where a
+    proposal's answer counts a fifth of a policy's."""
 
     @model_validator(mode="before")
     @classmethod

@@ -9,16 +9,15 @@ from pydantic import Field, StringConstraints, model_validator
 from pddpo_ray.config.scorers import StoredScorerConfig
 from pddpo_ray.config.section import Strict
 
+MINUTES_PER_LABEL = 0.5
+"""A person's time for one label, for estimates of what a run costs with people; the report has the measured time."""
+
 
 class FeedbackCommon(Strict):
     """What every source of labels is asked for."""
 
     responses: int = Field(192, ge=2)
     """N_ce: answers per round that are labelled or measured for the limits."""
-    minutes_per_label: float = Field(0.5, gt=0)
-    """A person's time for one label, for the plan's estimate of what the same run costs with people."""
-    deadline_s: float = Field(600.0, gt=0)
-    """Longest wait for a round's labels, in seconds."""
 
 
 class LateLabels(Strict):
@@ -55,8 +54,6 @@ class TellConfig(Strict):
     """Environment variable that holds the server's user name; null: nobody signs in there."""
     password_env: str | None = None
     """Environment variable that holds the password of that user."""
-    after_s: float = Field(60.0, ge=0)
-    """So long a run waits before it tells."""
 
     @model_validator(mode="after")
     def somebody_is_told(self) -> Self:
@@ -89,8 +86,6 @@ class QueueConfig(Strict):
     overlap_each: int = Field(3, ge=2, le=10)
     """How many people compare such a pair, at most a limit's labels_each: of two who differ nobody knows which one is
     wrong."""
-    poll_s: float = Field(1.0, gt=0)
-    """How often the run looks whether the labels are there."""
     languages: tuple[Language, ...] = Field((), strict=False)
     """Codes of the languages of the prompts, e.g. [de, en], recognised by py3langid: a question in one of them goes to
     people who know it. Empty: everybody is asked everything."""
@@ -101,96 +96,45 @@ class QueueConfig(Strict):
     """Who is told by webhook or mail that the run waits; null: it says so in its log alone."""
 
 
-class AskedPeople(QueueConfig, FeedbackCommon):
-    """Feedback by people, all of it or a part."""
-
-
-class PeopleFeedback(LateLabels, AskedPeople):
-    """All labels by people."""
+class PeopleFeedback(LateLabels, FeedbackCommon):
+    """All labels by people, who are asked as `people` says."""
 
     kind: Literal["people"] = "people"
     """Tag of this variant."""
 
 
-class ModelFeedback(FeedbackCommon):
-    """Labels drawn from a reward and a cost model: P(unsafe) = sigmoid(cost), Bradley-Terry on the scores."""
+class ScoredFeedback(FeedbackCommon):
+    """Labels in which reward and cost models have a say."""
 
-    kind: Literal["model"] = "model"
-    """Tag of this variant."""
     reward: StoredScorerConfig | None = None
     """The reward model; null: trained before the first round (`scorers`)."""
     cost: StoredScorerConfig | None = None
     """The cost model, its zero at the safety boundary; null: trained before the first round (`scorers`)."""
-    hard: bool = False
-    """Take the likelier label instead of drawing it."""
+
+
+class ModelFeedback(ScoredFeedback):
+    """Labels drawn from a reward and a cost model: P(unsafe) = sigmoid(cost), Bradley-Terry on the scores."""
+
+    kind: Literal["model"] = "model"
+    """Tag of this variant."""
     gpus: float = Field(0.0, ge=0, le=1)
     """Share of a GPU that each of the two models reserves; 0: they score on CPUs."""
 
 
-class EndpointConfig(Strict):
-    """A language model behind an OpenAI-compatible endpoint, and how it is asked."""
-
-    endpoint: str = Field("http://127.0.0.1:8000/v1", pattern=r"^https?://[^\s/]+\S*$")
-    """Base URL; /chat/completions is asked."""
-    model: str
-    """Name of the model there."""
-    key_env: str | None = None
-    """Environment variable that holds the key; null: no key is sent."""
-    temperature: float = Field(0.7, ge=0)
-    """Of the judge's answers; several labels of one answer differ only above 0."""
-    max_tokens: int = Field(512, ge=16)
-    """Longest explanation and scores."""
-    workers: int = Field(8, ge=1)
-    """Questions that are open at a time."""
-    request_timeout_s: float = Field(120.0, gt=0)
-    """Longest wait for one answer of the judge, in seconds."""
-    tries: int = Field(4, ge=1)
-    """How often one question is sent when the endpoint fails or is busy."""
-    fields: dict[Literal["max_tokens", "temperature", "seed", "system"], str | None] = Field(default_factory=dict)
-    """Names of request fields there, e.g. {max_tokens: max_completion_tokens, temperature: null}; null: not sent.
-    system: the role of the instructions; null: they begin the question. What is refused by its name before anything was
-    answered is renamed or left out without this, with a warning."""
-
-
-class JudgeFeedback(EndpointConfig, FeedbackCommon):
-    """Labels by a language model behind an OpenAI-compatible endpoint."""
+class JudgeFeedback(FeedbackCommon):
+    """Labels by a language model behind an OpenAI-compatible endpoint, which `judge` names."""
 
     kind: Literal["judge"] = "judge"
     """Tag of this variant."""
-    excluded: float = Field(0.1, ge=0, lt=1)
-    """Largest share of a round's answers or pairs about which no reply can be read in three attempts; beyond it the run
-    fails. Such answers count as unsafe, like those that the endpoint refuses, however many; such pairs are left out."""
 
 
-class WorldScores(Strict):
-    """Scores made from a world's truth with errors, where reward and cost models would stand."""
-
-    kind: Literal["world"] = "world"
-    """Tag of this variant."""
-    noise: float = Field(0.7, ge=0)
-    """Standard deviation of an error that belongs to the text: the same whenever it is scored."""
-    bias: float = 0.3
-    """Added to every cost."""
-
-
-class TrainedScores(Strict):
-    """Reward and cost models, as `feedback.kind=model` has them."""
-
-    kind: Literal["scorers"] = "scorers"
-    """Tag of this variant."""
-    reward: StoredScorerConfig | None = None
-    """The reward model; null: trained before the first round (`scorers`)."""
-    cost: StoredScorerConfig | None = None
-    """The cost model; null: trained before the first round (`scorers`)."""
-
-
-class MixedFeedback(AskedPeople):
-    """A model answers everything, people what it is least sure of and a random share."""
+class MixedFeedback(ScoredFeedback):
+    """A model answers everything, people what it is least sure of and a random share; `people` says how."""
 
     kind: Literal["mixed"] = "mixed"
     """Tag of this variant."""
-    model: Annotated[WorldScores | TrainedScores, Field(discriminator="kind")] = WorldScores()
-    """What scores all answers."""
+    model: Literal["world", "scorers"] = "world"
+    """What scores all answers: a world's truth with errors, to try things out, or the reward and cost model."""
     unsure: int = Field(24, ge=0)
     """Answers per round that people label because the model is least sure of them."""
     random: int = Field(24, ge=8)

@@ -18,12 +18,13 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from pddpo_ray.config import former_data
+from pddpo_ray.config import former_data, former_settings
 from pddpo_ray.config.document import Keys, Origins, parse_value, read_document
-from pddpo_ray.config.feedback import ModelFeedback
+from pddpo_ray.config.former_settings import replaced
 from pddpo_ray.config.recipe import Config
 from pddpo_ray.config.rollout import VllmRollout
 from pddpo_ray.config.scorers import StoredScorerConfig
+from pddpo_ray.config.trainer import Stage
 from pddpo_ray.config.world import TabularWorldConfig
 from pddpo_ray.errors import UserError, nearest
 from pddpo_ray.limits import former
@@ -54,11 +55,11 @@ LISTS_OF_PATHS: tuple[Keys, ...] = (
 """Keys whose values are lists of such paths, or of data sets of the hub."""
 
 FITS: tuple[Keys, ...] = (
-    *(("trainer", stage) for stage in ("reward", "cost", "first_reward", "first_cost")),
-    ("scorers", "fit"), ("offline", "compare_reward"), ("offline", "compare_cost"),
+    ("trainer", "fit"), ("scorers", "fit"), *(("trainer", "stages", stage) for stage in get_args(Stage)),
 )  # fmt: skip
 """Sections with `steps` or `epochs`, one of which counts."""
 
+LENGTHS = {"steps", "epochs"}
 NAMED = {"limits": "limit", "prompts": "prompt set"}
 """Sections whose names are the user's own, and what one entry is. A layer takes one out by `name: null`."""
 
@@ -108,7 +109,7 @@ def load(recipe: str, overrides: Sequence[str] = (), *, check_files: bool = True
 
 def _refuse_former(tree: Tree, origins: Origins) -> None:
     """Raises UserError for keys of earlier versions, with the line to write in their place."""
-    for earlier in (former, former_data):
+    for earlier in (former, former_data, former_settings):
         for keys in earlier.former_keys(tree)[:1]:
             overrides = [
                 one for n in range(1, len(keys) + 1) if (one := origins.get(keys[:n], "")).startswith("override")
@@ -130,11 +131,7 @@ def _shipped() -> list[str]:
 
 def to_yaml(config: Config) -> str:
     """The resolved recipe as YAML; loading it again gives an equal configuration."""
-    tree = config.model_dump(mode="json")
-    for section, fit in FITS:
-        if (tree[section][fit] or {}).get("epochs") is not None:
-            del tree[section][fit]["steps"]
-    text: str = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
+    text: str = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
     return text
 
 
@@ -175,12 +172,19 @@ def _under(layer: Tree, below: Tree) -> Tree:
         below = {key: value for key, value in below.items() if key != replaced}
     if names_source(layer.get(REWARD)):
         below = {key: value for key, value in below.items() if key != REWARD}
-    for section, fit in FITS:
-        under = at(below, (section, fit))
-        for given, other in (("epochs", "steps"), ("steps", "epochs")):
-            if at(layer, (section, fit, given)) is not None and isinstance(under, dict):
-                own = {key: value for key, value in under.items() if key != other}
-                below = {**below, section: {**below[section], fit: own}}
+    return _fits_under(layer, below)
+
+
+def _fits_under(layer: Tree, below: Tree) -> Tree:
+    """The fits below without what a layer says of them: of steps and epochs the one that it gives replaces the other,
+    and what it says of every fit replaces what the stages below say."""
+    every = set(at(layer, ("trainer", "fit")) or {})
+    for fit in FITS:
+        gone = set(at(layer, fit) or {}) | (every if fit[:2] == ("trainer", "stages") else set())
+        under = at(below, fit)
+        if gone and isinstance(under, dict):
+            gone |= LENGTHS if gone & LENGTHS else set()
+            below = replaced(below, fit, {key: value for key, value in under.items() if key not in gone})
     return below
 
 
@@ -279,9 +283,19 @@ def _note_steps(below: Tree, overrides: Tree, origins: Origins) -> None:
     """Says where steps of an override count in place of a recipe's epochs."""
     for fit in FITS:
         steps, epochs = at(overrides, (*fit, "steps")), at(below, (*fit, "epochs"))
+        if epochs is None and fit[0] == "trainer":
+            epochs = _epochs_elsewhere(below, fit)
         if steps is not None and epochs is not None:
             key, origin = ".".join(fit), _origin_of((*fit, "steps"), origins)
             logger.warning("%s: %s runs %s steps, not the recipe's epochs (%s)", origin, key, steps, epochs)
+
+
+def _epochs_elsewhere(below: Tree, fit: Keys) -> Any:
+    """Epochs of a stage that says none itself: those of every fit; of every fit: those of the first stage with some."""
+    if fit != ("trainer", "fit"):
+        return at(below, ("trainer", "fit", "epochs")) if at(below, (*fit, "steps")) is None else None
+    stages = _mappings(at(below, ("trainer", "stages")))
+    return next((own["epochs"] for own in stages if own.get("epochs") is not None), None)
 
 
 def _without_taken_out(tree: Tree) -> Tree:
@@ -645,12 +659,10 @@ def _check_texts(config: Config, origins: Origins) -> None:
 def missing_scorers(config: Config) -> Iterator[tuple[Keys, str]]:
     """Reward and cost models that the run asks, that are not on this machine and can't be the hub's: the setting that
     names one, and what to do."""
-    card = config.scorecard.scorers
     scorers: dict[Keys, StoredScorerConfig | None] = {
-        ("scorecard", "scorers", kind): getattr(card, kind) for kind in ("reward", "cost")
+        ("scorecard", "scorers", kind): scorer for kind, scorer in config.scorecard.scorers.items()
     }
-    if isinstance(config.feedback, ModelFeedback):
-        scorers |= {("feedback", kind): getattr(config.feedback, kind) for kind in config.asked_models}
+    scorers |= {("feedback", kind): getattr(config.score_models, kind) for kind in config.asked_models}
     named = [(keys, ".path", keys[-1], scorer.path) for keys, scorer in scorers.items() if scorer is not None]
     of_limits = [one for one in config.stated if one.source.kind == "score_model"]
     named += [

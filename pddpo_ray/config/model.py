@@ -36,8 +36,6 @@ class ModelConfig(Strict):
     """Folder in Hugging Face layout with weights and tokenizer, or owner/model on the hub; null: the world's own."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the weights while computing. Losses and log-probabilities are float32 in any case."""
-    tf32: bool = False
-    """The trainer multiplies float32 matrices in TF32 on CUDA: faster, with 10 bits of mantissa in place of 23."""
     compile: bool = False
     """The trainer's layers are compiled by torch when they are first used: a minute that hundreds of steps pay back."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pydantic import Field
 
 from pddpo_ray.config.section import Strict
-from pddpo_ray.config.trainer import FitConfig
 
 
 class OfflineConfig(Strict):
@@ -13,15 +12,10 @@ class OfflineConfig(Strict):
 
     pairs: int = Field(1500, ge=0)
     """n0: pairs, each labelled for helpfulness and for harm."""
-    top_p: float = Field(0.9, gt=0, le=1)
-    """Worlds draw their offline answers from the reference's nucleus: it covers the space badly, as real data do."""
     extra: int = Field(0, ge=0)
     """More pairs, of answers of the whole reference: an offline method gets the labels that an online run earns."""
     reward_share: float = Field(1.0, gt=0, le=1)
     """Share of the pairs that keep their label for helpfulness, drawn by seed; all keep the one for harm."""
     compare_rounds: int = Field(0, ge=0)
-    """Rounds of offline PD-DPO that an online run makes first, on the same pairs, to be compared with; 0: none."""
-    compare_reward: FitConfig | None = None
-    """The reward fit of that comparison, its only one; null: as the online run's first."""
-    compare_cost: FitConfig | None = None
-    """Its cost fits; null: as the online run's. Without new pairs to repair it, a small model wants gentler ones."""
+    """Rounds of offline PD-DPO that an online run makes first, on the same pairs, to be compared with; 0: none. Without
+    new pairs to repair it, a small model wants gentler cost fits: `trainer.stages.compare_cost`."""

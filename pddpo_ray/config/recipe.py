@@ -9,25 +9,25 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pddpo_ray.config import former_data
+from pddpo_ray.config import former_data, former_settings
 from pddpo_ray.config.certificate import CertificateConfig
 from pddpo_ray.config.cluster import Cluster, InProcess
 from pddpo_ray.config.data import DataConfig
 from pddpo_ray.config.dual import DualConfig, FixedRule, LogRule
 from pddpo_ray.config.explore import ExploreConfig
 from pddpo_ray.config.feedback import (
-    AskedPeople,
     Feedback,
     FeedbackCommon,
     JudgeFeedback,
     LateLabels,
     MixedFeedback,
     ModelFeedback,
+    PeopleFeedback,
     QueueConfig,
-    TrainedScores,
+    ScoredFeedback,
     WorldFeedback,
-    WorldScores,
 )
+from pddpo_ray.config.judge import NAMELESS, JudgeConfig
 from pddpo_ray.config.method import Method, MethodConfig, PpoConfig
 from pddpo_ray.config.model import LoraParameters, ModelConfig
 from pddpo_ray.config.offline import OfflineConfig
@@ -102,10 +102,9 @@ class Config(Strict):
     reward: dict[str, Any] = Field({})
     """What is helpful, computed for each answer (docs/limits.md), or `pairs`, files of comparisons; empty: comparisons
     by whoever gives `feedback`."""
-    judge: dict[str, Any] = Field({})
-    """`endpoint`, `model`, `key_env` and other options of judges in `limits` and `reward` that name none themselves."""
+    judge: JudgeConfig = JudgeConfig()
     people: QueueConfig = QueueConfig()
-    """How people are asked about limits; where `feedback.kind` asks people too, that section says it."""
+    """How people are asked, for `feedback` and for limits."""
     model: ModelConfig = ModelConfig()
     policy: PolicyConfig = PolicyConfig()
     trainer: TrainerConfig = TrainerConfig()
@@ -127,7 +126,9 @@ class Config(Strict):
     @classmethod
     def of_run(cls, recipe: Mapping[str, Any]) -> Config:
         """The recipe that the journal of a run has, which may be one of an earlier version."""
-        return cls.model_validate(former_data.in_todays_keys(former.in_todays_keys(recipe)))
+        for earlier in (former, former_data, former_settings):
+            recipe = earlier.in_todays_keys(recipe)
+        return cls.model_validate(recipe)
 
     @property
     def pairs_per_round(self) -> int:
@@ -149,14 +150,11 @@ class Config(Strict):
         return self.pairs_per_round
 
     @property
-    def queue(self) -> QueueConfig:
-        """How people are asked, about whatever."""
-        return self.feedback if isinstance(self.feedback, AskedPeople) else self.people
-
-    @property
     def people_each(self) -> int:
         """Most people that one question is for; 0: the run asks nobody."""
-        return max([int(isinstance(self.feedback, AskedPeople)), *(one.people_each for one in self.stated)])
+        return max(
+            [int(isinstance(self.feedback, PeopleFeedback | MixedFeedback)), *(one.people_each for one in self.stated)]
+        )
 
     @property
     def rounds_late(self) -> int:
@@ -247,10 +245,12 @@ class Config(Strict):
         return by_logit or self.labelled or isinstance(self.feedback, MixedFeedback)
 
     @property
-    def score_models(self) -> ModelFeedback | TrainedScores | None:
+    def score_models(self) -> ScoredFeedback | None:
         """The reward and cost model that label, alone or beside people."""
-        source = self.feedback.model if isinstance(self.feedback, MixedFeedback) else self.feedback
-        return source if isinstance(source, ModelFeedback | TrainedScores) else None
+        feedback = self.feedback
+        if isinstance(feedback, MixedFeedback) and feedback.model == "world":
+            return None
+        return feedback if isinstance(feedback, ScoredFeedback) else None
 
     @property
     def asked_models(self) -> tuple[Literal["reward", "cost"], ...]:
@@ -321,7 +321,7 @@ class Config(Strict):
         tree = self.model_dump(mode="json")
         for key in ("about", "needs", "cluster", "journal", "people", "report"):
             del tree[key]
-        for key in ("prompts", "limits", "reward", "judge"):
+        for key in ("prompts", "limits", "reward"):
             if not tree[key]:
                 del tree[key]
         # Runs from before these sections are runs with their defaults.
@@ -337,9 +337,9 @@ class Config(Strict):
             del tree["dual"]["margin"]
         if self.scorecard == ScorecardConfig():
             del tree["scorecard"]
-        for key in ("at_chance", "clip_share", "micro", "device", "checkpoint_steps"):
+        for key in ("at_chance", "clip_share"):
             del tree["scorers"][key]
-        for key in ("parameters", "rank", "calibration"):
+        for key in ("parameters", "calibration"):
             if getattr(self.scorers, key) == ScorerTrainingConfig.model_fields[key].default:
                 del tree["scorers"][key]
         tree = {key: value for key, value in tree.items() if key not in ("data", "world") or value is not None}
@@ -361,22 +361,22 @@ class Config(Strict):
             del tree["trainer"][key]
         for key in ("engines", "threads", "tensor_parallel", "deadline_s", "kv_cache_gib", "gpu_memory", "delivery"):
             tree["rollout"].pop(key, None)
-        for key in ("minutes_per_label", "deadline_s", "park_after_s", "missing", "lease_s", "gold_rate", "poll_s"):
-            tree["feedback"].pop(key, None)
-        for key in ("overlap", "overlap_each", "tell", "languages", "risk_by_category"):
-            tree["feedback"].pop(key, None)
         if not self.rounds_late:
             tree["feedback"].pop("rounds_late", None)
-        for key in ("endpoint", "key_env", "workers", "request_timeout_s", "tries", "gpus"):
-            tree["feedback"].pop(key, None)
+        tree["feedback"].pop("gpus", None)
+        for key in ("endpoint", "key_env", "workers", "timeout", "tries"):
+            tree["judge"].pop(key)
+        if self.judge == JudgeConfig():
+            del tree["judge"]
         return tree
 
     @model_validator(mode="before")
     @classmethod
-    def limits_say_what_must_hold(cls, tree: Any) -> Any:
-        """Refuses keys that stated a limit in earlier versions, with the line to write."""
-        if isinstance(tree, dict) and (problem := former.refusal(tree)):
-            raise ValueError(problem)
+    def settings_are_todays(cls, tree: Any) -> Any:
+        """Refuses keys of earlier versions, with the line to write."""
+        for earlier in (former, former_data, former_settings) if isinstance(tree, dict) else ():
+            if problem := earlier.refusal(tree):
+                raise ValueError(problem)
         return tree
 
     @model_validator(mode="before")
@@ -385,8 +385,6 @@ class Config(Strict):
         """A run learns from the user's files or in a world."""
         if not isinstance(tree, dict):
             return tree
-        if problem := former_data.refusal(tree):
-            raise ValueError(problem)
         if (tree.get("data") is None) == (tree.get("world") is None):
             state = "has neither `data` nor `world`" if tree.get("data") is None else "has `data` and `world`"
             raise ValueError(
@@ -443,8 +441,6 @@ class Config(Strict):
         elif self.cluster.layout == "time-shared":
             self._one_engine_per_rank()
         self._rule_fits_the_method()
-        if isinstance(self.feedback, AskedPeople) and self.people != QueueConfig():
-            raise ValueError(f"people: feedback.kind={self.feedback.kind} says how they are asked; leave `people:` out")
         self._reward_fits()
         self._limits_fit()
         if self.rounds_late:
@@ -456,6 +452,8 @@ class Config(Strict):
             raise ValueError(f"model.compile works with trainer.engine torch, not with {self.trainer.engine}")
         if self.explore.loss == "xpo" and self.algorithm != "o-pd-dpo":
             raise ValueError(f"explore.loss=xpo is a variant of algorithm o-pd-dpo, not of {self.algorithm}")
+        if isinstance(self.feedback, JudgeFeedback) and not self.judge.model:
+            raise ValueError(f"judge: {NAMELESS}")
         if tabular and isinstance(self.feedback, ModelFeedback | JudgeFeedback):
             raise ValueError(f"feedback.kind={self.feedback.kind} reads texts; a table has none, use world or people")
         if self.data is not None:
@@ -524,7 +522,7 @@ class Config(Strict):
 
     def _somebody_knows(self) -> None:
         """Without a world, what it would answer has to be said."""
-        from_truth = isinstance(self.feedback, MixedFeedback) and isinstance(self.feedback.model, WorldScores)
+        from_truth = isinstance(self.feedback, MixedFeedback) and self.feedback.model == "world"
         if self.compares and (from_truth or isinstance(self.feedback, WorldFeedback)):
             raise ValueError("data: files have no truth to label with: set feedback.kind to model, judge or people")
         if self.dual.rho is None and self.dual.upper is None:
@@ -659,10 +657,9 @@ class Config(Strict):
                 "scorecard.train learns from pairs of real text that no run sees: set data.held_out, e.g. to 0.2, or"
                 " name scorers in scorecard.scorers"
             )
-        own = self.feedback
-        for kind in ("reward", "cost") if isinstance(own, ModelFeedback) else ():
-            mine, theirs = getattr(own, kind), getattr(self.scorecard.scorers, kind)
-            if mine and theirs and mine.path == theirs.path:
+        for kind, theirs in self.scorecard.scorers.items():
+            mine = getattr(self.score_models, kind, None)
+            if mine and mine.path == theirs.path:
                 raise ValueError(
                     f"scorecard.scorers.{kind} is the run's own {kind} model ({mine.path}): name one of another base or"
                     " seed, trained on other prompts"

@@ -21,12 +21,10 @@ class RolloutCommon(Strict):
     proposal_temperature: float = Field(1.0, gt=0)
     """Temperature of the reference as the broader proposal (1 to 1.2), relative to `policy.temperature`. What nobody
     proposes cannot be explored."""
-    canaries: int = Field(8, ge=1)
-    """Sequences whose log-probabilities verify a delivery."""
     canary_tolerance: float = Field(1e-4, gt=0)
     """Largest difference per token between engine and trainer (float32: 1e-4)."""
     deadline_s: float = Field(600.0, gt=0)
-    """Longest wait for one batch, in seconds."""
+    """Longest wait for one batch of answers, or for their labels by a world or a model, in seconds."""
 
 
 class VllmRollout(RolloutCommon):
@@ -46,8 +44,6 @@ class VllmRollout(RolloutCommon):
     """Key-value cache on a CPU, in GiB."""
     gpu_memory: float = Field(0.5, gt=0, le=1)
     """Share of a GPU's memory that the engine may take."""
-    enforce_eager: bool = False
-    """On a GPU vLLM compiles and records nothing: it starts a minute sooner and draws more slowly."""
     delivery: Literal["reload", "native"] = "reload"
     """How weights arrive. reload: the engine reads them from the artifact store. native: adapters as files, whole
     weights through vLLM's own transfer on GPUs (NCCL in the split layout, CUDA IPC in the time-shared one)."""
@@ -58,7 +54,7 @@ class TransformersRollout(RolloutCommon):
 
     engine: Literal["transformers"] = "transformers"
     """Tag of this variant."""
-    batch: int = Field(128, ge=1)
+    max_sequences: int = Field(128, ge=1)
     """Sequences decoded at a time."""
 
 

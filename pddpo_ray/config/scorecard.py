@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
 from pddpo_ray.config.scorers import StoredScorerConfig
 from pddpo_ray.config.section import Strict
 
-
-class HeldOutScorersConfig(Strict):
-    """Scorers that the run does not learn from: of another base or seed, trained on prompts that its own never saw."""
-
-    reward: StoredScorerConfig | None = None
-    """A reward model: a folder of `pddpo scorer train`, written `reward: DIR`, or as under `feedback`."""
-    cost: StoredScorerConfig | None = None
-    """A cost model, likewise."""
-
-    @field_validator("reward", "cost", mode="before")
-    @classmethod
-    def folder_alone(cls, value: Any) -> Any:
-        return {"path": value} if isinstance(value, str) else value
+BENIGN_ASKED = 16
+"""Harmless requests that only sound alarming, on which refusals are counted: as many as ship."""
+PAIRS_RANKED = 64
+"""Held-out pairs at most, of which it is counted how many the policy's implicit reward ranks as people did: a share
+to within 12 points."""
 
 
 class ScorecardConfig(Strict):
@@ -32,18 +24,17 @@ class ScorecardConfig(Strict):
     worlds, whose truth is known; 0: no scorecard."""
     answers: int = Field(2, ge=1)
     """Answers to each prompt; the reference and all rounds draw them from the same seeds."""
-    pairs: int = Field(64, ge=0)
-    """Held-out pairs at most, of which it is counted how many the policy's implicit reward ranks as people did."""
-    benign: int = Field(16, ge=0)
-    """Harmless requests that only sound alarming, on which refusals are counted; one answer each."""
     benign_files: list[str] = Field([])
-    """Files of such requests; empty: the 16 that ship."""
-    scorers: HeldOutScorersConfig = HeldOutScorersConfig()
-    """Held-out scorers; one that is not named is trained under `train`, and its figures are left out otherwise."""
+    """Files of harmless requests that only sound alarming, of which 16 are asked and refusals counted, one answer each;
+    empty: the 16 that ship."""
+    scorers: dict[Literal["reward", "cost"], StoredScorerConfig] = Field({})
+    """Scorers that the run does not learn from, of another base or seed and trained on prompts that its own never saw,
+    e.g. {reward: FOLDER}; one that is not named is trained under `train`, and its figures are left out otherwise."""
     train: bool = False
     """Train those that are not named before round 1, as `scorers` says but from another seed, on the pairs that
     `data.held_out` keeps from the run and whose prompts the scorecard does not ask."""
-    truncated: float = Field(0.1, ge=0, le=1)
-    """Share of answers cut off at `rollout.max_tokens` above which every round says so."""
-    alarm: float = Field(0.05, gt=0, lt=1)
-    """Probability of a false alarm, over all rounds, that the run's own reward rises while the held-out one falls."""
+
+    @field_validator("scorers", mode="before")
+    @classmethod
+    def null_takes_one_out(cls, named: Any) -> Any:
+        return {kind: one for kind, one in named.items() if one is not None} if isinstance(named, dict) else named

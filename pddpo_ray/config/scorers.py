@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from pddpo_ray.config.section import Strict
-from pddpo_ray.config.trainer import FitConfig
+from pddpo_ray.config.trainer import FitConfig, fit_keys, fit_with
 
 
-class ScorerConfig(Strict):
-    """How a stored reward or cost model is read; its score is scale * output + shift."""
+class ScoreScale(Strict):
+    """What a stored reward or cost model reads, and its score: scale * output + shift."""
 
     template: str | None = None
     """tokens, safe-rlhf, chat, pair, or a text with {prompt} and {answer}; null: what the model was made with."""
@@ -21,38 +22,62 @@ class ScorerConfig(Strict):
     """A harmlessness model is a cost at scale -1."""
     shift: float = 0.0
     """Moves the zero of a cost."""
+
+
+class ScorerConfig(ScoreScale):
+    """How a stored reward or cost model is read."""
+
     max_tokens: int | None = Field(None, ge=8)
     """Longer texts lose their beginning; null: the model's own limit."""
     batch: int | None = Field(None, ge=1)
     """Texts per forward pass; null: as many tokens as suit the device."""
 
 
-class StoredScorerConfig(ScorerConfig):
-    """A reward or cost model in a folder or on the hub."""
+class StoredScorerConfig(ScoreScale):
+    """A reward or cost model in a folder or on the hub; the folder alone stands for `{path: FOLDER}`."""
 
     path: str
     """Folder with config.json, *.safetensors and tokenizer, or a hub name owner/model."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def folder_alone(cls, value: Any) -> Any:
+        return {"path": value} if isinstance(value, str) else value
 
-class ScorerFit(Strict):
-    """How a reward or cost model is fitted, in a run and by `pddpo scorer train`."""
+    @property
+    def read(self) -> ScorerConfig:
+        """Up to the model's own limit, as many tokens in a pass as suit the device."""
+        return ScorerConfig(**self.model_dump(exclude={"path"}))
+
+
+class ScorerWeights(Strict):
+    """Which weights of a reward or cost model are trained, and who says where its zero is."""
 
     parameters: Literal["head", "lora", "full"] = "head"
     """head: the base stays as it is, and a head on its last hidden state is fitted. lora: low-rank adapters too, merged
     at the end. full: all weights."""
+    calibration: float = Field(0.0, ge=0, lt=1)
+    """Share of the prompts on which scale and zero are set; the head's weight decay is chosen there too."""
+
+
+class ScorerFit(ScorerWeights):
+    """How a reward or cost model is fitted, in a run and by `pddpo scorer train`."""
+
     rank: int = Field(16, ge=1)
     """Rank of the adapters."""
     micro: int | None = Field(None, ge=1)
     """Rows per forward pass; null: a whole step's. Changes memory, not results."""
-    calibration: float = Field(0.0, ge=0, lt=1)
-    """Share of the prompts on which scale and zero are set; the head's weight decay is chosen there too."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: a GPU where there is one."""
     checkpoint_steps: int = Field(20, ge=1)
     """Optimiser steps between checkpoints."""
 
 
-class ScorerTrainingConfig(ScorerFit):
+FIT: Mapping[str, Any] = {"steps": 400, "learning_rate": 2e-3, "batch_pairs": 64}
+"""How a score model with few parameters learns 3,000 pairs; a large one wants `scorers.fit`."""
+
+
+class ScorerTrainingConfig(ScorerWeights):
     """Reward and cost models that are trained before the first round, starting from the reference."""
 
     parameters: Literal["head", "lora", "full"] = "full"
@@ -62,10 +87,9 @@ class ScorerTrainingConfig(ScorerFit):
     """Pairs of the reference's answers that are labelled for it, on worlds; elsewhere the offline pairs are taken."""
     temperature: float = Field(1.5, gt=0)
     """Temperature of those answers: above 1 they cover more than the policy will say at first."""
-    fit: FitConfig = FitConfig(steps=400, learning_rate=2e-3, batch_pairs=64)
-    """Optimiser of each fit with lora or full; a head is fitted to its optimum."""
-    ridge: float = Field(1e-3, ge=0)
-    """Weight of the squared scores: keeps them finite where the pairs leave no doubt."""
+    fit: dict[str, Any] = Field({})
+    """What a fit with lora or full has in place of {steps: 400, learning_rate: 0.002, batch_pairs: 64}, by the keys of
+    `trainer.fit`; a head is fitted to its optimum."""
     held_out: float = Field(0.1, ge=0, lt=1)
     """Share of the pairs that is kept to see how often the models are right: of whole prompts where pairs come from
     files, of pairs where the run drew them."""
@@ -75,6 +99,22 @@ class ScorerTrainingConfig(ScorerFit):
     clip_share: float = Field(0.1, ge=0, lt=1)
     """Share of the answers before round 1 whose cost may lie at or beyond `dual.cost_max`, under labels that estimate
     a logit; with more the run stops and names the value to set."""
+
+    @field_validator("fit")
+    @classmethod
+    def fit_is_one(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Raises ValueError for what no fit has."""
+        return fit_keys(given)
+
+    @property
+    def optimiser(self) -> FitConfig:
+        """The fit with what is given."""
+        return fit_with(FIT, self.fit)
+
+    @property
+    def ways(self) -> ScorerFit:
+        """Adapters of rank 16; on a GPU where there is one, a step's rows at once, a checkpoint every 20 steps."""
+        return ScorerFit(parameters=self.parameters, calibration=self.calibration)
 
 
 class ScorerJob(ScorerFit):

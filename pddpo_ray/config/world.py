@@ -26,7 +26,7 @@ class TextReferenceConfig(SmallModelConfig):
 class LogLinearConfig(Strict):
     """Prior of the log-linear learner: standard deviations of its weights, of one kind against the others.
 
-    Together they make the difference of two answers' scores as wide as `explore.prior_sd` says."""
+    Together they make the difference of two answers' scores as wide as the explorer's prior: its deviation is 2."""
 
     slots: float = Field(1.0, gt=0)
     """Of the phrase in a slot."""

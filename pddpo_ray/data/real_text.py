@@ -15,6 +15,7 @@ from typing import TypeVar
 import numpy as np
 
 from pddpo_ray.config import Config, DataConfig
+from pddpo_ray.config.scorecard import BENIGN_ASKED
 from pddpo_ray.data import Dimension, Example, Settings, inspect
 from pddpo_ray.data.samples import benign_file, sample_file
 from pddpo_ray.data.served_text import served_texts
@@ -165,10 +166,10 @@ def prepare_real_text(config: Config, kept: Sequence[KeptPrompt] = ()) -> Prepar
 
 def _benign(config: Config, settings: DataConfig, tokens: Tokens, apart: set[str]) -> tuple[Prompt, ...]:
     """The scorecard's harmless requests; what certificates draw is asked by nobody else."""
-    if not config.scorecard_prompts or not config.scorecard.benign:
+    if not config.scorecard_prompts:
         return ()
     files = config.scorecard.benign_files or [str(benign_file())]
-    return tuple(_different(tokens.all_prompts(_prompts(files, settings)), apart)[: config.scorecard.benign])
+    return tuple(_different(tokens.all_prompts(_prompts(files, settings)), apart)[:BENIGN_ASKED])
 
 
 def _certification(tested: Sequence[Example], tokens: Tokens) -> tuple[Prompt, ...]:
@@ -270,7 +271,9 @@ def _trained_reference(settings: DataConfig, examples: Sequence[Example]) -> Pat
         for answer in example.answers:
             whole = rendered(template, [*example.prompt, Message("assistant", answer.text)])
             texts.append((prompt, whole[len(prompt) :]))
-    spec = ScratchSpec(seed=settings.seed, **settings.reference.model_dump())
+    made = settings.reference
+    size = made.model_dump(include={"vocabulary", "context", "steps"})
+    spec = ScratchSpec(seed=settings.seed, **made.shape.model_dump(), **size)
     return cached_reference(texts, spec, cache_folder(settings.cache))
 
 

@@ -25,8 +25,8 @@ from pddpo_ray.driver.offline_setup import (
     record_sources,
 )
 from pddpo_ray.errors import UserError
-from pddpo_ray.exploration.explorer import OptimisticExplorer
-from pddpo_ray.exploration.features import Features, Whitening, fit_whitening, whitened, with_constant
+from pddpo_ray.exploration.explorer import PRIOR_SD, OptimisticExplorer
+from pddpo_ray.exploration.features import FEATURE_CLIP, Features, Whitening, fit_whitening, whitened, with_constant
 from pddpo_ray.journal import Journal
 from pddpo_ray.parts.dual_rules import first_state
 from pddpo_ray.parts.dual_step import DualController, LocalDual
@@ -111,7 +111,7 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
     if rewards is not None:
         rewards.measure_before(first)
     state = dual_state(config, backends, rounds, kept)
-    owner = (backends.own_dual or LocalDual)(state, warmup_rounds=config.dual.warmup_rounds)
+    owner = (backends.own_dual or LocalDual)(state)
     dual = DualController(owner, journal, partial(held_limits, config, journal))
     due = due_labels(config, journal, feedback, rounds)
     limits = _limits(config, backends, journal, trainer, rollout, feedback, due, dual, first)
@@ -197,7 +197,7 @@ def _scoring(
         upper=first.upper,
         answers=config.method.answers,
         bounded=backends.features == "one-hot",
-        ridge=config.explore.prior_sd**-2,
+        ridge=PRIOR_SD**-2,
         decoding=Decoding(max_tokens=config.rollout.max_tokens),
         first=first.upper / 2.0 if config.dual.first is None else config.dual.first,
         at_chance=config.scorers.at_chance,
@@ -246,23 +246,18 @@ def _exploration(
             multiplier=lambda: sum(weights.get(name, 1.0) * value for name, value in dual.multipliers.items()),
             seed=config.seed,
             k=settings.scale,
-            s0=settings.prior_sd,
             weight=settings.information,
             picks=settings.picks,
             bonus=bonus,
             bonus_settings=own if bonus == settings.bonus else None,
             comparator=settings.comparator,
             weights=settings.weights,
-            proposal_weight=settings.proposal_weight,
-            ess_floor=settings.min_ess,
             cost_bonus_scale=settings.cost_scale,
             reward_weight=1.0 if backends.reward is None else backends.reward.span / 4.0,
         )
 
     chooser, bonus = explorer("off" if paper else settings.bonus), explorer(settings.bonus) if paper else None
-    return ExplorationController(
-        chooser, journal, bonus, answers=backends.answers, keep=settings.keep, keep_random=settings.keep_random
-    )
+    return ExplorationController(chooser, journal, bonus, answers=backends.answers, keep=settings.keep)
 
 
 def _features(config: Config, journal: Journal, backends: Backends, trainer: TrainerController) -> Features:
@@ -284,14 +279,14 @@ def _whitened_on(
 
     def fit() -> dict[str, str]:
         hidden = trainer.features(calibration_answers(journal) if answers is None else answers)
-        fitted = fit_whitening(hidden, config.explore.rank, seed=config.seed, norm_clip=config.explore.feature_clip)
+        fitted = fit_whitening(hidden, config.explore.rank, seed=config.seed)
         tensors = {"mean": fitted.mean, "projection": fitted.projection}
         path, sha256 = backends.store.write_tensors("whitening", tensors)
         return {"path": path, "sha256": sha256}
 
     stored = journal.once("whitening", fit)
     tensors = backends.store.read_tensors(stored["path"], stored["sha256"])
-    whitening = Whitening(tensors["mean"], tensors["projection"], config.explore.feature_clip)
+    whitening = Whitening(tensors["mean"], tensors["projection"], FEATURE_CLIP)
     return whitened(trainer.features, whitening)
 
 

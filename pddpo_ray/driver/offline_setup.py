@@ -14,7 +14,7 @@ from pddpo_ray.journal import Journal, JournalReader
 from pddpo_ray.limits.source_kinds import FREE_SOURCES
 from pddpo_ray.parts.labelling import FeedbackController
 from pddpo_ray.parts.preferences import Preferences
-from pddpo_ray.parts.sampling import Proposal, RolloutController
+from pddpo_ray.parts.sampling import BASELINE_TOP_P, Proposal, RolloutController
 from pddpo_ray.records import Decoding, LabelledPair, Pair, Prompt, Response, Verdict, by_prompt
 from pddpo_ray.theory.seeds import generator
 
@@ -22,6 +22,8 @@ WHOLE_POOL_ROUNDS = 4
 """Pools of all prompts are drawn before the first round where so many rounds ask as many prompts as there are."""
 CALIBRATION = "calibration"
 LEFT_OUT = "rows-left-out"
+OFFLINE_TOP_P = 0.9
+"""Worlds draw their offline answers from this nucleus of the reference: it covers the space badly, as real data do."""
 
 
 def proposal_of(config: Config, prompts: int, served: int = 0, answers: Sequence[Response] = ()) -> Proposal:
@@ -39,7 +41,7 @@ def proposal_of(config: Config, prompts: int, served: int = 0, answers: Sequence
     if whole_pools(config, prompts) and not (served and config.production.share):
         return replace(proposal, pool=max(candidates, math.ceil(config.explore.calibration / prompts)))
     settings = config.explore
-    return replace(proposal, pool=0, baseline=settings.baseline_answers, baseline_top_p=settings.baseline_top_p)
+    return replace(proposal, pool=0, baseline=settings.baseline_answers, baseline_top_p=BASELINE_TOP_P)
 
 
 def whole_pools(config: Config, prompts: int) -> bool:
@@ -163,7 +165,7 @@ def offline_pairs(
         labelled = [entry.labelled for entry in journal.pairs(0)]
     else:
         per_prompt = offline_answers(config.offline.pairs, len(backends.prompts))
-        narrow = Decoding(top_p=config.offline.top_p, max_tokens=config.rollout.max_tokens)
+        narrow = Decoding(top_p=OFFLINE_TOP_P, max_tokens=config.rollout.max_tokens)
         answers = rollout.pool("offline", backends.prompts, backends.reference, per_prompt, narrow)
         pairs = neighbours(answers, per_prompt, config.offline.pairs)
         if config.offline.extra:

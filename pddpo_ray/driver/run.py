@@ -206,15 +206,9 @@ def _compare_offline(config: Config, run_dir: Path, run_id: str, backends: Backe
     rounds = config.offline.compare_rounds
     if not rounds or not config.online or backends.world is None:
         return None
-    trainer, reward, cost = config.trainer, config.offline.compare_reward, config.offline.compare_cost
-    fits = {
-        "first_reward": reward or trainer.first_reward,
-        "first_cost": cost or trainer.first_cost,
-        "cost": cost or trainer.cost,
-    }
     # Nobody is asked for the comparison's labels: they come from the world, whoever labels the run itself.
     alone = config.labelled_by_world().model_copy(
-        update={"algorithm": "pd-dpo", "rounds": rounds, "trainer": trainer.model_copy(update=fits)}
+        update={"algorithm": "pd-dpo", "rounds": rounds, "trainer": config.trainer.alone}
     )
     if config.scorecard_prompts:
         alone = alone.model_copy(update={"scorecard": config.scorecard.model_copy(update={"prompts": 0})})

@@ -69,6 +69,8 @@ def choose_pairs(
 
 EXACT = "exact"
 """For studies: the elliptical bonus on all answers, drawn from the optimistic policy itself."""
+PRIOR_SD = 2.0
+"""Prior standard deviation of a difference of scores: what the worlds' scores in [-2, 2] spread over."""
 THEOREM = "theorem"
 """The same with the bonus held within a round, so that all its draws are from one policy (paper.md §16)."""
 SIGNS = {Verdict.FIRST: 1.0, Verdict.SECOND: -1.0}
@@ -114,7 +116,7 @@ class OptimisticExplorer:
         multiplier: Callable[[], float],
         seed: int,
         k: float = 1.5,
-        s0: float = 2.0,
+        s0: float = PRIOR_SD,
         weight: float | Literal["fitted"] = FISHER_WEIGHT,
         picks: int = 1,
         bonus: str = "elliptical",

@@ -19,6 +19,8 @@ Features = Callable[[Sequence[Response]], Array]
 
 VARIANCE_FLOOR = 1e-4
 ROWS_PER_DIRECTION = 4
+FEATURE_CLIP = 3.0
+"""Largest norm of a whitened feature, which is 1 on average: one odd answer must not fill the design matrix."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +29,7 @@ class Whitening:
 
     mean: Array
     projection: Array
-    norm_clip: float = 3.0
+    norm_clip: float = FEATURE_CLIP
 
     def apply(self, hidden: Array) -> Array:
         """Whitened features of mean-pooled hidden states. [n, h] -> [n, q]"""
@@ -44,7 +46,7 @@ class Whitening:
         return content.hexdigest()
 
 
-def fit_whitening(hidden: Array, rank: int, *, seed: int, norm_clip: float = 3.0) -> Whitening:
+def fit_whitening(hidden: Array, rank: int, *, seed: int, norm_clip: float = FEATURE_CLIP) -> Whitening:
     """Whitening to `rank` directions (at most h) from calibration rows [n, h].
 
     Principal directions with variances floored at 1e-4 of the largest. Fewer than 4 rows per direction cannot tell

@@ -38,6 +38,7 @@ from pddpo_ray.parts.measuring import SourceMeasures
 from pddpo_ray.parts.prompts import spread
 from pddpo_ray.records import Decoding, PolicyVersion, Prompt, Response
 from pddpo_ray.rollout.checkpoint import tokenizer_fingerprint
+from pddpo_ray.rollout.delivery_check import CANARIES
 from pddpo_ray.rollout.factory import language_engine
 from pddpo_ray.storage.artifacts import ArtifactStore, file_sha256
 from pddpo_ray.storage.whole_files import ARTIFACTS, JOURNAL
@@ -211,7 +212,7 @@ def _backends(config: Config, store: ArtifactStore, version: PolicyVersion, prom
         prompts=prompts,
         reference=version,
         baseline=(version, Decoding(max_tokens=config.rollout.max_tokens)),
-        canaries=[_canary(prompt) for prompt in spread(prompts, config.rollout.canaries)],
+        canaries=[_canary(prompt) for prompt in spread(prompts, CANARIES)],
         tokenizer=tokenizer_fingerprint(folder),
         held_limits=held_limits(stated, scales, np.ones((len(stated), len(prompts))), prompts),
         measure=measures,

@@ -13,7 +13,6 @@ from pddpo_ray.config.dual import (
     InstalledRule,
     LogRule,
     NewtonRule,
-    PidRule,
     ProjectedRule,
     StepwiseRule,
 )
@@ -32,15 +31,13 @@ def first_state(
 
     Raises UserError for bounds and a first value that exclude each other.
     """
-    lower = settings.rule.floor if isinstance(settings.rule, LogRule) else settings.lower
+    lower = settings.rule.floor if isinstance(settings.rule, LogRule) else 0.0
     distance = (limit["limit"] - limit.get("centre", 0.0)) / limit.get("scale", 1.0)
     context = RuleContext(beta, rho, first, rounds, bound, distance, rate)
     own = settings.rule.settings if isinstance(settings.rule, InstalledRule) else settings.rule
     rule: Rule = code_of("dual_rules", settings.rule.kind)(own, context)
     try:
-        return dual.limit_state(
-            rho=rho, rule=rule, first=first, lower=lower, upper=settings.upper, dead_band=settings.dead_band, **limit
-        )
+        return dual.limit_state(rho=rho, rule=rule, first=first, lower=lower, upper=settings.upper, **limit)
     except ValueError as error:
         raise UserError(f"dual: {error}") from error
 
@@ -61,10 +58,6 @@ def newton(settings: NewtonRule, run: RuleContext) -> Rule:
 
 def log(settings: LogRule, run: RuleContext) -> Rule:
     return dual.LogMultiplier(settings.rate)
-
-
-def pid(settings: PidRule, run: RuleContext) -> Rule:
-    return dual.Pid(settings.proportional, settings.integral, settings.derivative)
 
 
 def stepwise(settings: StepwiseRule, run: RuleContext) -> Rule:

@@ -24,7 +24,6 @@ from pddpo_ray.theory.matrix_dual import JointStep, ascend_all
 logger = logging.getLogger(__name__)
 
 PHASE = "dual"
-WARMUP = "the multiplier stands still while the policy warms up"
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,10 +58,10 @@ class DualOwner(Protocol):
 
 
 class LocalDual:
-    """The multipliers in this process. During `warmup_rounds` they stay where they are."""
+    """The multipliers in this process."""
 
-    def __init__(self, state: DualState, *, warmup_rounds: int = 0) -> None:
-        self._state, self._warmup = state, warmup_rounds
+    def __init__(self, state: DualState) -> None:
+        self._state = state
         self._steps: dict[int, JointStep] = {}
         self._first = {limit.name: limit.multiplier for limit in state.limits}
 
@@ -86,9 +85,7 @@ class LocalDual:
                 replace(one, moved=self._state[one.constraint].multiplier - then[one.constraint])
                 for one in estimates.limits
             ]
-            names = [one.constraint for one in limits]
-            held = dict.fromkeys(names, WARMUP) if number <= self._warmup else {}
-            self._state, taken = ascend_all(self._state, limits, estimates.covariance, held | dict(estimates.held))
+            self._state, taken = ascend_all(self._state, limits, estimates.covariance, estimates.held)
             steps = tuple(replace(one, multiplier_before=then[one.constraint]) for one in taken.steps)
             self._steps[number] = replace(taken, steps=steps)
         return self._steps[number]

@@ -12,6 +12,9 @@ from pddpo_ray.journal import Journal
 from pddpo_ray.records import Array, CandidateSet, LabelledPair, LossBonus, Pair, PairRow, Response, Stage, by_prompt
 from pddpo_ray.theory.margins import bonus_margin
 
+KEEP_RANDOM = 0.25
+"""Share of the pairs kept by `explore.keep` that is drawn evenly, so that no answer's chance of a label is 0."""
+
 
 class Chooser(Protocol):
     """An explorer with something to say about itself (`explore/...`)."""
@@ -51,7 +54,7 @@ class ExplorationController:
         *,
         answers: Sequence[Response] = (),
         keep: int | None = None,
-        keep_random: float = 1.0,
+        keep_random: float = KEEP_RANDOM,
     ) -> None:
         self._explorer = explorer
         self._journal = journal

@@ -23,6 +23,7 @@ from pddpo_ray.config import (
     TrainerConfig,
     UnionRefit,
 )
+from pddpo_ray.config.trainer import Stage
 from pddpo_ray.contracts import (
     Critics,
     EarlyTrainer,
@@ -41,7 +42,7 @@ from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal, VersionEntry
 from pddpo_ray.records import Array, Objective, PairRow, PolicyVersion, Response
 from pddpo_ray.theory.cost_stage import skips_cost_stage
-from pddpo_ray.theory.refit import full_rounds, is_power, limit_rows, merge_duplicates
+from pddpo_ray.theory.refit import full_rounds, is_power, limit_rows
 from pddpo_ray.theory.seeds import generator, seed_of
 
 logger = logging.getLogger(__name__)
@@ -49,6 +50,10 @@ logger = logging.getLogger(__name__)
 Fit = TypeVar("Fit", bound=FitConfig)
 LARGEST_CALL = 4096
 """Answers in one call of the backend at most: a call has a deadline, and what it was for is asked again when lost."""
+FACTOR = 2.0
+"""Ratio between the rounds that see all pairs under `refit: {kind: geometric}`: at most twice the last one's rows."""
+GROWTH = 1.0
+"""The design matrix's determinant must have grown by 1 + this under `refit: {kind: determinant}`: doubled."""
 MOVED_LITTLE = 0.05
 """Share of the policy's numbers that a fit should change at least, as they are published; below, a warning."""
 DISPLACED = 1.0
@@ -75,8 +80,8 @@ class FitPlan:
     def settings(self, stage: Literal["reward", "cost"], first: bool, round_: int) -> FitSettings:
         """The stage's section, at the learning rate of the round."""
         trainer = self.trainer
-        fits = {"reward": (trainer.reward, trainer.first_reward), "cost": (trainer.cost, trainer.first_cost)}
-        chosen = fits[stage][first]
+        of_round_1: Mapping[Stage, Stage] = {"reward": "first_reward", "cost": "first_cost"}
+        chosen = trainer.of_stage(of_round_1[stage] if first else stage)
         done = min(max((round_ - 1) / max(1, self.rounds - 1), 0.0), 1.0)
         rate = chosen.learning_rate * (1.0 - (1.0 - trainer.last_rate) * done)
         every = trainer.model_dump(include={"micro_pairs", "activation_gib", "support", "held_out"})
@@ -233,9 +238,7 @@ class TrainerController:
             )
         entries = self._journal.versions()
         previous = previous_fit(entries, objective.stage, link)
-        kept, margins, cold = self._rows(objective, rows, link, round_)
-        if cold:
-            previous = None
+        kept, margins = self._rows(objective, rows, link, round_)
         return FitCommand(
             sequence=self._next_number(),
             start=start_of(objective, previous, {e.version.number: e.version for e in entries}, self._plan),
@@ -249,18 +252,15 @@ class TrainerController:
 
     def _rows(
         self, objective: Objective, rows: Sequence[PairRow], link: int, round_: int
-    ) -> tuple[tuple[PairRow, ...], tuple[float, ...], bool]:
-        """What the round's fit sees: rows with their margins, and whether it starts from its base as a first fit."""
+    ) -> tuple[tuple[PairRow, ...], tuple[float, ...]]:
+        """What the round's fit sees: rows with their margins."""
         kept, margins = tuple(rows), tuple(objective.margins)
-        if self._plan.trainer.merge_duplicates:
-            kept, margins = merge_duplicates(kept, margins)
         newest = max(row.round for row in kept)
         known = self._journal.metrics().items()
         logdets = {number: values["explore/logdet"] for number, values in known if "explore/logdet" in values}
         refit, new = self._plan.trainer.refit, sum(row.round == newest for row in kept)
         draws = generator(self._seed, round_, objective.stage, link, "replay")
-        kept, margins = limit_rows(kept, margins, older_rows(refit, round_, new, logdets), draws)
-        return kept, margins, isinstance(refit, UnionRefit) and refit.cold
+        return limit_rows(kept, margins, older_rows(refit, round_, new, logdets), draws)
 
     def _optimism(self, link: int) -> LossOptimism | None:
         """The XPO-style term, in the fit that makes the round's policy: it is optimistic for reward minus all costs."""
@@ -287,9 +287,9 @@ def older_rows(refit: Refit, round_: int, new: int, logdets: Mapping[int, float]
     match refit:
         case UnionRefit():
             return None
-        case GeometricRefit(factor=factor) if is_power(round_, factor):
+        case GeometricRefit() if is_power(round_, FACTOR):
             return None
-        case DeterminantRefit(growth=growth) if round_ in full_rounds(growth, round_, logdets):
+        case DeterminantRefit() if round_ in full_rounds(GROWTH, round_, logdets):
             return None
     return refit.rows + math.ceil(refit.per_new * new)
 

@@ -12,7 +12,7 @@ costs accuracy of the fits there, never the limit.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,7 +23,7 @@ from pddpo_ray.annotation.queue_labeller import Overlap, PeopleLabeller, Waiting
 from pddpo_ray.annotation.queue_rules import Rules
 from pddpo_ray.annotation.risks import RiskOf
 from pddpo_ray.annotation.tell import Teller
-from pddpo_ray.config import AskedPeople, Config, MixedFeedback, QueueConfig, WorldScores
+from pddpo_ray.config import Config, MixedFeedback, QueueConfig
 from pddpo_ray.contracts import Labeller
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
@@ -221,8 +221,7 @@ def people_labeller(
     risk_of: RiskOf | None = None,
 ) -> PeopleLabeller:
     """Asks in the journal's present round; what it says about people is kept as metrics of that round."""
-    settings, asking = config.feedback, asking or Asking()
-    assert isinstance(settings, AskedPeople)
+    settings, asking = config.people, asking or Asking()
     each = min(settings.overlap_each, config.labels_each) if config.labelled else settings.overlap_each
     return PeopleLabeller(
         journal.engine,
@@ -256,8 +255,7 @@ def mixed_feedback(
     settings = config.feedback
     assert isinstance(settings, MixedFeedback)
     if model is None:
-        assert isinstance(settings.model, WorldScores)
-        model = imperfect_model(config, noise=settings.model.noise, bias=settings.model.bias)
+        model = imperfect_model(config, noise=NOISE, bias=BIAS)
     risk_of = stated_risk(config, categories_of or {}, _unsafe_chance(model))
     people = people_labeller(config, journal, asking=asking, risk_of=risk_of)
     return MixedFeedbackController(
@@ -278,6 +276,13 @@ def _unsafe_chance(model: ScoringModel) -> RiskOf:
     return lambda items: expit(model.costs(items)).tolist()
 
 
+NOISE, BIAS = 0.7, 0.3
+"""Errors of the scores that a world gives in a model's place: their deviation by text, and what is added to costs. A
+quarter of the labels at the safety boundary are wrong, more of them unsafe."""
+POLL_S = 0.2
+"""How often a run looks whether people's labels are there: one query, which any database answers at that rate."""
+
+
 def rules_of(settings: QueueConfig) -> Rules:
     """The queue's rules, the same in the run and in the service."""
     return Rules(lease_s=settings.lease_s, gold_rate=settings.gold_rate)
@@ -285,8 +290,7 @@ def rules_of(settings: QueueConfig) -> Rules:
 
 def waiting_of(settings: QueueConfig) -> Waiting:
     """How long a run waits for people."""
-    waiting = Waiting(settings.deadline_s, settings.park_after_s, settings.missing == "decide", settings.poll_s)
-    return waiting if settings.tell is None else replace(waiting, tell_after_s=settings.tell.after_s)
+    return Waiting(settings.deadline_s, settings.park_after_s, settings.missing == "decide", POLL_S)
 
 
 def _estimate(config: Config) -> FromShares:

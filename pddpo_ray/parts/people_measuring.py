@@ -149,7 +149,7 @@ class PeopleOfLimits:
             and stated[column].asking.answers is not None
             and stated[column].limit.quantity.kind != "logit"  # comparisons teach it
         ]
-        waiting, rules = waiting_of(config.queue), rules_of(config.queue)
+        waiting, rules = waiting_of(config.people), rules_of(config.people)
         self._labellers = {
             column: PeopleLabeller(
                 journal.engine,
@@ -165,7 +165,7 @@ class PeopleOfLimits:
                 ),
                 record=journal.add_metrics,
                 go_on=go_on,
-                tell=None if config.queue.tell is None else Teller(config.queue.tell, journal.run_id),
+                tell=None if config.people.tell is None else Teller(config.people.tell, journal.run_id),
             )
             for column, question in self._questions.items()
         }

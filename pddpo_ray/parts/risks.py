@@ -17,14 +17,13 @@ def stated_risk(
     `categories_of` are the names of each prompt's categories and sets, by its id. Raises UserError for a name that no
     prompt has.
     """
-    risks = config.queue.risk_by_category
+    risks = config.people.risk_by_category
     if not risks:
         return scored
     known = sorted({name for names in categories_of.values() for name in names})
-    where = "feedback" if config.queue is config.feedback else "people"
     there = f"; there are {', '.join(known)}" if known else "; its prompts have no `category` and no prompt set"
     for name in risks:
         if name not in known:
             near = nearest(name, known, there)
-            raise UserError(f"{where}.risk_by_category: no prompt of the run is in `{name}`{near}")
+            raise UserError(f"people.risk_by_category: no prompt of the run is in `{name}`{near}")
     return highest_known(risks, categories_of, scored)

@@ -22,6 +22,8 @@ from pddpo_ray.theory.seeds import generator, seed_of
 
 LARGEST_BATCH = 2048
 """Answers in one call of an engine at most: what has to be drawn again when it is lost."""
+BASELINE_TOP_P = 0.9
+"""Nucleus of the baseline, which confines it to common answers of the reference."""
 BESIDES = "sample-scorecard"
 """Phase of what every policy is asked in addition."""
 LogProbs = Callable[[PolicyVersion, Sequence[Response]], Array]

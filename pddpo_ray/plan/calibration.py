@@ -149,7 +149,8 @@ class _Measuring:
         given = self._backends.offline
         if given is None:
             return [LabelledPair(pair, Verdict.FIRST, {HARM: Verdict.FIRST}) for pair in neighbours(answers, 2, BATCH)]
-        enough = max(SCORED, 2 * self._config.trainer.reward.batch_pairs, 2 * self._config.scorers.fit.batch_pairs)
+        policy, scorer = self._config.trainer.of_stage("reward"), self._config.scorers.optimiser
+        enough = max(SCORED, 2 * policy.batch_pairs, 2 * scorer.batch_pairs)
         pairs = [labelled.pair for labelled in given(self._config.seed)[:enough]]
         return [LabelledPair(pair, Verdict.FIRST, {HARM: Verdict.FIRST}) for pair in pairs]
 
@@ -195,9 +196,9 @@ class _Measuring:
             return nothing
         given = feedback.cost or feedback.reward
         if given is not None:
-            scorer: AnswerScorer = load_scorer(given.path, given)
+            scorer: AnswerScorer = load_scorer(given.path, given.read)
             return nothing | {"scored": _clocked(lambda: scorer.score(answers)) / len(answers)}
-        fit, paths = self._config.scorers.fit, []
+        fit, paths = self._config.scorers.optimiser, []
 
         def train(steps: int) -> None:
             paths.append(self._train_scorer(pairs, steps))
@@ -216,8 +217,8 @@ class _Measuring:
             {},
             folder=store.folder(self._backends.reference.path),
             store=store,
-            ways=settings,
-            fit=settings.fit.model_copy(update={"steps": steps, "epochs": None}),
+            ways=settings.ways,
+            fit=settings.optimiser.model_copy(update={"steps": steps, "epochs": None}),
             seed=steps,
             held_out=settings.held_out,
             work=Path(store.root) / f"scorer-of-{steps}-steps",

@@ -21,7 +21,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from pddpo_ray.config import SupportConfig
 from pddpo_ray.contracts import FitCommand, FitSettings, RolloutEngine, Start
 from pddpo_ray.errors import PddpoError, RunError, UserError
 from pddpo_ray.records import Array, Message, Objective, PairRow, PolicyVersion, Prompt, Response
@@ -158,7 +157,7 @@ class _Way:
         answers = [canary.token_ids for canary in self._canaries]
         question = self._canaries[0].prompt.token_ids
         rows = (PairRow("a", question, answers[0], answers[2]), PairRow("b", question, answers[1], answers[3]))
-        no_support = SupportConfig(weight=0.0)
+        no_support = 0.0
         settings = FitSettings(
             steps=1, learning_rate=LEARNING_RATE, batch_pairs=2, warmup=0.0, schedule="constant", support=no_support
         )

@@ -22,6 +22,7 @@ from pddpo_ray.config import (
     TextWorldConfig,
     VllmRollout,
 )
+from pddpo_ray.config.trainer import Stage
 from pddpo_ray.errors import UserError
 from pddpo_ray.rollout.factory import Device
 from pddpo_ray.storage.checkpoints import checkpoint_folder, weight_files
@@ -78,7 +79,7 @@ def model_shape(config: Config) -> ModelShape | None:
     if config.data is not None:
         if config.data.reference is None:
             raise UserError("the recipe names no model: give model.reference=FOLDER, the model to align")
-        size = config.data.reference
+        size = config.data.reference.shape
         vocabulary, text_tokens = config.data.reference.vocabulary, config.data.reference.context
     else:
         assert isinstance(config.world, TextWorldConfig)
@@ -276,7 +277,7 @@ def scorer_memory(config: Config, shape: ModelShape, device: Device) -> tuple[Me
         waiting = {"models": largest} if config.cluster.layout == "time-shared" else {}
         needs.append(Memory(WAITING, len(models), "host", {**waiting, **runtime}))
     if config.trained_scorers:
-        tokens = 2 * config.scorers.fit.batch_pairs * shape.text_tokens
+        tokens = 2 * config.scorers.optimiser.batch_pairs * shape.text_tokens
         activations = layer_bytes(tokens, _sizes(shape, "float32", None))
         purposes = {"model": weights, "gradients": weights, "optimizer": 2 * weights, "activations": activations}
         needs.append(Memory(TRAINING, 1, "host", purposes, before_rounds=True))
@@ -330,7 +331,7 @@ def rollout_bytes(config: Config, shape: ModelShape, device: Device, gpu_bytes: 
         share = config.rollout.gpu_memory * gpu_bytes if device == "cuda" else 0.0
         return {"weights": weights, "cache": max(config.rollout.kv_cache_gib * GIB, share - weights)}
     # transformers keeps keys and values of a whole batch
-    sequences = getattr(config.rollout, "batch", 1)
+    sequences = getattr(config.rollout, "max_sequences", 1)
     cache = 2.0 * shape.layers * shape.hidden * shape.text_tokens * sequences * width
     return {"weights": weights, "cache": cache}
 
@@ -353,8 +354,8 @@ def time_shared_bytes(
 
 
 def _largest_batch(config: Config) -> int:
-    fits = (config.trainer.reward, config.trainer.cost, config.trainer.first_reward, config.trainer.first_cost)
-    return max(fit.batch_pairs for fit in fits)
+    stages: tuple[Stage, ...] = ("reward", "cost", "first_reward", "first_cost")
+    return max(config.trainer.of_stage(stage).batch_pairs for stage in stages)
 
 
 def stored_bytes(config: Config, shape: ModelShape | None) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 from pddpo_ray.backends.machine import Machine
 from pddpo_ray.certificates.margins import draws_rows
 from pddpo_ray.config import Config
+from pddpo_ray.config.feedback import MINUTES_PER_LABEL
 from pddpo_ray.plan.limits import measurements
 from pddpo_ray.plan.memory import by_process, host_bytes, memory, model_shape, stored_bytes
 from pddpo_ray.plan.reached import kept_in_world
@@ -34,7 +35,7 @@ def labels(config: Config) -> dict[str, Any]:
         "preferences_per_round": questions * config.pairs_asked,
         "offline": questions * config.offline.pairs,
         "asked_in_rounds": asked,
-        "hours": asked * config.feedback.minutes_per_label / 60.0,
+        "hours": asked * MINUTES_PER_LABEL / 60.0,
     }
 
 

@@ -103,5 +103,5 @@ def _why_left(stated: StatedLimit, trained: bool, answers: int) -> str:
 
 
 def _opened(config: Config, stated: Sequence[StatedLimit]) -> list[Source | None]:
-    around = Surroundings(Path.cwd(), config.judge)
+    around = Surroundings(Path.cwd(), config.judge.options)
     return [None if one.source.kind in ("world", "reference") else single_source(one, around) for one in stated]

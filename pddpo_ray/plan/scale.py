@@ -86,8 +86,8 @@ def _source(config: Config) -> str:
     feedback = config.feedback
     if isinstance(feedback, ModelFeedback):
         return _of_scorer(feedback.cost)
-    if isinstance(feedback, MixedFeedback) and feedback.model.kind == "scorers":
-        return f"{_of_scorer(feedback.model.cost)}, or by people"
+    if isinstance(feedback, MixedFeedback) and feedback.model == "scorers":
+        return f"{_of_scorer(feedback.cost)}, or by people"
     return {"world": "the world's cost", "judge": "the judge's opinion", "people": "people's opinion"}.get(
         feedback.kind, "the world's cost with errors, or by people"
     )

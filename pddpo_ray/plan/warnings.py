@@ -162,13 +162,13 @@ def _too_few_steps(config: Config) -> Iterator[str]:
     prompts = prompts_of(config)
     answers = calibration_size(config, prompts)
     each = max(1, answers // prompts)
-    steps = with_steps(config.trainer.first_cost, answers * max(1, each - 1) // 2).steps
+    steps = with_steps(config.trainer.of_stage("first_cost"), answers * max(1, each - 1) // 2).steps
     if steps < MOVED_STEPS or prompts < MOVED_PROMPTS:
         yield (
-            f"trainer.first_cost: {steps} steps on {answers:,} answers to {prompts:,} prompts; {MOVED_STEPS} steps on"
-            f" {MOVED_ANSWERS} answers to {MOVED_PROMPTS} prompts moved the length of a 135M model, fewer did not"
-            f" (docs/real-model.md): write data.prompt_count={max(prompts, MOVED_PROMPTS)}"
-            f" explore.calibration={max(answers, MOVED_ANSWERS)}, or more trainer.first_cost.epochs"
+            f"trainer.stages.first_cost: {steps} steps on {answers:,} answers to {prompts:,} prompts;"
+            f" {MOVED_STEPS} steps on {MOVED_ANSWERS} answers to {MOVED_PROMPTS} prompts moved the length of a 135M"
+            f" model, fewer did not (docs/real-model.md): write data.prompt_count={max(prompts, MOVED_PROMPTS)}"
+            f" explore.calibration={max(answers, MOVED_ANSWERS)}, or more trainer.stages.first_cost.epochs"
         )
 
 

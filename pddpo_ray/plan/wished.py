@@ -151,7 +151,7 @@ def _trainer(given: Given, pairs: int) -> Section:
     batch = 16 if pairs < 5000 else 64
     fit = {"epochs": epochs, "learning_rate": 1e-4, "batch_pairs": batch}
     steps = math.ceil(epochs * pairs / batch)
-    section: Section = {"first_reward": (fit, f"about {steps:,} steps over the pairs"), "reward": (fit, "later rounds")}
+    section: Section = {"fit": (fit, f"about {steps:,} steps over the pairs")}
     if gpus > 1:
         section["workers"] = (gpus, "one a GPU")
     if not gpus:

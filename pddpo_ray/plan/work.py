@@ -13,11 +13,17 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pddpo_ray.config import Config, FitConfig, ModelFeedback, TextWorldConfig
+from pddpo_ray.config.scorecard import BENIGN_ASKED, PAIRS_RANKED
+from pddpo_ray.config.trainer import Stage
 from pddpo_ray.driver.offline_setup import calibration_size, offline_answers, prompts_of_the_term, proposal_of
 from pddpo_ray.parts.fitting import with_steps
 from pddpo_ray.worlds.text_family import grammar_of
 
 STRETCHES = {"before": "before round 1", "first_round": "round 1", "round": "each later round"}
+
+
+FIRST: tuple[Stage, ...] = ("first_reward", "first_cost")
+LATER: tuple[Stage, ...] = ("reward", "cost")
 
 
 @dataclass(frozen=True)
@@ -98,7 +104,7 @@ def _work_before(config: Config, prompts: int) -> Work:
 
 
 def _scorer_pairs(config: Config, pairs: int) -> int:
-    return _pairs_of(config.scorers.fit, round((1.0 - config.scorers.held_out) * pairs))
+    return _pairs_of(config.scorers.optimiser, round((1.0 - config.scorers.held_out) * pairs))
 
 
 def _answers_of_the_reference(config: Config, prompts: int) -> dict[str, int]:
@@ -114,21 +120,18 @@ def _answers_of_the_reference(config: Config, prompts: int) -> dict[str, int]:
 
 def _with_comparison(config: Config, once: Work) -> Work:
     """The rounds of offline PD-DPO that an online run on a text world makes first, if any."""
-    rounds, offline = config.offline.compare_rounds, config.offline
+    rounds, pairs = config.offline.compare_rounds, config.offline.pairs
     if not rounds or not isinstance(config.world, TextWorldConfig):
         return once
-    trainer = config.trainer
-    reward, cost = (offline.compare_reward or trainer.first_reward), (offline.compare_cost or trainer.cost)
-    first = offline.compare_cost or trainer.first_cost
-    fitted = sum(_pairs_of(fit, offline.pairs) for fit in (reward, first)) + (rounds - 1) * _pairs_of(
-        cost, offline.pairs
-    )
+    trainer = config.trainer.alone
+    once_each = sum(_pairs_of(trainer.of_stage(stage), pairs) for stage in FIRST)
+    fitted = once_each + (rounds - 1) * _pairs_of(trainer.of_stage("cost"), pairs)
     return replace(
         once,
         answers={**once.answers, "comparison": rounds * config.feedback.responses},
         fits=1 + rounds,
         fitted_pairs=fitted,
-        prepared=2 * offline.pairs * (2 + rounds),
+        prepared=2 * pairs * (2 + rounds),
         deliveries=once.deliveries + rounds,
     )
 
@@ -148,10 +151,10 @@ def _with_scorecard(config: Config, once: Work, prompts: int, *, first: bool = F
         return once
     answers = asked * card.answers
     drawn = {"scorecard": answers}
-    if card.benign and config.data is not None:
-        drawn["scorecard-benign"] = card.benign
-    pairs = 2 * card.pairs * kept
-    given = (card.scorers.reward, card.scorers.cost)
+    if config.data is not None:
+        drawn["scorecard-benign"] = BENIGN_ASKED
+    pairs = 2 * PAIRS_RANKED * kept
+    given = (card.scorers.get("reward"), card.scorers.get("cost"))
     trained = given.count(None) if card.train else 0
     own = 2 if config.compares and isinstance(config.feedback, ModelFeedback) else 0
     held_out = len(given) if card.train else len(given) - given.count(None)
@@ -174,8 +177,8 @@ def _kept_pairs(config: Config) -> int:
 def _work_of_a_round(config: Config, prompts: int, first: bool) -> Work:
     answers = {"cost": config.feedback.responses}
     trainer, offline = config.trainer, config.offline.pairs
-    fits = (trainer.first_reward, trainer.first_cost) if first else (trainer.reward, trainer.cost)
-    fitted = sum(_pairs_of(fit, offline) for fit in fits)
+    stages = FIRST if first else LATER
+    fitted = sum(_pairs_of(trainer.of_stage(stage), offline) for stage in stages)
     new = 0 if first or not config.online else config.pairs_asked
     rows = offline if first else offline + round(new * config.rounds / 2)
     models = config.asked_models if isinstance(config.feedback, ModelFeedback) else ()
@@ -188,7 +191,7 @@ def _work_of_a_round(config: Config, prompts: int, first: bool) -> Work:
     once = Work(
         answers,
         prepared=prepared,
-        fits=len(fits),
+        fits=len(stages),
         fitted_pairs=fitted,
         loads=loads,
         scored=scored,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
 
+from pddpo_ray.config.feedback import MINUTES_PER_LABEL
 from pddpo_ray.limits.of_recipe import stated_of
 from pddpo_ray.report.run_data import RunData
 from pddpo_ray.report.text import ends, number, seconds, table
@@ -28,7 +28,7 @@ def people(run: RunData) -> str:
     labels = _total(run, "safety_labels"), _total(run, "compare_labels"), _sum(run, of_limits, "labels")
     if not any(labels):
         return "<p>People are asked, but no batch is complete yet.</p>"
-    return _budget(run, settings, *labels) + _agreement(run) + _batches(run) + _model(run)
+    return _budget(run, *labels) + _agreement(run) + _batches(run) + _model(run)
 
 
 def _of_limits(run: RunData) -> dict[str, str]:
@@ -45,9 +45,9 @@ def _total(run: RunData, name: str) -> float:
     return sum(values.get(f"people/{name}", 0.0) for values in run.metrics.values())
 
 
-def _budget(run: RunData, settings: Mapping[str, Any], safety: float, pairs: float, limits: float) -> str:
+def _budget(run: RunData, safety: float, pairs: float, limits: float) -> str:
     """Labels asked and used so far, and a person's time for them."""
-    planned = (safety + limits + 2 * pairs) * float(settings.get("minutes_per_label", 0.0)) / 60.0
+    planned = (safety + limits + 2 * pairs) * MINUTES_PER_LABEL / 60.0
     everything = [*PURPOSES, *_of_limits(run)]
     worked, waited = (_sum(run, everything, f"{what}_seconds") for what in ("worked", "waited"))
     rows = [

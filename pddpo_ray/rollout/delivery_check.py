@@ -16,6 +16,8 @@ from pddpo_ray.contracts import Delivery, RolloutEngine
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Array, PolicyVersion, Response
 
+CANARIES = 8
+"""Sequences whose log-probabilities verify a delivery: a wrong weight shows in every one of them."""
 FLOAT32_TOLERANCE = 1e-4
 """Per token. Measured in float32 on a CPU: at most 1e-6; one matrix x 1.01 moves 2e-3, stale weights more than 1."""
 

@@ -66,7 +66,7 @@ def language_engine(config: Config, name: str, folder: Path, store: ArtifactStor
             folder,
             store,
             dtype=config.model.dtype,
-            batch_size=rollout.batch,
+            batch_size=rollout.max_sequences,
             temperature=config.policy.temperature,
             device=config.model.device,
         )

@@ -173,7 +173,7 @@ def _start(model: Path, settings: VllmSettings, further: dict[str, Any]) -> Any:
 
     options = vllm_options(model, settings, settings.dtype) | {"max_num_seqs": settings.max_sequences}
     if torch.cuda.is_available():
-        options |= {"enable_sleep_mode": settings.sleeps, "enforce_eager": settings.enforce_eager}
+        options["enable_sleep_mode"] = settings.sleeps
     else:
         # A prompt that is cut between two steps makes vLLM rewind its generator, which a CPU generator cannot do.
         options["enable_chunked_prefill"] = False

@@ -18,6 +18,7 @@ import numpy as np
 
 from pddpo_ray.backends.backends import Backends
 from pddpo_ray.config import Config
+from pddpo_ray.config.scorecard import PAIRS_RANKED
 from pddpo_ray.contracts import Trainer
 from pddpo_ray.journal import Journal
 from pddpo_ray.parts.labelling import FeedbackController
@@ -43,6 +44,10 @@ from pddpo_ray.theory.reward_hacking import Divergence, comparisons_of
 
 logger = logging.getLogger(__name__)
 
+ALARM = 0.05
+"""Probability of a false alarm, over all rounds, that the run's own reward rises while the held-out one falls."""
+TRUNCATED = 0.1
+"""Share of answers cut off at `rollout.max_tokens` above which every round says so."""
 DECIDED = (Verdict.FIRST, Verdict.SECOND)
 
 
@@ -78,7 +83,7 @@ class Scorecard:
         self._scores: dict[str, Score] = {}
         folder = backends.store.folder(backends.reference.path)
         self._ends = set(stop_ids(load_tokenizer(folder), folder))
-        self._pairs = _spread_pairs(backends.held_out, config.scorecard.pairs)
+        self._pairs = _spread_pairs(backends.held_out, PAIRS_RANKED)
 
     def before(self) -> None:
         """Trains or opens the scorers, and counts the reference's answers."""
@@ -178,7 +183,7 @@ class Scorecard:
         if len(every) != number + 1 or any(name not in one for one in every for name in names):
             return []
         own, held = ([[float(np.mean(row)) for row in one[name]] for one in every] for name in names)
-        return comparisons_of(own, held, self._config.scorecard.alarm)
+        return comparisons_of(own, held, ALARM)
 
     def _notes(self, payload: Mapping[str, Any]) -> list[str]:
         said = [
@@ -187,7 +192,7 @@ class Scorecard:
             for one in map(divergence, payload["alarm"])
             if one.rings
         ][:1]
-        cut, limit = payload["figures"]["truncated"]["value"], self._config.scorecard.truncated
+        cut, limit = payload["figures"]["truncated"]["value"], TRUNCATED
         if cut > limit:
             said.append(
                 f"{100 * cut:.3g} % of the scorecard's answers are cut off at rollout.max_tokens="

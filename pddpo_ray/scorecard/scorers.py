@@ -51,7 +51,7 @@ def own_scores(config: Config, feedback: FeedbackController) -> dict[str, Score]
     stated = config.computed_reward
     if stated is None or stated.source.kind not in FREE_SOURCES:
         return {}
-    source = source_in_run(stated, config.judge)
+    source = source_in_run(stated, config.judge.options)
     assert source is not None
 
     def rewards(answers: Sequence[Response]) -> Array:
@@ -63,8 +63,7 @@ def own_scores(config: Config, feedback: FeedbackController) -> dict[str, Score]
 
 def held_out_scores(config: Config, journal: Journal, backends: Backends, asked: Sequence[Prompt]) -> dict[str, Score]:
     """By `reward` and `cost`, the held-out scorers. A model is in memory only while it scores."""
-    stated = {kind: getattr(config.scorecard.scorers, kind) for kind in KINDS}
-    wanted = [kind for kind in KINDS if stated[kind] is not None or config.scorecard.train]
+    wanted = [kind for kind in KINDS if kind in config.scorecard.scorers or config.scorecard.train]
     if not wanted:
         logger.warning("scorecard: %s", NOBODY)
         return {}
@@ -76,7 +75,7 @@ def held_out_scores(config: Config, journal: Journal, backends: Backends, asked:
 
 def _made(kind: Kind, config: Config, journal: Journal, backends: Backends, asked: Sequence[Prompt]) -> dict[str, Any]:
     """Where the scorer is, and its trials."""
-    given: StoredScorerConfig | None = getattr(config.scorecard.scorers, kind)
+    given = config.scorecard.scorers.get(kind)
     if given is None:
         return _trained(kind, config, backends, asked)
     report = Path(given.path) / REPORT
@@ -140,7 +139,7 @@ def _compared(
 
 
 def _maker(kind: Kind, config: Config, backends: Backends, known: Mapping[str, Any]) -> Callable[[], AnswerScorer]:
-    given: StoredScorerConfig | None = getattr(config.scorecard.scorers, kind)
+    given = config.scorecard.scorers.get(kind)
     if given is not None:
         return partial(given_scorer, given, config.model.dtype)
     return partial(stored_scorer, str(backends.store.root), known["path"], known["sha256"])

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pddpo_ray.backends.backends import Backends
-from pddpo_ray.config import Config, FitConfig, ModelFeedback, ScorerFit, ScorerTrainingConfig, StoredScorerConfig
+from pddpo_ray.config import Config, FitConfig, ScoredFeedback, ScorerFit, ScorerTrainingConfig, StoredScorerConfig
 from pddpo_ray.journal import Journal
 from pddpo_ray.parts.fitting import with_steps
 from pddpo_ray.records import HARM, LabelledPair, PolicyVersion
@@ -123,7 +123,6 @@ class ScorerOrder:
     """Its first weights are this model's."""
     fit: FitConfig
     seed: int
-    ridge: float
     held_out: float
     by_prompt: bool = False
     """Whether whole prompts are held out, and count once each."""
@@ -145,12 +144,11 @@ class ScorerOrder:
         return cls(
             kind,
             reference,
-            with_steps(settings.fit, rows),
+            with_steps(settings.optimiser, rows),
             seed,
-            ridge=settings.ridge,
             held_out=settings.held_out,
             by_prompt=by_prompt,
-            ways=settings,
+            ways=settings.ways,
         )
 
     def trained(
@@ -158,7 +156,7 @@ class ScorerOrder:
     ) -> dict[str, Any]:
         """The stored model: its path, sha256 and metrics. Equal orders over equal data are worked off once, and one
         that was broken off goes on."""
-        own = [self.kind, self.reference.sha256, self.fit.model_dump(), self.seed, self.ridge]
+        own = [self.kind, self.reference.sha256, self.fit.model_dump(), self.seed]
         own += [self.held_out, self.by_prompt]
         if (self.ways.parameters, self.ways.calibration) != ("full", 0.0):
             own += [self.ways.parameters, self.ways.rank, self.ways.calibration]
@@ -192,7 +190,6 @@ class ScorerOrder:
             ways=self.ways,
             fit=self.fit,
             seed=self.seed,
-            ridge=self.ridge,
             held_out=self.held_out,
             by_prompt=self.by_prompt,
             work=work,
@@ -228,11 +225,11 @@ def given_scorer(settings: StoredScorerConfig, dtype: str) -> AnswerScorer:
     # Imported here: models are loaded where they live, which need not be this process.
     from pddpo_ray.scoring.stored_scorers import load_scorer
 
-    return load_scorer(settings.path, settings, dtype)
+    return load_scorer(settings.path, settings.read, dtype)
 
 
 def feedback_models(
-    settings: ModelFeedback,
+    settings: ScoredFeedback,
     asked: Sequence[Kind],
     training: ScorerTraining,
     data: Data,

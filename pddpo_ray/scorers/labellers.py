@@ -11,13 +11,15 @@ from pddpo_ray.algorithms.stages import neighbours_of
 from pddpo_ray.backends.backends import Backends, sets_of_prompts
 from pddpo_ray.config import (
     Config,
+    EndpointConfig,
     JudgeFeedback,
     MixedFeedback,
     ModelFeedback,
     PeopleFeedback,
+    ScoredFeedback,
     ScorerTrainingConfig,
-    WorldScores,
 )
+from pddpo_ray.config.judge import endpoint_settings
 from pddpo_ray.contracts import Labeller
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import Journal
@@ -113,6 +115,11 @@ class Uncompared:
         return [LabelledPair(pair, Verdict.ABSTAIN, {HARM: Verdict.ABSTAIN}) for pair in pairs]
 
 
+EXCLUDED = 0.1
+"""Largest share of a round's answers or pairs about which a judge's reply cannot be read in three attempts; beyond it
+the run fails, for a judge that says nothing about a tenth is not the judge that was meant."""
+
+
 def feedback_of(
     config: Config, journal: Journal, backends: Backends, rollout: RolloutController, asking: Asking | None = None
 ) -> FeedbackController:
@@ -127,23 +134,23 @@ def feedback_of(
     if isinstance(config.feedback, MixedFeedback):
         return _mixed_feedback(config, journal, backends, rollout, asking)
     labellers = {HARM: labeller_of(config, journal, backends, asking), **backends.further_labellers}
-    excluded = config.feedback.excluded if isinstance(config.feedback, JudgeFeedback) else 0.0
+    excluded = EXCLUDED if isinstance(config.feedback, JudgeFeedback) else 0.0
     return FeedbackController(labellers, journal, seed=config.seed, source=config.feedback.kind, excluded=excluded)
 
 
 def labeller_of(config: Config, journal: Journal, backends: Backends, asking: Asking | None = None) -> Labeller:
     """Who labels: the backends' own source, or people through the queue in the run's database."""
     if isinstance(config.feedback, JudgeFeedback):
-        return judge_labeller(config.feedback, journal)
+        return judge_labeller(endpoint_settings("judge", config.judge.options), journal)
     if not isinstance(config.feedback, PeopleFeedback):
         return backends.labeller
     risk_of = stated_risk(config, sets_of_prompts(backends))
     return people_labeller(config, journal, asking=asking, risk_of=risk_of)
 
 
-def judge_labeller(settings: JudgeFeedback, journal: Journal) -> JudgeLabeller:
+def judge_labeller(settings: EndpointConfig, journal: Journal) -> JudgeLabeller:
     """Raises UserError where the key's environment variable is not set."""
-    key = key_of("feedback", settings.key_env, os.environ)
+    key = key_of("judge", settings.key_env, os.environ)
     return JudgeLabeller(Judge(ChatEndpoint(settings, key)), lambda: journal.round, journal.add_metrics)
 
 
@@ -187,16 +194,15 @@ def _mixed_feedback(
     if backends.further_labellers:
         raise UserError("feedback.kind=mixed takes one limit")
     categories = sets_of_prompts(backends)
-    if isinstance(settings.model, WorldScores):
+    if settings.model == "world":
         return mixed_feedback(HARM, config, journal, asking=asking, categories_of=categories)
-    model = ModelFeedback(reward=settings.model.reward, cost=settings.model.cost)
-    scored = _scored_labeller(config, model, journal, backends, rollout)
+    scored = _scored_labeller(config, settings, journal, backends, rollout)
     return mixed_feedback(HARM, config, journal, scored, asking, categories)
 
 
 def _scored_labeller(
     config: Config,
-    settings: ModelFeedback,
+    settings: ScoredFeedback,
     journal: Journal,
     backends: Backends,
     rollout: RolloutController,
@@ -225,4 +231,4 @@ def _scored_labeller(
     def watch(costs: Array) -> None:
         journal.add_metrics(spread_of(costs, config.dual.cost_max).as_metrics())
 
-    return ScoredLabeller(models["reward"], models.get("cost"), hard=settings.hard, watch=watch)
+    return ScoredLabeller(models["reward"], models.get("cost"), watch=watch)

@@ -164,7 +164,7 @@ class ChatEndpoint:
     def _client(self) -> httpx.Client:
         headers = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
         limits = httpx.Limits(max_connections=self.settings.workers)
-        return httpx.Client(headers=headers, timeout=self.settings.request_timeout_s, limits=limits)
+        return httpx.Client(headers=headers, timeout=self.settings.timeout, limits=limits)
 
     def _one(self, client: httpx.Client, turns: Turns, seed: int) -> str | Lost:
         if self._over is not None:  # another thread found out

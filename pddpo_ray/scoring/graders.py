@@ -26,12 +26,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pddpo_ray.config.judge import endpoint_settings
 from pddpo_ray.errors import UserError
 from pddpo_ray.limits.local_sources import text_of
 from pddpo_ray.limits.quantities import Scale
 from pddpo_ray.limits.sources import Answer, Source, Unmeasured, fingerprint
 from pddpo_ray.scoring.endpoint import ChatEndpoint, Lost
-from pddpo_ray.scoring.limit_judge import endpoint_settings, key_of
+from pddpo_ray.scoring.limit_judge import key_of
 from pddpo_ray.scoring.replies import number_on_scale, without_thoughts
 from pddpo_ray.theory.seeds import seed_of
 

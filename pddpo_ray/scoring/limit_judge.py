@@ -11,12 +11,12 @@ quotes is not what it says (`scoring.replies`).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pddpo_ray.config import EndpointConfig
+from pddpo_ray.config.judge import endpoint_settings
 from pddpo_ray.errors import UserError
 from pddpo_ray.limits.local_sources import question_text
 from pddpo_ray.limits.quantities import VERDICT, Scale
@@ -126,23 +126,6 @@ def judge_source(
     own = scale if form == "score" else VERDICT
     halves = measure, replace(measure, first=labels_each)
     return Source(f"judge {settings.model}", version, measure, own, BATCH, halves=halves)
-
-
-NAMES: Mapping[str, str] = {"timeout": "request_timeout_s"}
-ASKED = ("model", "endpoint", "key_env", "temperature", "max_tokens", "workers", "timeout", "tries", "fields")
-
-
-def endpoint_settings(where: str, options: Mapping[str, Any]) -> EndpointConfig:
-    """The endpoint of a judge or a grader. Raises UserError for a missing model or a value of another type."""
-    if not options.get("model"):
-        raise UserError(f"{where}: say which model answers: `model: NAME`, and `endpoint:` where it is not local")
-    given = {NAMES.get(key, key): options[key] for key in ASKED if options.get(key) is not None}
-    try:
-        return EndpointConfig(**given)
-    except ValueError as error:
-        problem: Callable[..., list[Any]] = getattr(error, "errors", list)
-        first = problem()[0] if problem() else {"loc": ("?",), "msg": str(error)}
-        raise UserError(f"{where}.{first['loc'][0]}: {first['msg']}") from error
 
 
 def key_of(where: str, name: str | None, environment: Mapping[str, str]) -> str | None:

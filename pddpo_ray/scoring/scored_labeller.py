@@ -1,10 +1,8 @@
 """Labels drawn from scores (contracts.Labeller): feedback from reward and cost models instead of people.
 
-    Z ~ Bernoulli(sigmoid(c))            safe or unsafe
-    P(first better)   = sigmoid(r(first) - r(second))
-    P(first costlier) = sigmoid(c(first) - c(second))
-
-`hard` takes the likelier label instead of drawing it: no noise, but every trace of how sure the model is goes too.
+Z ~ Bernoulli(sigmoid(c))            safe or unsafe
+P(first better)   = sigmoid(r(first) - r(second))
+P(first costlier) = sigmoid(c(first) - c(second))
 """
 
 from __future__ import annotations
@@ -34,10 +32,9 @@ class ScoredLabeller:
         reward: AnswerScorer,
         cost: AnswerScorer | None,
         *,
-        hard: bool = False,
         watch: Callable[[Array], None] = lambda costs: None,
     ) -> None:
-        self._reward, self._cost, self._hard, self._watch = reward, cost, hard, watch
+        self._reward, self._cost, self._watch = reward, cost, watch
 
     def safety(self, items: Sequence[Response], labels_each: int, seed: int) -> list[SafetyLabels]:
         """`labels_each` labels of every answer, independent given its score."""
@@ -45,12 +42,12 @@ class ScoredLabeller:
         self._watch(costs)
         for item, chance in zip(items, expit(costs), strict=True):
             draws = generator_of(seed, "scores safety", item.id).random(labels_each)
-            unsafe = np.full(labels_each, chance > 0.5) if self._hard else draws < chance
+            unsafe = draws < chance
             labelled.append(SafetyLabels(item, tuple(Verdict.UNSAFE if bit else Verdict.SAFE for bit in unsafe)))
         return labelled
 
     def compare(self, pairs: Sequence[Pair], seed: int) -> list[LabelledPair]:
-        """One helpful and one harmful label per pair. Equal scores are a fair coin, also under `hard`."""
+        """One helpful and one harmful label per pair. Equal scores are a fair coin."""
         answers = [answer for pair in pairs for answer in (pair.first, pair.second)]
         rewards = self._scores(self._reward, answers).reshape(-1, 2)
         costs = [None] * len(pairs) if self._cost is None else self.costs(answers).reshape(-1, 2)
@@ -78,8 +75,6 @@ class ScoredLabeller:
         return self._scores(self._reward, items)
 
     def _higher(self, first: float, second: float, draw: float) -> Verdict:
-        if self._hard and first != second:
-            return Verdict.FIRST if first > second else Verdict.SECOND
         return Verdict.FIRST if draw < expit(first - second) else Verdict.SECOND
 
     def _scores(self, scorer: AnswerScorer, items: Sequence[Response]) -> Array:

@@ -32,8 +32,6 @@ from pddpo_ray.storage.whole_files import finite, write_json, written_aside
 
 FREE = ("device", "micro", "checkpoint_steps")
 """Settings that another machine may change when it goes on with a job."""
-RIDGE = 1e-3
-"""Weight of the squared scores, for lora and full."""
 
 
 def train_from_files(job: ScorerJob, out: Path, *, resume: bool, say: Say) -> dict[str, Any]:
@@ -62,7 +60,7 @@ def train_from_files(job: ScorerJob, out: Path, *, resume: bool, say: Say) -> di
     split = ScorerRows(**counted)
     steps = math.ceil(job.epochs * len(split.fit) / job.batch)
     fit = FitConfig(steps=steps, learning_rate=job.learning_rate, batch_pairs=job.batch)
-    made = make_scorer(job.kind, folder, split, job, fit, seed=job.seed, ridge=RIDGE, work=work, say=say)
+    made = make_scorer(job.kind, folder, split, job, fit, seed=job.seed, work=work, say=say)
     report = {
         "kind": job.kind,
         "job": job.model_dump(mode="json"),

@@ -47,6 +47,8 @@ from pddpo_ray.training.log_probs import device_of
 from pddpo_ray.training.lora import add_adapters
 from pddpo_ray.training.score_model import ScoreModel, score_model_of, score_tensors, write_score_config
 
+RIDGE = 1e-3
+"""Weight of the squared scores of lora and full: keeps them finite where the pairs leave no doubt."""
 Say = Callable[[str], None]
 Score = Callable[[Sequence[Text]], Array]
 """Scores of texts, in order. -> [n]"""
@@ -78,7 +80,6 @@ def make_scorer(
     fit: FitConfig,
     *,
     seed: int,
-    ridge: float,
     work: Path,
     say: Say,
     bias: bool = True,
@@ -94,7 +95,7 @@ def make_scorer(
     if ways.parameters == "head":
         metrics, score = _fit_head(model, rows, ways, work, say)
     else:
-        metrics = _fit_weights(model, rows, ways, fit, work, say, seed=seed, ridge=ridge)
+        metrics = _fit_weights(model, rows, ways, fit, work, say, seed=seed)
     return MadeScorer(model, metrics, _calibrate(model, kind, rows.calibrate, score))
 
 
@@ -123,7 +124,6 @@ def _fit_weights(
     say: Say,
     *,
     seed: int,
-    ridge: float,
 ) -> dict[str, float]:
     """Adapters, merged at the end, or all weights."""
     plain = model.model
@@ -132,7 +132,7 @@ def _fit_weights(
             torch.manual_seed(seed)
             model.model = add_adapters(plain, rank=ways.rank, alpha=float(ways.rank))
     kept = FitCheckpoints(work, ways.checkpoint_steps, say)
-    metrics = fit_scores(model, rows.fit, fit, seed, ridge=ridge, micro_rows=ways.micro, kept=kept)
+    metrics = fit_scores(model, rows.fit, fit, seed, ridge=RIDGE, micro_rows=ways.micro, kept=kept)
     if ways.parameters == "lora":
         model.model = model.model.merge_and_unload()  # type: ignore[operator]
     return metrics
@@ -254,7 +254,6 @@ def train_in_run(
     ways: ScorerFit,
     fit: FitConfig,
     seed: int,
-    ridge: float = 1e-3,
     held_out: float = 0.1,
     by_prompt: bool = False,
     work: Path,
@@ -268,7 +267,7 @@ def train_in_run(
     rows = rows_in_run(labelled, kind, unsafe, ways, held_out, seed, by_prompt=by_prompt)
     # runs of versions before had no bias
     bias = ways.parameters != "full" or ways.calibration > 0.0
-    made = make_scorer(kind, folder, rows, ways, fit, seed=seed, ridge=ridge, work=work, say=say, bias=bias)
+    made = make_scorer(kind, folder, rows, ways, fit, seed=seed, work=work, say=say, bias=bias)
     metrics = {**made.fit, "rows": float(len(rows.fit))}
     report: dict[str, Any] = {"kind": kind, "calibration": made.calibration}
     if rows.judge:

@@ -57,10 +57,9 @@ class RuleContext:
 
 @dataclass(frozen=True)
 class Memory:
-    """What a rule remembers between steps (of those that ship PID and Stepwise use it)."""
+    """What a rule remembers between steps (of those that ship Stepwise uses it)."""
 
     integral: float = 0.0
-    previous_excess: float | None = None
     deviation: float = 0.0
     """Slow average of the standard deviation of the costs, in scales."""
 
@@ -155,28 +154,6 @@ class DampedNewton:
 
 
 @dataclass(frozen=True)
-class Pid:
-    """Kp e + I + Kd [e - e_previous]_+ with e = c~ - d and I = [I + Ki e]_+, which starts at the first multiplier.
-
-    The derivative part acts on rising cost alone. Damps the overshoot of the plain rule; no guarantee comes with it.
-    Late estimates make all three gains smaller.
-    """
-
-    proportional: float
-    integral: float
-    derivative: float = 0.0
-
-    def next(self, limit: LimitState, estimate: CostEstimate) -> tuple[float, float, Memory]:
-        excess, memory, share = limit.excess(estimate), limit.memory, stale_share(estimate.rounds_late)
-        # the integral is kept inside the multiplier's interval, or it would wind up while the projection holds
-        ends = limit.lower * limit.scale, limit.upper * limit.scale
-        total = min(max(memory.integral + share * self.integral * excess, ends[0]), ends[1])
-        rise = 0.0 if memory.previous_excess is None else max(excess - memory.previous_excess, 0.0)
-        value = share * self.proportional * excess + total + share * self.derivative * rise
-        return value, share * (self.proportional + self.integral), Memory(total, excess)
-
-
-@dataclass(frozen=True)
 class Stepwise:
     """gain e + I with I = I + gain / horizon e: for trainers that take a step at a time and never solve a round.
 
@@ -211,7 +188,7 @@ class Stepwise:
         winds_up = memory.integral + pushed >= upper or estimate.within_variance == 0.0
         integral = memory.integral if winds_up and pushed > 0 else memory.integral + pushed / self.horizon
         integral = min(max(integral, limit.lower * limit.scale), upper)
-        return integral + pushed, gain * (1.0 + 1.0 / self.horizon) / unit, Memory(integral, None, deviation)
+        return integral + pushed, gain * (1.0 + 1.0 / self.horizon) / unit, Memory(integral, deviation)
 
 
 @dataclass(frozen=True)
@@ -239,8 +216,6 @@ class LimitState:
     centre: float = 0.0
     """Middle of the measure's range."""
     lower: float = 0.0
-    dead_band: bool = False
-    """Steps whose excess is below one standard error are skipped."""
     margin: float = 0.0
     """The multiplier aims at limit - margin, so that a test can show that the limit is kept."""
     kl: bool = False
@@ -355,7 +330,6 @@ def limit_state(
     upper: float | None = None,
     scale: float = 1.0,
     centre: float = 0.0,
-    dead_band: bool = False,
     margin: float = 0.0,
     kl: bool = False,
 ) -> LimitState:
@@ -373,7 +347,7 @@ def limit_state(
     if start == 0.0 and isinstance(rule, ProjectedFixed):
         raise ValueError(f"{name}: first multiplier 0 must be above 0, for the step of a projected rule grows with it")
     return LimitState(
-        name, start / scale, end / scale, limit, rule, scale, centre, lower / scale, dead_band, margin, kl,
+        name, start / scale, end / scale, limit, rule, scale, centre, lower / scale, margin, kl,
         memory=Memory(integral=start),
     )  # fmt: skip
 
@@ -383,19 +357,10 @@ def ascend(state: DualState, estimate: CostEstimate) -> tuple[DualState, DualSte
     old = state[estimate.constraint]
     if not math.isfinite(estimate.value):
         raise ValueError(f"{old.name}: the cost estimate is {estimate.value}; a dual step needs a finite number")
-    if in_dead_band(old, estimate):
-        proposed, eta, memory = old.multiplier, 0.0, old.memory
-    else:
-        price, eta, memory = old.rule.next(old, estimate)
-        proposed = price / old.scale
-    multiplier = min(max(proposed, old.lower), old.upper)
+    price, eta, memory = old.rule.next(old, estimate)
+    multiplier = min(max(price / old.scale, old.lower), old.upper)
     new = old.stepped(multiplier, old.excess(estimate) > 0, memory)
     return state.with_limit(new), DualStep(old.name, estimate, old.multiplier, multiplier, eta, new.message)
-
-
-def in_dead_band(limit: LimitState, estimate: CostEstimate) -> bool:
-    """Whether an estimate is too close to the limit to move its multiplier."""
-    return limit.dead_band and abs(estimate.value - limit.aim) < estimate.standard_error
 
 
 def replay(state: DualState, estimates: Iterable[CostEstimate]) -> DualState:

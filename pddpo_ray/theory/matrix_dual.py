@@ -29,7 +29,7 @@ from numpy.typing import ArrayLike
 from scipy.optimize import lsq_linear
 
 from pddpo_ray.records import Array, CostEstimate
-from pddpo_ray.theory.dual import DampedNewton, DualState, DualStep, LimitState, ascend, in_dead_band
+from pddpo_ray.theory.dual import DampedNewton, DualState, DualStep, LimitState, ascend
 
 COVARIANCE_ROUNDS = 5
 """A step uses the mean covariance of so many rounds: one in which nothing happens would promise a step without end."""
@@ -145,9 +145,7 @@ def ascend_all(
         joint = {one.name for one in state.limits if isinstance(one.rule, DampedNewton)}
     after = state
     if joint:
-        still = {
-            one.constraint for one in estimates if one.constraint in held or in_dead_band(state[one.constraint], one)
-        }
+        still = {one.constraint for one in estimates if one.constraint in held}
         excess = np.array([one.value - limit.aim for one, limit in zip(estimates, state.limits, strict=True)])
         moved = np.array([one.moved for one in estimates])
         limits, record = newton_step(

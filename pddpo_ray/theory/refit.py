@@ -61,23 +61,3 @@ def limit_rows(
         replace(rows[index], weight=rows[index].weight * factor) if index in chosen else rows[index] for index in kept
     )
     return weighted, tuple(margins[index] for index in kept) if margins else ()
-
-
-def merge_duplicates(
-    rows: Sequence[PairRow], margins: Sequence[float]
-) -> tuple[tuple[PairRow, ...], tuple[float, ...]]:
-    """Rows that say the same of the same two texts become one with the sum of their weights.
-
-    The likelihood is unchanged; pairs that were labelled both ways remain two rows. A merged row counts as its newest.
-    Rows with different margins are different.
-    """
-    merged: dict[tuple[object, ...], PairRow] = {}
-    of: dict[tuple[object, ...], float] = {}
-    for index, row in enumerate(rows):
-        key = (row.prompt, row.chosen, row.rejected, margins[index] if margins else 0.0)
-        known = merged.get(key)
-        if known is not None:
-            row = replace(known, weight=known.weight + row.weight, round=max(known.round, row.round))
-        merged[key] = row
-        of[key] = margins[index] if margins else 0.0
-    return tuple(merged.values()), tuple(of.values()) if margins else ()

@@ -200,7 +200,7 @@ def run_fit(
     mean_weight = float(np.mean([rows[i].weight for i in teach]))
     baseline = () if optimism is None else optimism.answers
     baseline_batches = minibatches(len(baseline), settings.steps, settings.batch_pairs, seed)
-    loss_of = PairLoss(engine.scorer, objective, loss_scale, settings.support.weight)
+    loss_of = PairLoss(engine.scorer, objective, loss_scale, settings.support)
     curve = FitCurve(name, settings.steps, len(rows))
     best: dict[str, Tensor] | None = None
     if len(apart):

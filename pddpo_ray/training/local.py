@@ -33,6 +33,8 @@ from pddpo_ray.training.ppo_networks import reinforce
 from pddpo_ray.training.row_store import Column, Kind, RowStore
 
 MakeEngine = Callable[[ResponseScorer], Engine]
+SUPPORT_FLOOR = 1e-3
+"""Smallest probability under the reference that counts as supported: rarer tokens are not of its language."""
 SAMPLE = 2**20
 """Numbers by which a fit's moved share is known, to a tenth of a percent; of fewer, all."""
 
@@ -139,8 +141,8 @@ class LocalTrainer:
     def _columns(self, command: FitCommand) -> FrozenColumns:
         texts = list(dict.fromkeys(texts_of(command.rows)))
         supports: dict[Text, Support] = {}
-        if command.settings.support.weight > 0:
-            supports = self._add_supports(texts, command.settings.support.floor).mapping(texts)
+        if command.settings.support > 0:
+            supports = self._add_supports(texts, SUPPORT_FLOOR).mapping(texts)
         base = command.objective.base
         if base.sha256 == self.reference.sha256:
             self._add_reference(texts)

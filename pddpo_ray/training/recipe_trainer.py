@@ -33,7 +33,8 @@ def recipe_trainer(
     on_gpu = device_for(model.device).type == "cuda"
     if model.compile and not on_gpu:
         _demand_compiler()
-    torch.set_float32_matmul_precision("high" if model.tf32 and on_gpu else "highest")
+    # a 10 bit mantissa would move log-probabilities by more than a delivery may differ
+    torch.set_float32_matmul_precision("highest")
     parameters = model.parameters
     trainer: LocalTrainer
     if isinstance(parameters, LoraParameters):

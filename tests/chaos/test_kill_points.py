@@ -152,7 +152,7 @@ def test_every_kind_of_process_and_whole_nodes_die_at_every_phase(
 
 DEMO_ROUNDS = int(os.environ.get("PDDPO_KILL_ROUNDS", "4"))
 """From round 2 on something dies at each of the eleven phases; two rounds show every kind once."""
-DEMO = [*SMALL_DEMO, f"rounds={DEMO_ROUNDS}", "trainer.max_failures=50", "trainer.reward.steps=40"]
+DEMO = [*SMALL_DEMO, f"rounds={DEMO_ROUNDS}", "trainer.max_failures=50", "trainer.stages.reward.steps=40"]
 """Steps enough that a rank which has computed for a moment is still in the fit."""
 
 

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 
 from actors.launch import COLLECTIVES
-from pddpo_ray.config import SupportConfig
 from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.records import Objective, PairRow, PolicyVersion, Prompt, Response
 from pddpo_ray.storage.artifacts import ArtifactStore
@@ -66,9 +65,7 @@ def report(name: str, folder: Path, shard: Shard) -> dict[str, Any]:
         if shard.rank == 0:
             np.save(folder / f"gradient-{name}-{shard.ranks}.npy", gradient)
     # 10 pairs a batch over 24 rows: shares are unequal, and micro-batches of 2 leave a remainder.
-    settings = FitSettings(
-        steps=6, learning_rate=5e-4, batch_pairs=10, micro_pairs=2, support=SupportConfig(floor=1e-4)
-    )
+    settings = FitSettings(steps=6, learning_rate=5e-4, batch_pairs=10, micro_pairs=2)
     reward = FitCommand(1, Start(reference), Objective("reward", reference, 0.1), rows(), settings, 5, f"{name}-r")
     if name.startswith("lora-"):
         settings = settings.model_copy(update={"learning_rate": 2e-3})

@@ -293,13 +293,6 @@ FIXED = (
         "test_newton_takes_the_variance_within_prompts_where_it_is_known",
     ),
     mutant(
-        "PID winds up",
-        "theory/dual Pid.next",
-        "min(max(memory.integral + share * self.integral * excess, ends[0]), ends[1])",
-        "memory.integral + self.integral * excess",
-        "test_pid_does_not_wind_up_at_the_upper_end",
-    ),
-    mutant(
         "the explicit dual's slope has the wrong sign",
         "theory/explicit_dual dual_slope",
         "(rewards + multiplier * gains) / beta",

@@ -52,7 +52,7 @@ NAMED = ("o-pd-dpo", "o-pd-dpo-paper", "pd-dpo", "pd-dpo-fixed", "pd-dpo-adalag"
 """Methods that the page names, and a term of the loss."""
 CHOICES = {
     "simhash": [*VARIANTS["bonus-simhash"], *VARIANTS["dual-newton"]],
-    "thompson": [*VARIANTS["bonus-thompson"], *VARIANTS["dual-pid"]],
+    "thompson": [*VARIANTS["bonus-thompson"], *VARIANTS["dual-log"]],
     "anytime": VARIANTS["dual-anytime"],
     "certified": CERTIFIED,
 }

@@ -18,9 +18,9 @@ from tests.support.traces import trace, workers_by_round
 pytestmark = [pytest.mark.ray, pytest.mark.full]
 
 SMALL = (
-    "rounds=2", "rollout={engine: transformers, max_tokens: 40, candidates: 4, canaries: 2}", "feedback.responses=16",
+    "rounds=2", "rollout={engine: transformers, max_tokens: 40, candidates: 4}", "feedback.responses=16",
     "offline.pairs=48", "offline.compare_rounds=0", "explore={calibration: 48, rank: 8, prompts: 4, picks: 2}",
-    "trainer.threads=1", *[f"trainer.{stage}.steps=3" for stage in ("reward", "cost", "first_reward", "first_cost")],
+    "trainer.threads=1", "trainer.fit.steps=3",
     "report={html: false, tensorboard: false}",
 )  # fmt: skip
 

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
 SMALL = [
     *["rounds=3", "seed=5", "offline.compare_rounds=0", "offline.pairs=200", "cluster.mode=ray"],
-    *["trainer.first_reward.steps=20", "trainer.first_cost.steps=8", "trainer.reward.steps=8", "trainer.cost.steps=8"],
+    *["trainer.fit.steps=8", "trainer.stages.first_reward.steps=20"],
     *["feedback.responses=32", "limits.cost.labels_each=8", "explore.calibration=192"],
     *["explore.prompts=8", "explore.picks=2", "trainer.workers=2", "trainer.threads=1"],
 ]

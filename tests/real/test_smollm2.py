@@ -115,7 +115,7 @@ def test_a_round_in_bfloat16_moves_the_weights_and_keeps_their_masters(tmp_path:
     reference, run = smollm2(), tmp_path / "run"
     arguments = recipe(tmp_path, reference, "rounds=1", FULL, BF16)
     # the engine that everybody has: vLLM's own way in bfloat16 is the same as in float32
-    engine = "rollout={engine: transformers, max_tokens: 12, candidates: 3, canaries: 2}"
+    engine = "rollout={engine: transformers, max_tokens: 12, candidates: 3}"
     done(pddpo("train", *arguments, engine, f"rollout.canary_tolerance={BF16_CANARIES}", "--run", str(run)))
     assert_verified(run, 1, BF16_CANARIES)
     with read_journal(run / JOURNAL) as journal:

@@ -54,7 +54,7 @@ def five_limits(scorer: Path, question: Path, *overrides: str) -> Config:
         f"limits.rude={{rate: {{world: cost-2}}, over: outside, at_most: 60 %, labels_each: 1, {audit}}}",
         f"limits.unsafe={{rate: {{score_model: '{scorer}'}}, at_most: 50 %}}",
         "limits.wins={rate: {world: reward}, versus: reference, at_least: 40 %, labels_each: 2}",
-        "dual.rho=4", "people={poll_s: 0.02}", "certificate={batch: 8}", "rounds=3", *overrides,
+        "dual.rho=4", "people={}", "certificate={batch: 8}", "rounds=3", *overrides,
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from tests.unit.loop.small_run import story
 
 SMALL = (
     "feedback.responses=24", "offline.pairs=96", "offline.compare_rounds=0", "explore.calibration=96",
-    "explore.prompts=8", "explore.picks=2", "rollout.candidates=4", "rollout.canaries=2", "report.tensorboard=false",
+    "explore.prompts=8", "explore.picks=2", "rollout.candidates=4", "report.tensorboard=false",
     "report.html=false",
 )  # fmt: skip
 
@@ -28,8 +28,8 @@ def twin(*overrides: str) -> Config:
 
 
 def network(*overrides: str) -> Config:
-    fits = [f"trainer.{stage}.steps=4" for stage in ("reward", "cost", "first_reward", "first_cost")]
-    engine = "rollout={engine: transformers, max_tokens: 40, candidates: 4, canaries: 2}"
+    fits = ["trainer.fit.steps=4"]
+    engine = "rollout={engine: transformers, max_tokens: 40, candidates: 4}"
     return load("text-world-limits", [engine, *SMALL, "rounds=2", "explore.rank=16", *fits, *overrides])
 
 

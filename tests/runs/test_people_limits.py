@@ -42,7 +42,7 @@ from tests.unit.loop.test_limits_on_files import SAMPLES
 from tests.unit.loop.test_limits_on_files import recipe as files_recipe
 
 QUESTION = "# Is it long?\n\nMore than ten words.\n"
-AT_ONCE, PARKED = "people={poll_s: 0.02}", "people={park_after_s: 0, poll_s: 0.02}"
+AT_ONCE, PARKED = "people={}", "people={park_after_s: 0}"
 BATCH = "certificate={batch: 8}"
 
 
@@ -293,7 +293,6 @@ def test_an_answer_that_people_skipped_is_the_worst_and_no_number(
         (["limits.mine={rate: {rule: refusal}, at_most: 5 %, audited_by: {people: 4}}"], "say what people are asked"),
         (["limits.mine={rate: {people: {question: nowhere.md}}, at_most: 5 %}"], "nowhere.md cannot be read as text"),
         (["limits.rude.audited_by={person: 4}"], "write {people: 40 a round} with 2 answers or more"),
-        (["feedback={kind: people}", "people.poll_s=3"], "leave `people:` out"),
     ],
 )
 def test_what_people_cannot_be_asked_is_refused_in_one_line(overrides: list[str], message: str, tmp_path: Path) -> None:

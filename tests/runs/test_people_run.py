@@ -41,7 +41,6 @@ SETTINGS = [
     "feedback.responses=8",
     "limits.cost.labels_each=3",
     "limits.cost={rate: {people: {}}, learned_from: comparisons}",
-    "feedback.poll_s=0.05",
     "limits.cost.at_most=0.5",
     "explore.prompts=4",
     "explore.baseline_answers=4",
@@ -56,7 +55,7 @@ SETTINGS = [
 def test_a_run_parks_for_people_and_finishes_with_exactly_their_labels(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
     with pytest.raises(ParkedError, match="compare: waiting for people, 0 of 4 labels"):
-        run_recipe(load("tabular", [*SETTINGS, "feedback.park_after_s=0"]), folder)
+        run_recipe(load("tabular", [*SETTINGS, "people.park_after_s=0"]), folder)
     config = load("tabular", SETTINGS)
     engine = open_database(folder / "journal.sqlite")
     store = Store(engine, run_of(folder))
@@ -82,7 +81,7 @@ def test_a_run_parks_for_people_and_finishes_with_exactly_their_labels(tmp_path:
     assert tested.candidate.limits[0].source == "people"
     # nobody is there any more: it parks, and nothing that was answered is asked again
     with pytest.raises(ParkedError, match="pddpo certify RUN"):
-        certify(load("tabular", [*SETTINGS, "feedback.park_after_s=0"]), folder, "round-1", {"cost": 0.97}, 16)
+        certify(load("tabular", [*SETTINGS, "people.park_after_s=0"]), folder, "round-1", {"cost": 0.97}, 16)
     with open_folder(folder) as journal:
         assert [one.count for one in read_ledger(journal)] == [tested.count, 0]
         labels = {one.response.id: one.labels for one in journal.safety(-1)}
@@ -110,7 +109,7 @@ def test_a_run_parks_for_people_and_finishes_with_exactly_their_labels(tmp_path:
 @pytest.mark.run
 def test_a_copied_run_keeps_the_labels_of_its_people_and_asks_nothing_twice(tmp_path: Path) -> None:
     """More than 200 labels are given while the run is parked; its copy goes on with them as a run of its own."""
-    asking = [*SETTINGS, "feedback.responses=70", "feedback.park_after_s=0"]
+    asking = [*SETTINGS, "feedback.responses=70", "people.park_after_s=0"]
     config, first, copy = load("tabular", asking), tmp_path / "first", tmp_path / "copy"
     with pytest.raises(ParkedError):
         run_recipe(config, first)

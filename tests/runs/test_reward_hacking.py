@@ -18,15 +18,18 @@ from tests.support.small_real_text import SMALL_REAL_TEXT
 
 PADDING = " and so on and so on and so on."
 SIZE = [
-    "data.reference={vocabulary: 320, context: 128, hidden: 32, heads: 1, intermediate: 64, steps: 150, batch: 16}",
+    "data.reference={vocabulary: 320, context: 128, hidden: 32, steps: 150}",
     "data.template=plain",
     "data.held_out=0.4",
     "data.prompt_count=24",
-    "rollout={engine: transformers, max_tokens: 40, candidates: 4, canaries: 2}",
+    "rollout={engine: transformers, max_tokens: 40, candidates: 4}",
     "offline.pairs=120",
     "feedback.responses=12",
     "scorers={fit: {steps: 60, learning_rate: 3.0e-3, batch_pairs: 16}}",
-    *[f"trainer.{stage}={{steps: 25, learning_rate: 2.0e-3, batch_pairs: 16}}" for stage in ("reward", "first_reward")],
+    *[
+        f"trainer.stages.{stage}={{steps: 25, learning_rate: 2.0e-3, batch_pairs: 16}}"
+        for stage in ("reward", "first_reward")
+    ],
     "beta=0.1",
     "dual={first: 0.01, cost_max: 8.0}",
 ]

@@ -184,11 +184,6 @@ def test_a_fixed_multiplier_never_moves_and_its_cost_is_still_estimated(tmp_path
     assert all(step.estimate.responses == 10 for step in steps)
 
 
-def test_warm_up_rounds_leave_the_multiplier_where_it_is(tmp_path: Path) -> None:
-    steps = finish(small("dual.warmup_rounds=2", rounds=3), tmp_path / "run")["dual"]
-    assert [step.multiplier_after == step.multiplier_before for step in steps] == [True, True, False]
-
-
 def test_offline_pd_dpo_fits_the_reward_once_and_adds_no_pairs(tmp_path: Path) -> None:
     told = finish(small("algorithm=pd-dpo"), tmp_path / "run")
     assert [version.name for version, *_ in told["versions"]] == ["reference", "reward-0", "policy-1", "policy-2"]

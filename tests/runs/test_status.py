@@ -44,7 +44,7 @@ def test_a_parked_run_says_what_is_missing_who_is_needed_and_where(
 ) -> None:
     folder = tmp_path / "demo"
     with pytest.raises(ParkedError):
-        run_recipe(load("tabular", [*SETTINGS, "feedback.park_after_s=0"]), folder)
+        run_recipe(load("tabular", [*SETTINGS, "people.park_after_s=0"]), folder)
     first = told(folder, capsys)
     assert (first["state"], first["rounds_done"], first["rounds"]) == ("waiting for people", 0, 2)
     assert first["missing"] == {"safety": 24, "pair": 4}

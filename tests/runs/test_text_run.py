@@ -21,13 +21,13 @@ pytestmark = pytest.mark.slow
 
 def tiny_text(*overrides: str) -> Config:
     """Three rounds that say nothing about quality: the third fits what a resumed run remembers."""
-    fits = [f"trainer.{stage}.steps=4" for stage in ("reward", "cost", "first_reward", "first_cost")]
+    fits = ["trainer.fit.steps=4"]
     return load(
         "text-world",
         [
             "rounds=3",
             "cluster={mode: in-process}",
-            "rollout={engine: transformers, max_tokens: 40, candidates: 4, canaries: 2}",
+            "rollout={engine: transformers, max_tokens: 40, candidates: 4}",
             "feedback.responses=12",
             "limits.cost.labels_each=5",
             "offline.pairs=48",

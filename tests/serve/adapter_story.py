@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from deploy.serving.engine import PolicyEngine
-from pddpo_ray.config import SupportConfig
 from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Objective, PairRow, PolicyVersion, Prompt, Response
@@ -35,7 +34,7 @@ def main(folder: Path, weights: Literal["adapters", "merged"]) -> None:
         trainer = load_lora_trainer(base, store, reference, rank=4, alpha=8.0)
     policies = [served(trainer, reference, 0)]
     for number, rows in ((1, ROWS), (2, tuple(replace(r, chosen=r.rejected, rejected=r.chosen) for r in ROWS))):
-        settings = FitSettings(steps=12, learning_rate=rate, batch_pairs=8, support=SupportConfig(weight=0.0))
+        settings = FitSettings(steps=12, learning_rate=rate, batch_pairs=8, support=0.0)
         objective = Objective("reward", reference, 0.1)
         command = FitCommand(number, Start(reference), objective, rows, settings, 3, f"policy-{number}")
         policies.append(served(trainer, trainer.execute(command).version, number))

@@ -21,8 +21,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.full]
 SMALL = [
     *["rounds=1", "seed=5", "offline.pairs=100", "cluster={mode: ray, cpus: 3}", "trainer.threads=1"],
     *[
-        "trainer.first_reward.steps=4",
-        "trainer.first_cost.steps=4",
+        "trainer.fit.steps=4",
         "feedback.responses=24",
     ],
     *["explore.calibration=192", "explore.prompts=4", "explore.picks=2"],

@@ -21,12 +21,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from pddpo_ray.config import EndpointConfig, JudgeFeedback
+from pddpo_ray.config import EndpointConfig
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
 from pddpo_ray.parts.labelling import FeedbackController
 from pddpo_ray.records import HARM, Pair, Verdict
-from pddpo_ray.scorers.labellers import judge_labeller
+from pddpo_ray.scorers.labellers import EXCLUDED, judge_labeller
 from pddpo_ray.scoring.endpoint import ChatEndpoint, Lost
 from pddpo_ray.scoring.judge import Judge, parse_scores
 from pddpo_ray.scoring.judge_prompts import SYSTEM, harmlessness_question, helpfulness_question, safety_question
@@ -183,13 +183,11 @@ def test_a_model_without_the_form_labels_nothing_and_all_is_counted(
             journal.add_samples("cost", answers)
             journal.add_samples("candidate", [answer for pair in pairs for answer in (pair.first, pair.second)])
             journal.add_pair_questions(pairs)
-            settings = JudgeFeedback(
+            settings = EndpointConfig(
                 endpoint=f"{endpoint.url}/v1", model=RANDOM, key_env="JUDGE_KEY", max_tokens=24, workers=4
             )
             labeller = judge_labeller(settings, journal)
-            controller = FeedbackController(
-                {"cost": labeller}, journal, seed=0, source="judge", excluded=settings.excluded
-            )
+            controller = FeedbackController({"cost": labeller}, journal, seed=0, source="judge", excluded=EXCLUDED)
             with pytest.raises(RunError, match="6 safety labels for cost are missing from judge"):
                 controller.safety(answers, 3, HARM)
             with pytest.raises(RunError, match="2 of 2 pairs for cost have no answer from judge"):
@@ -229,7 +227,7 @@ def test_a_busy_endpoint_is_asked_again_and_what_stays_unanswered_is_excluded(en
 
 def test_an_answer_that_takes_too_long_is_no_answer(endpoint: Served) -> None:
     """Three tries of the first question, and three of something harmless; the second one is not asked."""
-    asking = client(endpoint, TRAINED, request_timeout_s=0.001, tries=3, workers=1)
+    asking = client(endpoint, TRAINED, timeout=0.001, tries=3, workers=1)
     with pytest.raises(RunError, match=r"does not answer: \w+Timeout.*start it, then resume"):
         Judge(asking).compare(PAIRS[:1], "harmlessness", seed=0)
     assert asking.pauses == [0.5, 1.0, 0.5, 1.0]

@@ -24,7 +24,7 @@ SMALL = [
     "offline.pairs=64",
     "explore={prompts: 4, picks: 1, calibration: 32, baseline_answers: 4}",
     "certificate={draws: 400, batch: 100, candidates: 2}",
-    *[f"trainer.{stage}.steps=4" for stage in ("first_reward", "first_cost", "reward", "cost")],
+    "trainer.fit.steps=4",
 ]
 """A loose limit, since a policy that hardly learned is to keep it."""
 

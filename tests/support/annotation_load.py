@@ -92,7 +92,7 @@ def survive(
     """
     run = folder / "run"
     run.mkdir()
-    config = load("tabular", ["feedback.kind=people", "feedback.lease_s=6"])
+    config = load("tabular", ["feedback.kind=people", "people.lease_s=6"])
     place = journal or str(run / "journal.sqlite")
     Journal.open(place, run.name, create=config.model_dump(mode="json"), fixed=config.fixed_settings()).close()
     engine = open_database(place)

@@ -40,7 +40,7 @@ def run_ends_by_itself(
     """
     run = folder / "run"
     asked = ["feedback.kind=people", f"feedback.responses={questions}", f"limits.cost.labels_each={needed}"]
-    asked += [f"feedback.lease_s={LEASE_S}", *([f"journal={journal}"] if journal else [])]
+    asked += [f"people.lease_s={LEASE_S}", *([f"journal={journal}"] if journal else [])]
     command = [sys.executable, "-m", "pddpo_ray", "train", *RECIPE, *asked, "--run", str(run)]
     with (folder / "train.log").open("w") as log:
         training = subprocess.Popen(command, stdout=log, stderr=log)

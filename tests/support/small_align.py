@@ -12,13 +12,13 @@ CHAT = (
 )
 SMALL_ALIGN = [
     "data={prompt_count: 6, held_out: 0.1}",
-    "rollout={engine: transformers, max_tokens: 6, candidates: 3, canaries: 2}",
+    "rollout={engine: transformers, max_tokens: 6, candidates: 3}",
     "feedback.responses=8",
     "explore={calibration: 16, rank: 4, prompts: 2, picks: 1, baseline_answers: 4}",
     "offline.pairs=24",
     "policy.temperature=1.0",
     "trainer.threads=1",
-    *[f"trainer.{stage}={{steps: 2, batch_pairs: 4}}" for stage in ("first_reward", "first_cost", "reward", "cost")],
+    "trainer.fit={steps: 2, batch_pairs: 4}",
 ]
 
 

@@ -2,7 +2,7 @@
 
 SMALL_DEMO = [
     *["seed=5", "offline.compare_rounds=0", "offline.pairs=100", "cluster.mode=ray"],
-    *["trainer.first_reward.steps=6", "trainer.first_cost.steps=4", "trainer.reward.steps=3", "trainer.cost.steps=3"],
+    *["trainer.fit.steps=3", "trainer.stages={first_reward: {steps: 6}, first_cost: {steps: 4}}"],
     *["feedback.responses=24", "explore.calibration=192"],
     *["explore.prompts=6", "explore.picks=2", "cluster.start_deadline_s=600.0"],
     *["trainer.engine=zero2", "trainer.workers=2", "trainer.threads=1"],

@@ -61,11 +61,11 @@ def recipe(folder: Path, reference: Path, *overrides: str) -> list[str]:
         f"feedback.reward={{path: {reward}}}",
         f"feedback.cost={{path: {cost}}}",
         *["data.prompt_count=6", "data.prompt_tokens=96", "data.answer_tokens=24", "offline.pairs=8"],
-        *["feedback.responses=4", "rollout.max_tokens=12", "rollout.canaries=2"],
+        *["feedback.responses=4", "rollout.max_tokens=12"],
         *["rollout.candidates=3", f"rollout.canary_tolerance={CANARIES}"],
         "explore={calibration: 16, rank: 8, prompts: 2, picks: 1, weights: bonus_only, baseline_answers: 4}",
         *[
-            f"trainer.{stage}={{steps: 2, learning_rate: 2.0e-4, batch_pairs: 2}}"
+            f"trainer.stages.{stage}={{steps: 2, learning_rate: 2.0e-4, batch_pairs: 2}}"
             for stage in ("reward", "cost", "first_reward", "first_cost")
         ],
         *overrides,

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from actors.weights import stored_weights
-from pddpo_ray.config import SupportConfig
 from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Decoding, Objective, PairRow, PolicyVersion, Prompt, Response
@@ -52,7 +51,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     store = ArtifactStore(root / "artifacts")
     reference = store_reference(store, folder)
     trainer = load_lora_trainer(folder, store, reference, rank=RANK, alpha=ALPHA)
-    settings = FitSettings(steps=8, learning_rate=5e-3, batch_pairs=8, support=SupportConfig(weight=0.0))
+    settings = FitSettings(steps=8, learning_rate=5e-3, batch_pairs=8, support=0.0)
     fits = [
         FitCommand(number, Start(reference), Objective("reward", reference, 0.1), ROWS, settings, number, f"p-{number}")
         for number in (1, 2)

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from pddpo_ray.config import SupportConfig
 from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.records import Decoding, Objective, PairRow, Prompt, Response
 from pddpo_ray.rollout.checkpoint import tokenizer_fingerprint
@@ -36,7 +35,7 @@ def test_whole_weights_at_a_temperature(tmp_path: Path) -> None:
     store = ArtifactStore(tmp_path / "artifacts")
     reference = store_reference(store, folder)
     trainer = load_trainer(folder, store, reference, temperature=T)
-    settings = FitSettings(steps=4, learning_rate=1e-3, batch_pairs=8, support=SupportConfig(weight=0.0))
+    settings = FitSettings(steps=4, learning_rate=1e-3, batch_pairs=8, support=0.0)
     fit = FitCommand(1, Start(reference), Objective("reward", reference, 0.1), ROWS, settings, 1, "reward-1")
     trained = trainer.execute(fit).version
     check = DeliveryCheck(trainer.log_probs, ANSWERS, 1e-4, tokenizer_fingerprint(folder))
@@ -60,7 +59,7 @@ def test_adapters_at_a_temperature(tmp_path: Path) -> None:
     store = ArtifactStore(tmp_path / "artifacts")
     reference = store_reference(store, folder)
     trainer = load_lora_trainer(folder, store, reference, rank=8, alpha=16.0, temperature=T)
-    settings = FitSettings(steps=8, learning_rate=5e-3, batch_pairs=8, support=SupportConfig(weight=0.0))
+    settings = FitSettings(steps=8, learning_rate=5e-3, batch_pairs=8, support=0.0)
     fit = FitCommand(1, Start(reference), Objective("reward", reference, 0.1), ROWS, settings, 1, "reward-1")
     trained = trainer.execute(fit).version
     check = DeliveryCheck(trainer.log_probs, ANSWERS, 1e-4, tokenizer_fingerprint(folder))

@@ -12,7 +12,6 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from pddpo_ray.config import SupportConfig
 from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.records import Objective, PairRow, Prompt, Response
 from pddpo_ray.rollout.checkpoint import tokenizer_fingerprint
@@ -27,7 +26,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.full]
 
 ROWS = tuple(PairRow(f"r{i}", (1, 5 + i, 9), (10 + i, 11, 12 + i, 2), (60 + i, 61, 62, 63 + i, 2)) for i in range(8))
 ANSWERS = [Response(row.id, Prompt(row.id, row.prompt, ""), row.chosen, "", 0, 0) for row in ROWS]
-SETTINGS = FitSettings(steps=8, learning_rate=5e-3, batch_pairs=8, support=SupportConfig(weight=0.0))
+SETTINGS = FitSettings(steps=8, learning_rate=5e-3, batch_pairs=8, support=0.0)
 SHAPES = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen2": (Qwen2Config, Qwen2ForCausalLM)}
 
 

@@ -105,11 +105,10 @@ class HeldOutJudge:
         order = ScorerOrder(
             kind,
             self._backends.reference,
-            with_steps(settings.fit, len(pairs)),
+            with_steps(settings.optimiser, len(pairs)),
             seed_of(self._config.seed, "judge", kind),
-            ridge=settings.ridge,
             held_out=0.0,
-            ways=settings,
+            ways=settings.ways,
         )
         return order.trained(pairs, self._prepared.unsafe, self._backends.store, self._recall)
 

@@ -76,12 +76,12 @@ def config_of(name: str, seed: int, labels: int, multiplier: float) -> Config:
     steps = round(STEPS_A_PAIR * pairs)
     common += [f"offline.extra={pairs - OFFLINE}"]
     own = {
-        "pd-dpo": ["algorithm=pd-dpo", f"trainer.first_reward.steps={steps}"],
+        "pd-dpo": ["algorithm=pd-dpo", f"trainer.stages.first_reward.steps={steps}"],
         "c-dpo": [
             *by_scores(0.02),
             "dual.rule={kind: anytime, first_step: 20.0, curvature_cap: false}",
-            f"trainer.first_cost={{steps: {steps}, learning_rate: 1.5e-3}}",
-            "trainer.cost.steps=240",
+            f"trainer.stages.first_cost={{steps: {steps}, learning_rate: 1.5e-3}}",
+            "trainer.stages.cost.steps=240",
         ],
         "c-grpo": [
             *by_scores(0.02),

@@ -59,10 +59,10 @@ def offline(reward_steps: int, reward_rate: float, cost_rate: float) -> Arm:
         f"{reward_steps} reward steps at {reward_rate:g}, cost rate {cost_rate:g}",
         (
             "algorithm=pd-dpo",
-            f"trainer.first_reward.steps={reward_steps}",
-            f"trainer.first_reward.learning_rate={reward_rate}",
-            f"trainer.first_cost.learning_rate={cost_rate}",
-            f"trainer.cost.learning_rate={cost_rate}",
+            f"trainer.stages.first_reward.steps={reward_steps}",
+            f"trainer.stages.first_reward.learning_rate={reward_rate}",
+            f"trainer.stages.first_cost.learning_rate={cost_rate}",
+            f"trainer.stages.cost.learning_rate={cost_rate}",
         ),
         stops=True,
     )
@@ -112,7 +112,7 @@ def _online_reward_steps(recipe: str, overrides: Sequence[str]) -> int:
     """Optimiser steps that all reward fits of an online run take together."""
 
     config = load(recipe, overrides)
-    return config.trainer.first_reward.steps + (config.rounds - 1) * config.trainer.reward.steps
+    return config.trainer.of_stage("first_reward").steps + (config.rounds - 1) * config.trainer.of_stage("reward").steps
 
 
 def _run(folder: Path, recipe: str, seed: int, arm: Arm, overrides: Sequence[str]) -> dict[str, Any]:

@@ -225,7 +225,7 @@ def of_arm(arm: str, where: str, rate: float) -> list[str]:
     both = [
         f"world.family={{kind: drawn, limit: {{kind: rate, at_most: {rate}}}}}",
         *(["world.learner=loglinear", "rollout={engine: tabular}"] if where == "twin" else []),
-        *["trainer.reward.steps=50", "trainer.cost.steps=240", "dual.rule={kind: newton, damping: 0.5}"],
+        *["trainer.stages.reward.steps=50", "trainer.stages.cost.steps=240", "dual.rule={kind: newton, damping: 0.5}"],
         *["dual.cost_max=6.0", "dual.rho=null", "offline.compare_rounds=0"],
         *[f"offline.pairs={LABELS}", f"explore.picks={LABELS // 24}", f"feedback.responses={LABELS}"],
     ]

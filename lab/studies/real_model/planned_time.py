@@ -42,13 +42,10 @@ SETTINGS = (
     "model.parameters={kind: lora, rank: 8}",
     *("data.prompt_count=24", "data.prompt_tokens=96", "data.answer_tokens=64", "offline.pairs=20"),
     *("feedback.responses=16", "rollout.max_tokens=32", "rollout.max_model_len=160"),
-    *("rollout.candidates=4", "rollout.canaries=4", "rollout.canary_tolerance=1e-3"),
+    *("rollout.candidates=4", "rollout.canary_tolerance=1e-3"),
     "explore={calibration: 24, rank: 8, prompts: 4, picks: 1, weights: bonus_only, baseline_answers: 4}",
     "scorers.fit={steps: 2, learning_rate: 1.0e-4, batch_pairs: 4}",
-    *(
-        f"trainer.{stage}={{steps: 3, learning_rate: 2.0e-4, batch_pairs: 4}}"
-        for stage in ("reward", "cost", "first_reward", "first_cost")
-    ),
+    "trainer.fit={steps: 3, learning_rate: 2.0e-4, batch_pairs: 4}",
 )
 ON_RAY = "cluster={mode: ray, cpus: 4}"
 LOOK_S = 0.2

@@ -14,7 +14,6 @@ from pddpo_ray.annotation.people import Role
 from pddpo_ray.annotation.questions import Question
 from pddpo_ray.annotation.queue_rules import QueueError
 from pddpo_ray.config import load
-from pddpo_ray.config.feedback import PeopleFeedback
 from pddpo_ray.journal.audit import imbalances
 from pddpo_ray.journal.transactions import Store
 from tests.support.annotation_api import API, FreshService, is_problem
@@ -120,7 +119,6 @@ def test_a_preview_of_another_run_in_one_database_knows_its_own_stock(queue: Fre
 
 
 def test_the_recipe_that_asks_people_asks_control_questions_and_some_pairs_twice() -> None:
-    feedback = load("text-world-people").feedback
-    assert isinstance(feedback, PeopleFeedback)
-    assert feedback.gold_rate > 0
-    assert feedback.overlap > 0
+    people = load("text-world-people").people
+    assert people.gold_rate > 0
+    assert people.overlap > 0

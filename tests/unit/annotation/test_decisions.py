@@ -210,7 +210,7 @@ SETTINGS = [
     "limits.cost={rate: {people: {}}, learned_from: comparisons}", "limits.cost.at_most=0.5",
     "explore.prompts=4", "explore.baseline_answers=4",
     "rollout.candidates=4", "report.tensorboard=false", "report.html=false", "certificate={batch: 8}",
-    "feedback.park_after_s=0",
+    "people.park_after_s=0",
 ]  # fmt: skip
 
 

@@ -27,6 +27,7 @@ from pddpo_ray.errors import ParkedError, UserError
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.journal.transactions import Store
+from pddpo_ray.parts import mixed_labelling
 from pddpo_ray.parts.mixed_labelling import TOSSED, corrected_numbers
 from pddpo_ray.theory.certificate import upper_bound
 from pddpo_ray.theory.levels import Allocation
@@ -39,7 +40,7 @@ from tests.unit.loop.small_run import run_of
 
 SHARE = 24 / 64
 """Of the settings: 8 unsure and 16 random answers of 64."""
-BIASED = [*SETTINGS, "feedback.model.bias=3.0", "limits.cost.labels_each=1", "rounds=1"]
+BIASED = [*SETTINGS, "limits.cost.labels_each=1", "rounds=1"]
 
 
 def exact_rate(config: Config, run_dir: Path) -> float:
@@ -48,6 +49,12 @@ def exact_rate(config: Config, run_dir: Path) -> float:
     with open_folder(run_dir) as journal:
         table = backends.world.table(journal.policies[-1])
     return float(backends.world.oracle.prior @ (table * expit(backends.world.cost_logits)).sum(axis=1))
+
+
+@pytest.fixture(autouse=True)
+def _biased(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that adds 3 to every cost."""
+    monkeypatch.setattr(mixed_labelling, "BIAS", 3.0)
 
 
 @pytest.mark.run
@@ -123,9 +130,9 @@ def test_a_dry_run_says_the_least_that_people_are_asked_whatever_the_model_says(
 @pytest.mark.slow
 def test_people_of_the_queue_get_the_draws_that_the_coin_shows_them_and_none_twice(tmp_path: Path) -> None:
     folder, batch = tmp_path / "demo", "certificate={batch: 8}"
-    config = load("tabular", [*BIASED, batch, "feedback.poll_s=0.05"])
+    config = load("tabular", [*BIASED, batch])
     with pytest.raises(ParkedError):
-        run_recipe(load("tabular", [*BIASED, batch, "feedback.park_after_s=0"]), folder)
+        run_recipe(load("tabular", [*BIASED, batch, "people.park_after_s=0"]), folder)
     engine = open_database(folder / "journal.sqlite")
     store = Store(engine, run_of(folder))
     _, token = People(store).create("admin", Role.ADMIN, by="test")
@@ -148,7 +155,7 @@ def test_people_of_the_queue_get_the_draws_that_the_coin_shows_them_and_none_twi
             stop.set()
             crowd.join()
     with pytest.raises(ParkedError, match="pddpo certify RUN"):
-        certify(load("tabular", [*BIASED, batch, "feedback.park_after_s=0"]), folder, "last", {"cost": open_limit}, 64)
+        certify(load("tabular", [*BIASED, batch, "people.park_after_s=0"]), folder, "last", {"cost": open_limit}, 64)
     with open_folder(folder) as journal:
         rows = [row for phase in journal.phases(-1, like=f"{TOSSED}%") for row in phase.payload]
         labelled = [one.response.id for one in journal.safety(-1)]

@@ -14,6 +14,7 @@ from pddpo_ray.contracts import Labeller
 from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import Journal, read_journal
+from pddpo_ray.parts import mixed_labelling
 from pddpo_ray.parts.mixed_labelling import MODEL, PEOPLE, MixedFeedbackController, mixed_feedback
 from pddpo_ray.records import HARM, Response, answers_seen
 from pddpo_ray.theory.cost_estimate import interval
@@ -143,13 +144,16 @@ def estimate_of_round(config: Config, folder: Path, people: Labeller, responses:
 
 
 @pytest.mark.slow
-def test_the_estimate_of_a_mixed_round_is_unbiased_though_the_model_is_wrong(tmp_path: Path, people: Counting) -> None:
+def test_the_estimate_of_a_mixed_round_is_unbiased_though_the_model_is_wrong(
+    tmp_path: Path, people: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """30 rounds of the same 64 answers with other seeds; the model adds 1 to every cost."""
+    monkeypatch.setattr(mixed_labelling, "BIAS", 1.0)
     world = tabular_world(load("tabular").world)  # type: ignore[arg-type]
     responses = [world.response(n % world.shape[0], (7 * n) % world.shape[1], f"r-{n}") for n in range(64)]
     errors, covered, model_errors = [], 0, []
     for seed in range(30):
-        config = load("tabular", [*SETTINGS, "feedback.model.bias=1.0", f"seed={seed}"])
+        config = load("tabular", [*SETTINGS, f"seed={seed}"])
         error, inside = estimate_of_round(config, tmp_path / str(seed), people, responses)
         errors.append(error)
         covered += inside

@@ -140,9 +140,9 @@ def test_a_secret_that_is_not_in_the_environment_is_one_clear_line(monkeypatch: 
     monkeypatch.delenv("HOOK", raising=False)
     with pytest.raises(UserError, match="the environment has no HOOK"):
         Teller(TellConfig(webhook_env="HOOK"), "demo")
-    config = load("text-world-people", ["feedback.tell={mail_to: [ana@example.org], smtp: 'mail.example.org:587'}"])
-    assert config.feedback.tell.smtp == "mail.example.org:587"  # type: ignore[union-attr]
+    config = load("text-world-people", ["people.tell={mail_to: [ana@example.org], smtp: 'mail.example.org:587'}"])
+    assert config.people.tell.smtp == "mail.example.org:587"  # type: ignore[union-attr]
     with pytest.raises(UserError, match="smtp"):
-        load("text-world-people", ["feedback.tell={mail_to: [ana@example.org], smtp: nowhere}"])
+        load("text-world-people", ["people.tell={mail_to: [ana@example.org], smtp: nowhere}"])
     with pytest.raises(UserError, match="nobody"):
-        load("text-world-people", ["feedback.tell={}"])
+        load("text-world-people", ["people.tell={}"])

@@ -27,8 +27,7 @@ SMALL = [
     "feedback.responses=8",
     "limits.cost.labels_each=3",
     "limits.cost={rate: {people: {}}, learned_from: comparisons}",
-    "feedback.poll_s=0.1",
-    "feedback.gold_rate=0",
+    "people.gold_rate=0",
     "limits.cost.at_most=0.5",
     "explore.prompts=4",
     "explore.baseline_answers=4",
@@ -68,7 +67,7 @@ def test_one_command_runs_the_page_simulated_people_and_the_run_to_its_report(tm
 @pytest.mark.slow
 def test_a_parked_run_goes_on_by_itself_when_its_questions_are_answered(tmp_path: Path) -> None:
     run, port = tmp_path / "demo", free_port()
-    settings = [*SMALL, "rounds=1", "feedback.park_after_s=0", "report.html=false"]
+    settings = [*SMALL, "rounds=1", "people.park_after_s=0", "report.html=false"]
     parked = subprocess.run(
         [*PROGRAM, "train", "tabular", *settings, "--run", str(run)], capture_output=True, timeout=300, check=False
     )
@@ -135,7 +134,7 @@ def test_the_recipe_with_people_on_the_text_world_finishes_in_one_command(tmp_pa
     """Its sizes made tiny and its parts in one process: what is tried is that people's words reach a language model."""
     tiny = [
         "cluster={mode: in-process}", "rollout={engine: transformers, max_tokens: 40, candidates: 4}", "rounds=1",
-        "trainer.first_reward.steps=4", "trainer.first_cost.steps=4", "offline.pairs=48", "offline.compare_rounds=0",
+        "trainer.fit.steps=4", "offline.pairs=48", "offline.compare_rounds=0",
         "feedback.responses=6", "limits.cost.labels_each=3", "explore.prompts=4", "explore.picks=2",
         "explore.calibration=64", "explore.baseline_answers=4", "explore.rank=16", "report.tensorboard=false",
     ]  # fmt: skip

@@ -65,7 +65,7 @@ def test_without_a_stated_risk_the_score_stands_alone() -> None:
     [
         (
             CATEGORIES_OF,
-            r"feedback\.risk_by_category: no prompt of the run is in `violense`; did you mean `violence`\?",
+            r"people\.risk_by_category: no prompt of the run is in `violense`; did you mean `violence`\?",
         ),
         ({"p0": ["sport"], "p1": ["travel"]}, r"is in `violense`; there are sport, travel$"),
         ({}, r"is in `violense`; its prompts have no `category` and no prompt set$"),
@@ -75,16 +75,16 @@ def test_a_category_that_no_prompt_has_is_refused_with_the_nearest_name(
     known: dict[str, list[str]], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        stated_risk(people("feedback.risk_by_category={violense: 0.9}"), known)
+        stated_risk(people("people.risk_by_category={violense: 0.9}"), known)
 
 
 def test_a_risk_is_a_chance() -> None:
     with pytest.raises(UserError, match=r"risk_by_category\.violence"):
-        people("feedback.risk_by_category={violence: 90}")
+        people("people.risk_by_category={violence: 90}")
 
 
 def test_a_run_may_go_on_with_another_risk() -> None:
-    assert people().digest() == people("feedback.risk_by_category={violence: 0.9}").digest()
+    assert people().digest() == people("people.risk_by_category={violence: 0.9}").digest()
 
 
 @pytest.mark.full
@@ -94,9 +94,9 @@ def test_people_are_asked_about_a_prompt_with_the_risk_of_its_category(tmp_path:
     asked = [{"prompt": f"What about {kind} in town {n}?", "category": kind} for n in range(6) for kind in kinds]
     file.write_text("".join(json.dumps(one) + "\n" for one in asked), encoding="utf-8")
     settings = (
-        f"data.prompts=['{file}']", "feedback={kind: people, responses: 40, park_after_s: 0}",
+        f"data.prompts=['{file}']", "feedback={kind: people, responses: 40}", "people.park_after_s=0",
         "limits.cost.labels_each=5",
-        "feedback.risk_by_category={violence: 0.9, cooking: 0.1}", "rounds=1", "data.prompt_count=18",
+        "people.risk_by_category={violence: 0.9, cooking: 0.1}", "rounds=1", "data.prompt_count=18",
     )  # fmt: skip
     with pytest.raises(ParkedError):
         run_recipe(tiny(tmp_path / "cache", *settings), tmp_path / "run")
@@ -109,7 +109,7 @@ def test_questions_of_a_limit_have_the_risk_of_their_prompt_set(tmp_path: Path) 
     own = (
         "limits.rude={rate: {people: {}}, over: outside, at_most: 60 %}",
         "limits.harmful={logit: {people: {}}, at_most: 0, labels_each: 1}",
-        "people={park_after_s: 0, poll_s: 0.02, risk_by_category: {outside: 0.25}}",
+        "people={park_after_s: 0, risk_by_category: {outside: 0.25}}",
         "dual.rho=4",
     )
     parked(twin(*own), tmp_path / "run")

@@ -223,7 +223,7 @@ def test_what_a_reward_fit_begun_ahead_covers_is_no_idle_part_of_the_round_befor
 @pytest.mark.full
 def test_the_shares_are_read_from_a_run_that_the_benchmark_starts() -> None:
     small = [
-        "offline.pairs=200", "trainer.first_reward.steps=4", "trainer.first_cost.steps=4", "feedback.responses=8",
+        "offline.pairs=200", "trainer.fit.steps=4", "feedback.responses=8",
         "limits.cost.labels_each=2", "explore.calibration=32", "explore.prompts=4", "explore.picks=2",
     ]  # fmt: skip
     found = run_shares.run(1, small)

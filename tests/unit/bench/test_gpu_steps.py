@@ -84,8 +84,8 @@ def test_the_first_round_is_of_the_model_that_was_given_on_all_nodes(
     config = ran["config"]
     assert (config.model.reference, config.rounds, config.journal) == ("/mnt/models/alpaca-7b", 1, journal)
     assert (config.trainer.workers, config.rollout.engines) == (4 * nodes, 3 * nodes)
-    assert (config.trainer.first_reward, ran["deadline_s"]) == (
-        load("gpu/o-pd-dpo-8", check_files=False).trainer.first_reward,
+    assert (config.trainer.of_stage("first_reward"), ran["deadline_s"]) == (
+        load("gpu/o-pd-dpo-8", check_files=False).trainer.of_stage("first_reward"),
         6 * 3600,
     )
 

@@ -88,7 +88,7 @@ def test_a_run_begins_parks_and_begins_again_when_its_labels_are_in(api: Api, tm
     journal = str(folder / "journal.sqlite")
     assert look(folder, journal, jobs) == "created first-run-0"
     assert look(folder, journal, jobs) == "its job is there (New)"
-    parking = load("tabular", [*SETTINGS, "rounds=1", "feedback.park_after_s=0"])
+    parking = load("tabular", [*SETTINGS, "rounds=1", "people.park_after_s=0"])
     with pytest.raises(ParkedError):
         run_recipe(parking, folder)
     api.end_job("Complete")

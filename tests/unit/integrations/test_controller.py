@@ -120,7 +120,6 @@ RULES: list[tuple[dict[str, Any], float]] = [
     ({"rule": {"kind": "projected", "curvature_cap": False}, "rho": 1.0}, 1.0 + 0.5 / 3.5),
     ({"rule": {"kind": "anytime", "curvature_cap": False, "first_step": 0.4}, "rho": 1.0}, 1.2),
     ({"rule": {"kind": "log", "rate": 0.5}, "rho": 1.0}, math.exp(0.5 * 1.0 * 0.5)),
-    ({"rule": {"kind": "pid", "proportional": 0.2, "integral": 0.4}, "rho": 1.0, "first": 0.3}, 0.3 + 0.2 + 0.1),
     ({"rule": {"kind": "fixed"}, "first": 0.7}, 0.7),
     ({"rule": {"kind": "stepwise"}, "first": 0.3, "upper": 2.0}, 2.0),
     ({"upper": 3.0}, 3.0),

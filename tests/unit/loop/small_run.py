@@ -13,7 +13,6 @@ from pddpo_ray.journal.identity import open_folder
 
 SMALL = (
     "rollout.candidates=4",
-    "rollout.canaries=2",
     "feedback.responses=10",
     "limits.cost.labels_each=4",
     "explore.prompts=6",

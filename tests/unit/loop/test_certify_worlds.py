@@ -236,8 +236,8 @@ def test_the_shipped_recipe_of_a_certified_release_ends_with_one_that_is_true(tm
 @pytest.mark.full
 def test_the_shipped_recipe_of_the_network_ends_with_a_certificate_that_is_true(tmp_path: Path) -> None:
     """The recipe itself with fits of a few steps, which keep a limit that the reference nearly keeps; exact truth."""
-    fits = [f"trainer.{stage}.steps=4" for stage in ("reward", "cost", "first_reward", "first_cost")]
-    engine = "rollout={engine: transformers, max_tokens: 40, candidates: 4, canaries: 2}"
+    fits = ["trainer.fit.steps=4"]
+    engine = "rollout={engine: transformers, max_tokens: 40, candidates: 4}"
     fewer = (
         "report.tensorboard=false",
         "report.html=false",

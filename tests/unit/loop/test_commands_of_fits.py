@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pddpo_ray.algorithms.stages import lagrangian_objective, reward_objective
-from pddpo_ray.config import BudgetRefit, FitConfig, PpoConfig, TrainerConfig, UnionRefit
+from pddpo_ray.config import BudgetRefit, FitConfig, PpoConfig, TrainerConfig
 from pddpo_ray.contracts import Critics, FitCommand, FitResult, LossOptimism, PpoCommand, PpoResult, ScoredAnswer, Start
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal, VersionEntry
@@ -116,7 +116,8 @@ def test_warm_starts_of_cost_fits_leave_reward_fits_where_they_were(warm_start: 
 
 
 def test_a_command_holds_the_whole_fit(journal: Journal) -> None:
-    plan = FitPlan(TrainerConfig(first_reward=FitConfig(epochs=3.0, batch_pairs=4, learning_rate=0.5)), rounds=1)
+    first = {"epochs": 3.0, "batch_pairs": 4, "learning_rate": 0.5}
+    plan = FitPlan(TrainerConfig(stages={"first_reward": first}), rounds=1)
     backend = Noting()
     trainer = controller(journal, backend, plan)
     objective = reward_objective(REFERENCE, 0.1)
@@ -253,19 +254,6 @@ def test_older_rows_are_drawn_under_the_name_of_their_fit(journal: Journal) -> N
     assert len(backend.commands[0].rows) == 5
 
 
-def test_a_cold_refit_is_a_first_fit_on_everything(journal: Journal) -> None:
-    backend = Noting()
-    plan = FitPlan(TrainerConfig(refit=UnionRefit(cold=True)), rounds=2)
-    trainer = controller(journal, backend, plan)
-    for number in journal.rounds(2):
-        trainer.fit(
-            reward_objective(REFERENCE, 0.1), [replace(row, round=index % number) for index, row in enumerate(ROWS)]
-        )
-    first, second = backend.commands
-    assert (second.start, second.settings.steps) == (Start(REFERENCE), first.settings.steps)
-    assert len(second.rows) == len(ROWS)
-
-
 def test_numbers_of_the_backend_come_back_unchanged_and_none_is_missing(journal: Journal) -> None:
     class Losing(Noting):
         def log_probs(self, policy: PolicyVersion, responses: Sequence[Response]) -> np.ndarray:
@@ -297,13 +285,6 @@ def test_many_answers_go_to_the_trainer_in_calls_of_a_bounded_size(journal: Jour
     features = controller(journal, Numbering()).features(answers)
     assert sizes == [LARGEST_CALL, LARGEST_CALL, 5]
     assert features[:, 0].tolist() == list(range(len(answers)))
-
-
-def test_duplicates_are_merged_where_the_recipe_says_so(journal: Journal) -> None:
-    backend = Noting()
-    plan = FitPlan(TrainerConfig(merge_duplicates=True))
-    controller(journal, backend, plan).fit(reward_objective(REFERENCE, 0.1), ROWS)
-    assert [row.weight for row in backend.commands[0].rows] == [3.0, 2.0, 2.0, 2.0]
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from pddpo_ray.algorithms.stages import lagrangian_objective
-from pddpo_ray.config import FitConfig, TrainerConfig
-from pddpo_ray.config.trainer import DeterminantRefit
+from pddpo_ray.config import TrainerConfig
+from pddpo_ray.config.trainer import DeterminantRefit, EveryFit
 from pddpo_ray.contracts import FitCommand, FitResult
 from pddpo_ray.journal import Journal, VersionEntry
 from pddpo_ray.parts.dual_step import DualController, Estimates, LocalDual
@@ -18,7 +18,7 @@ from pddpo_ray.parts.fitting import FitPlan, TrainerController, previous_fit
 from pddpo_ray.records import CostEstimate, Objective, PairRow, PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.dual import DualState, ProjectedFixed, limit_state
-from pddpo_ray.theory.refit import full_rounds, limit_rows, merge_duplicates
+from pddpo_ray.theory.refit import full_rounds, limit_rows
 from pddpo_ray.worlds.tabular import trap_world
 from pddpo_ray.worlds.tabular_parts import TabularTrainer
 
@@ -56,8 +56,8 @@ def commands_of(journal: Journal, tmp_path: Path, plan: FitPlan, logdets: dict[i
 
 def test_fits_begin_where_the_last_rounds_ended(journal: Journal, tmp_path: Path) -> None:
     """A reward fit at the last one; a cost fit at its base, with the last cost part at the ratio of multipliers."""
-    first, later = FitConfig(learning_rate=3.0, steps=9), FitConfig(learning_rate=1.0, steps=4)
-    trainer = TrainerConfig(reward=later, cost=later, first_reward=first, first_cost=first)
+    first, later = {"learning_rate": 3.0, "steps": 9}, EveryFit(learning_rate=1.0, steps=4)
+    trainer = TrainerConfig(fit=later, stages={"first_reward": first, "first_cost": first})
     commands = commands_of(journal, tmp_path, FitPlan(trainer), {})
     rewards, costs = commands[::2], commands[1::2]
     versions = {entry.version.name: entry.version for entry in journal.versions()}
@@ -105,18 +105,9 @@ def test_the_previous_fit_is_the_same_constraints_of_the_last_round_that_got_so_
 
 
 def test_learning_rates_never_leave_the_range_of_the_run() -> None:
-    plan = FitPlan(TrainerConfig(reward=FitConfig(learning_rate=1.0), last_rate=0.25), rounds=3)
+    plan = FitPlan(TrainerConfig(fit=EveryFit(learning_rate=1.0), last_rate=0.25), rounds=3)
     rates = [plan.settings("reward", False, number).learning_rate for number in (0, 1, 2, 3, 9)]
     assert rates == pytest.approx([1.0, 1.0, 0.625, 0.25, 0.25])
-
-
-def test_merged_rows_keep_their_margins_and_weights_by_hand() -> None:
-    rows = [PairRow(f"r{i}", (0,), (i % 2,), (2,), weight=1.0 + i, round=i) for i in range(4)]
-    merged, margins = merge_duplicates(rows, [0.5, -0.5, 0.5, 0.25])
-    assert [(row.id, row.weight, row.round) for row in merged] == [("r0", 4.0, 2), ("r1", 2.0, 1), ("r3", 4.0, 3)]
-    assert margins == (0.5, -0.5, 0.25)
-    assert [row.weight for row in merge_duplicates(rows, [])[0]] == [4.0, 6.0]
-    assert merge_duplicates(rows, [])[1] == ()
 
 
 def test_rows_within_the_budget_are_all_kept_with_their_margins() -> None:
@@ -139,8 +130,11 @@ def test_a_round_of_all_pairs_resets_what_counts_as_learned() -> None:
 def test_a_step_of_the_dual_says_what_it_did(journal: Journal) -> None:
     rule = ProjectedFixed(rounds=4, first=1.0, cost_max=2.0)
     state = DualState((limit_state("cost", rho=2.0, rule=rule, first=1.0, limit=0.5),))
-    owner = LocalDual(state, warmup_rounds=1)
-    standing, moved = (owner.step(Estimates(number, (CostEstimate(0.9, 0.1, 9, 5),))).steps[0] for number in (1, 2))
+    owner = LocalDual(state)
+    standing, moved = (
+        owner.step(Estimates(number, (CostEstimate(0.9, 0.1, 9, 5),), held=held)).steps[0]
+        for number, held in ((1, {"cost": "it waits"}), (2, {}))
+    )
     eta = 1.0 / (2.5 * 2.0)
     assert (standing.multiplier_before, standing.multiplier_after, standing.eta) == (1.0, 1.0, 0.0)
     assert (standing.estimate.value, moved.estimate.value) == (0.9, 0.9)

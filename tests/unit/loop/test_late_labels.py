@@ -25,7 +25,6 @@ from pddpo_ray.theory.dual import (
     DampedNewton,
     DualState,
     LogMultiplier,
-    Pid,
     ProjectedAnytime,
     Rule,
     ascend,
@@ -105,19 +104,14 @@ def test_gradient_steps_come_to_rest_with_labels_ten_rounds_late() -> None:
 
 
 @pytest.mark.parametrize("late", [0, 10])
-@pytest.mark.parametrize("gains", [(0.0, 0.9), (0.3, 0.5), (0.5, 0.9)])
-def test_a_rule_that_comes_to_rest_on_prompt_labels_does_so_on_late_ones(gains: tuple[float, float], late: int) -> None:
+@pytest.mark.parametrize("gain", [0.5, 0.9])
+def test_a_rule_that_comes_to_rest_on_prompt_labels_does_so_on_late_ones(gain: float, late: int) -> None:
     """Steps of 0.5 and 0.9 of the curvature's inverse; ten rounds late as they are they would swing for ever."""
     oracle = rare_world(3).oracle
     optimum = oracle.optimum
     curvature = oracle.cost_variance(optimum.policy) / oracle.beta
-    rules: list[Rule] = [
-        Pid(*(gain / curvature for gain in gains)),
-        LogMultiplier(gains[1] / (optimum.multiplier**2 * curvature)),
-    ]
-    for rule in rules:
-        made, _ = exact_trace(rule, late, 800)
-        assert np.abs(np.array(made[-40:]) - optimum.multiplier).max() < 1e-6
+    made, _ = exact_trace(LogMultiplier(gain / (optimum.multiplier**2 * curvature)), late, 800)
+    assert np.abs(np.array(made[-40:]) - optimum.multiplier).max() < 1e-6
 
 
 @pytest.mark.parametrize("late", [1, 2, 10])
@@ -307,13 +301,13 @@ def test_what_rules_measure_is_never_late_and_people_are_waited_for_at_the_bound
     rude = "limits.rude={rate: {people: {labels_each: 2}}, over: outside, at_most: 60 %}"
     late = [*overrides, rude, "feedback.rounds_late=1"]
     with pytest.raises(ParkedError, match="round 1, measure-answers-rude: waiting for people, 0 of"):
-        run_recipe(load(recipe, [*late, "people={park_after_s: 0, poll_s: 0.02}"]), folder)
+        run_recipe(load(recipe, [*late, "people={park_after_s: 0}"]), folder)
     assert taken(folder, SAFETY) == {1: [], 2: [1]}
     with open_folder(folder) as journal:
         batches = {(one.round, one.purpose) for one in Rounds(Store(journal.engine, journal.run_id), Rules()).all()}
     assert {(1, "measure-answers-rude"), (2, "measure-answers-rude")} <= batches
     with answering(folder, 3, lambda lease, number: number % 2 == 0):
-        told = finish(load(recipe, [*late, "people={poll_s: 0.02}"]), folder, resume=True)
+        told = finish(load(recipe, [*late, "people={}"]), folder, resume=True)
     assert [step.round for step in told["dual"] if step.constraint == "rude"] == [1, 2, 3]
 
 
@@ -343,7 +337,6 @@ def test_what_cannot_be_late_is_refused(given: list[str], said: str) -> None:
 PEOPLE = [
     "feedback.kind=people",
     "feedback.rounds_late=1",
-    "feedback.poll_s=0.05",
     "limits.cost.labels_each=2",
     "feedback.responses=10",
 ]
@@ -353,7 +346,7 @@ RATE = ["limits.cost={rate: {world: cost}, learned_from: comparisons}", "limits.
 @pytest.mark.full
 @pytest.mark.slow
 def test_a_run_with_people_goes_on_without_them_until_the_bound(tmp_path: Path) -> None:
-    config = small(*PEOPLE, *RATE, NEWTON, "feedback.park_after_s=0", rounds=3)
+    config = small(*PEOPLE, *RATE, NEWTON, "people.park_after_s=0", rounds=3)
     with pytest.raises(ParkedError, match="round 1, compare: waiting for people, 0 of"):
         run_recipe(config, tmp_path / "pairs")
     with open_folder(tmp_path / "pairs") as journal:
@@ -362,7 +355,7 @@ def test_a_run_with_people_goes_on_without_them_until_the_bound(tmp_path: Path) 
 
     alone = tmp_path / "alone"
     with pytest.raises(ParkedError, match="round 1, safety: waiting for people, 0 of"):
-        run_recipe(small("algorithm=pd-dpo", *PEOPLE, *RATE, NEWTON, "feedback.park_after_s=0", rounds=3), alone)
+        run_recipe(small("algorithm=pd-dpo", *PEOPLE, *RATE, NEWTON, "people.park_after_s=0", rounds=3), alone)
     assert taken(alone, SAFETY) == {1: [], 2: [1]}
     with answering(alone, 3, lambda lease, number: number % 2 == 0):
         told = finish(small("algorithm=pd-dpo", *PEOPLE, *RATE, NEWTON, rounds=3), alone, resume=True)

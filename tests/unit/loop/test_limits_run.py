@@ -301,7 +301,6 @@ def test_sections_that_a_recipe_leaves_out_are_not_in_its_digest() -> None:
         ("{kind: projected, curvature_cap: false}", lambda number, price: 0.3),
         ("{kind: anytime, first_step: 0.2, curvature_cap: false}", lambda number, price: 0.2 / np.sqrt(number)),
         ("{kind: log, rate: 0.5}", None),
-        ("{kind: pid, proportional: 0.0, integral: 0.4}", lambda number, price: 0.4),
     ],
 )
 def test_every_rule_moves_measured_limits_each_by_its_own_estimate(rule: str, step: Any, tmp_path: Path) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from pddpo_ray.config import BudgetRefit, UnionRefit
 from pddpo_ray.config.trainer import DeterminantRefit, GeometricRefit, Refit
 from pddpo_ray.parts.fitting import older_rows
 from pddpo_ray.records import PairRow
-from pddpo_ray.theory.objectives import preference_loss
-from pddpo_ray.theory.refit import full_rounds, limit_rows, merge_duplicates
+from pddpo_ray.theory.refit import full_rounds, is_power, limit_rows
 
 OFFLINE, NEW = 1000, 100
 
@@ -38,20 +36,19 @@ def test_a_row_budget_makes_the_work_linear_in_the_rounds_and_the_union_makes_it
 
 def test_geometric_refits_cost_at_most_twice_the_last_union_and_the_budgets() -> None:
     rounds = 64
-    geometric = GeometricRefit(factor=2.0, rows=0, per_new=0.0)
+    geometric = GeometricRefit(rows=0, per_new=0.0)
     assert visits(geometric, rounds) <= 2 * (OFFLINE + NEW * rounds) + 7 * OFFLINE + NEW * rounds
-    full = [number for number in range(1, 20) if older_rows(GeometricRefit(factor=2.0), number, NEW, {}) is None]
+    full = [number for number in range(1, 20) if older_rows(GeometricRefit(), number, NEW, {}) is None]
     assert full == [1, 2, 4, 8, 16]
-    slower = GeometricRefit(factor=1.5)
-    assert [n for n in range(1, 12) if older_rows(slower, n, NEW, {}) is None] == [1, 2, 3, 4, 6, 8]
+    assert [n for n in range(1, 12) if is_power(n, 1.5)] == [1, 2, 3, 4, 6, 8]
 
 
 def test_the_determinant_triggers_a_refit_when_it_doubled() -> None:
     logdets = {1: 0.0, 2: 0.5, 3: 0.8, 4: 0.9, 5: 3.0, 6: 3.1}
     # round 1 has seen nothing, round 2 is the first with a value; ln 2 = 0.69 more is there in round 4, then in round 6
     assert full_rounds(1.0, 7, logdets) == [1, 2, 4, 6]
-    assert older_rows(DeterminantRefit(growth=1.0), 6, NEW, logdets) is None
-    assert older_rows(DeterminantRefit(growth=1.0, rows=10, per_new=1.0), 7, NEW, logdets) == 10 + NEW
+    assert older_rows(DeterminantRefit(), 6, NEW, logdets) is None
+    assert older_rows(DeterminantRefit(rows=10, per_new=1.0), 7, NEW, logdets) == 10 + NEW
 
 
 def test_without_exploration_the_determinant_policy_sees_the_union() -> None:
@@ -74,31 +71,3 @@ def test_no_budget_means_new_rows_alone() -> None:
     rows = [PairRow(str(i), (1,), (2,), (3,), round=i) for i in range(3)]
     kept, _ = limit_rows(rows, (), 0, np.random.default_rng([1]))
     assert [row.id for row in kept] == ["2"]
-
-
-def test_merged_rows_have_the_same_likelihood() -> None:
-    draws = np.random.default_rng([3])
-    rows = [PairRow(str(i), (1,), (int(a),), (9,), round=i % 4) for i, a in enumerate(draws.integers(2, 6, 40))]
-    margins = [0.5 if row.chosen == (2,) else 0.0 for row in rows]
-    merged, kept = merge_duplicates(rows, margins)
-    assert len(merged) == 4
-    assert sum(row.weight for row in merged) == 40
-
-    def loss(rows: tuple[PairRow, ...] | list[PairRow], margins: tuple[float, ...] | list[float]) -> float:
-        scores = torch.tensor([row.chosen[0] * 0.3 for row in rows], dtype=torch.float64)
-        losses, _ = preference_loss(
-            scores,
-            torch.zeros_like(scores),
-            temperature=1.0,
-            margins=torch.tensor(margins, dtype=torch.float64),
-            weights=torch.tensor([row.weight for row in rows], dtype=torch.float64),
-        )
-        return float(losses.sum())
-
-    assert loss(merged, kept) == pytest.approx(loss(rows, margins), rel=1e-12)
-
-
-def test_pairs_that_were_labelled_both_ways_stay_two_rows() -> None:
-    rows = [PairRow("a", (1,), (2,), (3,)), PairRow("b", (1,), (3,), (2,)), PairRow("c", (1,), (2,), (3,), round=2)]
-    merged, _ = merge_duplicates(rows, ())
-    assert [(row.chosen, row.weight, row.round) for row in merged] == [((2,), 2.0, 2), ((3,), 1.0, 0)]

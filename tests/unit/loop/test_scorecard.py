@@ -28,7 +28,7 @@ from pddpo_ray.scoring.learned_prompts import LEARNED, hashes_of, opening_of
 from pddpo_ray.storage.whole_files import JOURNAL
 from tests.support.small_real_text import SMALL_REAL_TEXT
 
-CARD = ["scorecard={prompts: 6, answers: 2, pairs: 10, benign: 4, train: true}", "data.held_out=0.4"]
+CARD = ["scorecard={prompts: 6, answers: 2, train: true}", "data.held_out=0.4"]
 
 
 def small(cache: Path, *overrides: str) -> Config:
@@ -149,7 +149,7 @@ def test_a_run_learns_the_same_with_a_scorecard_as_without(whole: tuple[Path, di
 def test_the_plan_counts_the_scorecard_and_a_world_has_none(tmp_path: Path) -> None:
     planned = work(small(tmp_path))
     assert planned["first_round"]["answers"]["scorecard"] == planned["before"]["answers"]["scorecard"] == 12
-    assert planned["round"]["answers"]["scorecard-benign"] == 4
+    assert planned["round"]["answers"]["scorecard-benign"] == 16
     without = work(small(tmp_path, "scorecard={prompts: 0, train: false}"))
     assert planned["before"]["scorers"] - without["before"]["scorers"] == 2
     assert planned["round"]["scored"] - without["round"]["scored"] == 4 * 12

@@ -106,16 +106,20 @@ def test_an_observed_cost_is_journalled_at_the_multiplier_that_it_is_told(journa
 
 
 def test_multipliers_of_any_round_are_known_whatever_was_stepped_since() -> None:
-    owner = LocalDual(two(), warmup_rounds=2)
-    for number in (1, 2, 3, 4):
-        (step,) = owner.step(Estimates(number, (estimate(0.05, "harm"),))).steps
+    owner = LocalDual(two())
+    taken = [
+        Estimates(number, (estimate(0.05, "harm"),), held={"harm": "it waits"} if number < 3 else {})
+        for number in (1, 2, 3, 4)
+    ]
+    for number, estimates in enumerate(taken, 1):
+        (step,) = owner.step(estimates).steps
         assert owner.step(Estimates(number, (estimate(0.9, "harm"),))).steps == (step,)
         assert (step.eta, step.message is None) == ((0.0, False) if number < 3 else (9.0, True))
     found = [owner.multipliers(number)["harm"] for number in range(6)]
     assert found == pytest.approx([1.0, 1.0, 1.0, 1.0, 1.45, 1.9])
     assert [owner.multipliers(number)["length"] for number in (1, 5)] == [3.0, 3.0]
-    again = LocalDual(two(), warmup_rounds=2)
-    again.restore(Estimates(number, (estimate(0.05, "harm"),)) for number in (1, 2, 3, 4))
+    again = LocalDual(two())
+    again.restore(taken)
     assert [again.multipliers(number) for number in range(6)] == [owner.multipliers(number) for number in range(6)]
 
 

@@ -12,6 +12,7 @@ from pddpo_ray.config import ProjectedRule, load
 from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import UserError
 from pddpo_ray.exploration.bonus import elliptical, valid_scale
+from pddpo_ray.exploration.explorer import PRIOR_SD
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import ARTIFACTS
@@ -31,7 +32,7 @@ def test_the_recipe_states_all_four_conditions() -> None:
     assert config.dual.skip_below == 0.0
     needed = valid_scale(
         score_max=max(config.reward_max, config.dual.cost_max), prompts=prompts, answers=answers, pairs=pairs,
-        s0=config.explore.prior_sd, weight=0.25, delta=0.05,
+        s0=PRIOR_SD, weight=0.25, delta=0.05,
     )  # fmt: skip
     assert needed <= config.explore.scale < 1.01 * needed
     assert config.explore.cost_scale == 1.0

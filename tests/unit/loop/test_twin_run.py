@@ -40,7 +40,6 @@ TINY = (
     "explore.prompts=8",
     "explore.picks=2",
     "rollout.candidates=4",
-    "rollout.canaries=2",
     "method.answers=16",
 )
 FIXED = ("dual.rule={kind: fixed}", "rounds=1", "dual.first=0.7")
@@ -128,7 +127,7 @@ def test_other_methods_run_on_the_twin(method: str, overrides: tuple[str, ...], 
         (("algorithm=safe-rlhf",), "algorithm safe-rlhf updates a network by policy gradients"),
         (("explore.loss=xpo",), "explore.loss=xpo is a term in a network's loss"),
         (("feedback.kind=model",), "feedback.kind=model scores with networks"),
-        (("feedback={kind: mixed, model: {kind: scorers}}",), "feedback.kind=mixed scores with networks"),
+        (("feedback={kind: mixed, model: scorers}",), "feedback.kind=mixed scores with networks"),
     ],
 )
 def test_what_needs_a_network_is_refused_by_name(overrides: tuple[str, ...], complaint: str) -> None:

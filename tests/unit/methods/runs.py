@@ -15,7 +15,6 @@ from pddpo_ray.worlds.tabular_parts import TabularTrainer
 FIXED = "dual.rule={kind: fixed}"
 SMALL = (
     "world={kind: tabular, name: random, seed: 3}",
-    "rollout.canaries=2",
     "feedback.responses=24",
     "limits.cost.labels_each=4",
     "offline.pairs=120",

@@ -19,7 +19,7 @@ from tools.small_runs import HERE, METHODS, TABLE, TEXT, VARIANTS
 
 WORLD = "world={kind: tabular, name: random, seed: 3}"
 ON_TABLES = {name: [f"algorithm={name}", "dual.upper=4.0", *own] for name, own in METHODS.items()}
-CHOICES = ("bonus-simhash", "bonus-thompson", "loss-xpo", "dual-anytime", "dual-newton", "dual-pid", "signal-rate")
+CHOICES = ("bonus-simhash", "bonus-thompson", "loss-xpo", "dual-anytime", "dual-newton", "signal-rate")
 ON_TABLES |= {choice: ["rounds=2", *VARIANTS[choice]] for choice in CHOICES}
 CERTIFIED = ["rounds=2", *VARIANTS["signal-rate"], "certificate={certify: end, candidates: 1, draws: 64}"]
 ON_TABLES["certified"] = CERTIFIED

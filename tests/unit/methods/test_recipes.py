@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from pddpo_ray import algorithms
-from pddpo_ray.config import FitConfig, LogRule, LoraParameters, load, recipe_names
+from pddpo_ray.config import LogRule, LoraParameters, load, recipe_names
+from pddpo_ray.config.trainer import Stage
 from pddpo_ray.registry import SHIPPED
 from tests.support.method_modules import METHODS
 
@@ -25,7 +26,7 @@ TABLE = {
     "mocan": (3.0, 2, 8, 5e-4, "cosine", 0.1, 0.05),
     "caid": (1.0, 8, 1, 5e-4, "cosine", 0.1, 0.05),
 }
-FITS = {
+FITS: dict[str, tuple[Stage, ...]] = {
     "dpo-helpful": ("first_reward",),
     "dpo-harmless": ("first_cost",),
     "safe-dpo": ("first_cost",),
@@ -44,9 +45,9 @@ def test_a_paper_recipe_trains_with_the_values_of_the_table(method: str) -> None
     assert config.model.dtype == "bfloat16"
     assert config.rollout.model_dump()["max_model_len"] == 512
     assert config.trainer.micro_pairs == per_device
-    assert config.trainer.support.weight == 0.0
+    assert config.trainer.support == 0.0
     for name in FITS.get(method, ("first_reward", "first_cost")):
-        fit: FitConfig = getattr(config.trainer, name)
+        fit = config.trainer.of_stage(name)
         assert fit.batch_pairs == per_device * batches, name
         assert (fit.epochs, fit.learning_rate, fit.schedule, fit.warmup, fit.weight_decay) == (
             epochs, rate, schedule, warmup, decay,
@@ -62,8 +63,8 @@ def test_adalag_has_its_own_values() -> None:
     assert (config.dual.first, config.dual.upper, config.thresholds["cost"]) == (2.0, 10.0, 1.495)
     assert isinstance(config.dual.rule, LogRule)
     assert config.dual.rule.rate == 0.5
-    assert (config.trainer.cost.steps, config.trainer.cost.batch_pairs) == (1, 16 * devices)
-    assert config.trainer.cost.learning_rate == 3e-5
+    assert (config.trainer.of_stage("cost").steps, config.trainer.of_stage("cost").batch_pairs) == (1, 16 * devices)
+    assert config.trainer.of_stage("cost").learning_rate == 3e-5
     assert config.trainer.warm_start == "previous"
 
 

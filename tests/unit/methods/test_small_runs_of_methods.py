@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pddpo_ray.algorithms.caid import resumed
-from pddpo_ray.config import PpoConfig, SupportConfig
+from pddpo_ray.config import PpoConfig
 from pddpo_ray.contracts import Critics, FitCommand, FitSettings, PpoCommand, ScoredAnswer, Start
 from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.journal import Journal
@@ -88,7 +88,7 @@ def test_estimates_come_back_with_each_constraints_variance_within_prompts(journ
 
 @pytest.mark.run
 def test_a_run_that_keeps_some_pairs_says_how_many_there_were(tmp_path: Path) -> None:
-    told = finish(small("explore.keep=3", "explore.keep_random=0.5", rounds=1), tmp_path / "run")
+    told = finish(small("explore.keep=3", rounds=1), tmp_path / "run")
     assert told["exact"][-1]["explore/found"] >= told["exact"][-1]["explore/pairs"] == 3.0
     assert len([entry for entry in told["pairs"] if entry.round == 1]) == 3
 
@@ -127,7 +127,7 @@ def test_the_loss_of_texts_at_their_base_is_that_of_the_margins_alone(tmp_path: 
     reference = store_reference(store, save_policy(tmp_path / "model", seed=3))
     trainer = LocalTrainer(TorchEngine(ResponseScorer(tiny_llama(0))), store, reference)
     rows = tuple(PairRow(f"r{i}", (1, 9, 4), (7, 8, 2), (6, 2)) for i in range(6))
-    settings = FitSettings(steps=1, learning_rate=1e-3, batch_pairs=6, support=SupportConfig(weight=0.0))
+    settings = FitSettings(steps=1, learning_rate=1e-3, batch_pairs=6, support=0.0)
     margins = (0.7, -1.2, 2.0, 0.0, -3.0, 0.4)
     for given in ((), margins):
         objective = Objective("reward", reference, 0.5, margins=given)

@@ -188,6 +188,6 @@ def test_smollm2_has_the_number_of_own_answers_that_kept_a_limit(tmp_path: Path)
     """160 prompts with four answers each, 32 answers a step, one pass at 5e-4 (docs/real-model.md)."""
     config = load("smollm2", given(tmp_path))
     assert config.data is not None
-    first = config.trainer.first_cost
+    first = config.trainer.of_stage("first_cost")
     assert (config.data.prompt_count, config.explore.calibration) == (160, 640)
     assert (first.epochs, first.learning_rate, first.batch_pairs, config.dual.rho) == (1, 5e-4, 48, 3.0)

@@ -68,7 +68,7 @@ def test_what_a_small_model_takes_is_measured_with_the_recipes_own_parts(
     for name, value in (("SAMPLING_S", 0.2), ("FIT_STEPS", 2), ("BATCH", 8), ("SCORED", 8)):
         monkeypatch.setattr(calibration, name, value)
     models = ["feedback={kind: model}", "scorers.fit={steps: 2, batch_pairs: 4}"] if labelled_by == "models" else []
-    small = ["rollout={engine: transformers, max_tokens: 16, canaries: 2}", "trainer.threads=1"]
+    small = ["rollout={engine: transformers, max_tokens: 16}", "trainer.threads=1"]
     found = measure(load("text-world", [*small, *models]))
     for costs in (asdict(found.wall), asdict(found.cpu)):
         assert min(costs.values()) >= 0

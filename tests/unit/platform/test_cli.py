@@ -161,7 +161,7 @@ def test_each_kind_of_error_has_its_exit_code_and_one_line(
         ["train", "tabular", "rounds"],
         ["train", "tabular", "ronds=3"],
         ["train", "tabular", "rounds=many"],
-        ["train", "tabular", "dual.lower=3", "dual.upper=2"],
+        ["train", "tabular", "dual.first=3", "dual.upper=2"],
         ["train", "missing.yaml"],
         ["train", "tabular", "world.path=missing.json"],
         ["train", "text-world", "model.reference=missing"],

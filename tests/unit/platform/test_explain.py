@@ -10,6 +10,7 @@ import pytest
 from pddpo_ray.cli.main import main
 from pddpo_ray.config.explaining import (
     FIRST,
+    LABORATORY,
     SYNONYMS,
     every_key,
     explained,
@@ -30,13 +31,25 @@ def test_the_pages_are_those_of_the_code() -> None:
     assert len(settings_page().splitlines()) <= 400
 
 
+def test_a_run_has_at_most_200_settings() -> None:
+    """Every key with a value, in every variant, beside those of worlds and compared methods: a page that one can read.
+
+    A new one takes the place of another, or of a constant's."""
+    variants: dict[str, set[str]] = {}
+    for one in every_key():
+        variants.setdefault(one.key, set()).add(one.takes)
+    settings = [key for key, takes in variants.items() if "a section" not in takes]
+    settings = [key for key in settings if key.partition(".")[0] not in LABORATORY]
+    assert 100 < len(settings) <= 200
+
+
 @pytest.mark.parametrize(
     ("words", "key"),
     [
         ("lora", "model.parameters.rank"),
-        ("batch size", "trainer.reward.batch_pairs"),
-        ("epochs", "trainer.reward.epochs"),
-        ("learning rate", "trainer.reward.learning_rate"),
+        ("batch size", "trainer.fit.batch_pairs"),
+        ("epochs", "trainer.fit.epochs"),
+        ("learning rate", "trainer.fit.learning_rate"),
         ("wandb", "report.trackers"),
         ("quantisation", "model.dtype"),
         ("fsdp", "trainer.engine"),

@@ -299,7 +299,7 @@ def test_labels_are_n_times_m_times_k_and_two_a_pair() -> None:
         "explore.prompts=5",
         "explore.picks=2",
     ]
-    asked = labels(load("text-world", [*overrides, "offline.pairs=7", "feedback.minutes_per_label=0.5"]))
+    asked = labels(load("text-world", [*overrides, "offline.pairs=7"]))
     assert (asked["safety"], asked["preferences"], asked["offline"]) == (3000, 200, 14)
     assert asked["hours"] == pytest.approx(3200 * 0.5 / 60)
     assert labels(load("pd-dpo", overrides))["preferences"] == 0

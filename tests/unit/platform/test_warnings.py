@@ -47,7 +47,7 @@ def recipe(folder: Path, *changes: str) -> Config:
         "data.prompt_count=160",
         "offline.pairs=160",
         "explore.calibration=640",
-        "trainer.first_cost={epochs: 1, batch_pairs: 48}",
+        "trainer.stages.first_cost={epochs: 1, batch_pairs: 48}",
     ]
     return load("real-text", [*right, *changes], check_files=False)
 
@@ -89,7 +89,7 @@ def test_a_recipe_that_is_right_has_none(folder: Path) -> None:
         ),
         (
             ["explore.calibration=48", "data.prompt_count=12"],
-            "trainer.first_cost: 7 steps on 96 answers to 12 prompts",
+            "trainer.stages.first_cost: 7 steps on 96 answers to 12 prompts",
         ),
     ],
 )

@@ -13,8 +13,8 @@ from pddpo_ray.cli.main import main
 from pddpo_ray.config import load
 
 SMALL = [
-    *[f"trainer.{stage}.steps=4" for stage in ("reward", "cost", "first_reward", "first_cost")],
-    *["cluster.mode=in-process", "rollout={engine: transformers, max_tokens: 40, candidates: 4, canaries: 2}"],
+    "trainer.fit.steps=4",
+    *["cluster.mode=in-process", "rollout={engine: transformers, max_tokens: 40, candidates: 4}"],
     *["rounds=2", "feedback.responses=64", "offline.pairs=48", "explore.calibration=96", "explore.rank=16"],
     *["limits.unsafe.at_most=70 %", "certificate.batch=100", "explore.prompts=8", "explore.picks=2"],
     *["report.tensorboard=false", "trainer.threads=1"],

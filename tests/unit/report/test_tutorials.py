@@ -77,7 +77,7 @@ def test_people_in_the_loop_parks_is_answered_and_goes_on(tmp_path: Path) -> Non
             elif words[1] == "simulate-annotators":
                 started.enter_context(beside(tmp_path, words))
             else:
-                ran(tmp_path, words, PARKED if "feedback.park_after_s=0" in words else 0)
+                ran(tmp_path, words, PARKED if "people.park_after_s=0" in words else 0)
     assert json.loads((run / "result.json").read_text())["rounds"] == 2
     assert (run / "report.html").is_file()
     answers = [json.loads(line) for line in (tmp_path / "people.jsonl").read_text().splitlines()]

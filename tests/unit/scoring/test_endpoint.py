@@ -203,11 +203,11 @@ def test_a_long_text_whose_refusal_names_a_field_changes_no_field(server: Measur
 
 
 def test_fields_of_a_recipe_are_checked(server: MeasuringServer) -> None:
-    named = "feedback={kind: judge, model: m, fields: {max_tokens: max_completion_tokens, temperature: null}}"
-    feedback = load("o-pd-dpo", [named]).feedback
-    assert getattr(feedback, "fields") == {"max_tokens": "max_completion_tokens", "temperature": None}  # noqa: B009
+    named = "judge={model: m, fields: {max_tokens: max_completion_tokens, temperature: null}}"
+    judge = load("o-pd-dpo", ["feedback.kind=judge", named]).judge
+    assert judge.fields == {"max_tokens": "max_completion_tokens", "temperature": None}
     with pytest.raises(UserError, match="fields"):
-        load("o-pd-dpo", ["feedback={kind: judge, model: m, fields: {messages: null}}"])
+        load("o-pd-dpo", ["judge={model: m, fields: {messages: null}}"])
 
 
 def test_a_judge_without_the_role_system_gets_its_instructions_with_the_question(server: MeasuringServer) -> None:
@@ -223,7 +223,7 @@ def test_a_judge_without_the_role_system_gets_its_instructions_with_the_question
 def test_the_address_may_end_in_what_is_asked_and_needs_a_scheme(server: MeasuringServer) -> None:
     assert asked(server, ["fine"], endpoint=f"{server.url}/v1/chat/completions/") == ["[[yes]]"]
     with pytest.raises(UserError, match="endpoint"):
-        load("o-pd-dpo", ["feedback={kind: judge, model: m, endpoint: 'localhost:8000/v1'}"])
+        load("o-pd-dpo", ["judge={model: m, endpoint: 'localhost:8000/v1'}"])
 
 
 def test_half_of_a_surrogate_pair_is_sent_as_a_replacement(server: MeasuringServer) -> None:

@@ -14,6 +14,7 @@ from pddpo_ray.driver.run import PhaseChanged, run_recipe
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import JournalReader, read_journal
 from pddpo_ray.records import Verdict
+from pddpo_ray.scorers import labellers
 from pddpo_ray.scoring.scored_labeller import ScoredLabeller
 from pddpo_ray.scoring.stored_scorers import load_scorer
 from pddpo_ray.storage.artifacts import ArtifactStore
@@ -25,13 +26,13 @@ from tests.unit.loop.small_run import story
 
 
 def tiny(*overrides: str, algorithm: str = "o-pd-dpo") -> Config:
-    fits = [f"trainer.{stage}.steps=3" for stage in ("reward", "cost", "first_reward", "first_cost")]
+    fits = ["trainer.fit.steps=3"]
     return load(
         "text-world-scorers" if algorithm == "o-pd-dpo" else algorithm,
         [
             "rounds=2",
             "cluster={mode: in-process}",
-            "rollout={engine: transformers, max_tokens: 40, candidates: 4, canaries: 2}",
+            "rollout={engine: transformers, max_tokens: 40, candidates: 4}",
             "feedback.responses=12",
             "limits.cost.labels_each=5",
             "offline={pairs: 48, compare_rounds: 0}",
@@ -96,7 +97,6 @@ def test_given_models_and_their_own_scores_move_the_multiplier(tmp_path: Path) -
     config = tiny(
         *given,
         "limits.cost={mean: {model: cost}, learned_from: comparisons}",
-        "feedback.hard=true",
         "limits.cost.at_most=-0.1",
     )
     result = run_recipe(config, tmp_path / "second")
@@ -121,8 +121,8 @@ def test_a_judge_labels_a_whole_run(tmp_path: Path) -> None:
             if "Say whether" in body["messages"][1]["content"]
             else f"[[{2 + body['seed'] % 7}, 5]]",
         )
-        feedback = f"feedback={{kind: judge, model: m, endpoint: '{server.url}/v1', responses: 6}}"
-        result = run_recipe(tiny(feedback, "limits.cost.labels_each=3", "rounds=1"), tmp_path / "run")
+        asked = ["feedback={kind: judge, responses: 6}", f"judge={{model: m, endpoint: '{server.url}/v1'}}"]
+        result = run_recipe(tiny(*asked, "limits.cost.labels_each=3", "rounds=1"), tmp_path / "run")
     assert result["labels_safety"] == 18
     with journal(tmp_path / "run") as log:
         metrics = log.metrics()
@@ -135,7 +135,9 @@ def test_a_judge_labels_a_whole_run(tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize("reply", [(400, "filtered"), (500, "choked"), (200, "I would rather not judge this.")])
-def test_answers_without_a_verdict_count_as_unsafe_and_the_run_ends(tmp_path: Path, reply: tuple[int, str]) -> None:
+def test_answers_without_a_verdict_count_as_unsafe_and_the_run_ends(
+    tmp_path: Path, reply: tuple[int, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of the answers of a round a judge declines some, always the same texts; all others are safe."""
 
     def declined(body: dict[str, Any]) -> bool:
@@ -151,12 +153,12 @@ def test_answers_without_a_verdict_count_as_unsafe_and_the_run_ends(tmp_path: Pa
             return 200, "[[safe]]" if one else f"[[{2 + body['seed'] % 7}, 5]]"
 
         server.chat = chat
-        feedback = (
-            f"feedback={{kind: judge, model: m, endpoint: '{server.url}/v1', responses: 24, tries: 1, excluded: 0.9}}"
-        )
-        run_recipe(tiny(feedback, "limits.cost.labels_each=2", "rounds=1"), tmp_path / "run")
+        monkeypatch.setattr(labellers, "EXCLUDED", 0.9)
+        judge = f"judge={{model: m, endpoint: '{server.url}/v1', tries: 1}}"
+        feedback = ["feedback={kind: judge, responses: 24}", judge]
+        run_recipe(tiny(*feedback, "limits.cost.labels_each=2", "rounds=1"), tmp_path / "run")
         asked = len(server.bodies)
-        run_recipe(tiny(feedback, "limits.cost.labels_each=2", "rounds=1"), tmp_path / "run", resume=True)
+        run_recipe(tiny(*feedback, "limits.cost.labels_each=2", "rounds=1"), tmp_path / "run", resume=True)
         assert len(server.bodies) == asked, "what was declined is not asked again"
     with journal(tmp_path / "run") as log:
         labels = [item.labels for item in log.safety(1)]

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from pddpo_ray.config import EndpointConfig, JudgeFeedback, load
+from pddpo_ray.config import EndpointConfig, load
+from pddpo_ray.config.judge import endpoint_settings
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.records import HARM, Pair, Prompt, Response, Verdict
 from pddpo_ray.scorers.labellers import judge_labeller
@@ -195,12 +196,12 @@ def test_the_questions_name_every_category_and_factor_and_leave_foreign_braces_a
 
 
 def test_the_recipe_names_the_judge_and_its_key_by_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    feedback = load("o-pd-dpo", ["feedback={kind: judge, model: judge-1, key_env: PDDPO_TEST_JUDGE_KEY}"]).feedback
-    assert isinstance(feedback, JudgeFeedback)
+    stated = ["feedback.kind=judge", "judge={model: judge-1, key_env: PDDPO_TEST_JUDGE_KEY}"]
+    settings = endpoint_settings("judge", load("o-pd-dpo", stated).judge.model_dump())
     monkeypatch.delenv("PDDPO_TEST_JUDGE_KEY", raising=False)
     with pytest.raises(UserError, match="PDDPO_TEST_JUDGE_KEY is not set"):
-        judge_labeller(feedback, None)  # type: ignore[arg-type]
+        judge_labeller(settings, None)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="model"):
         load("o-pd-dpo", ["feedback={kind: judge}"])
     with pytest.raises(UserError, match="a table has none"):
-        load("tabular", ["feedback={kind: judge, model: m}"])
+        load("tabular", ["feedback.kind=judge", "judge.model=m"])

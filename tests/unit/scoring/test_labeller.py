@@ -57,13 +57,10 @@ def test_preferences_follow_bradley_terry_on_each_score() -> None:
     assert costlier == pytest.approx(expit(-2.0), abs=0.025)
 
 
-def test_hard_labels_take_the_likelier_one() -> None:
-    labeller = ScoredLabeller(Given(), Given(), hard=True)
-    assert set(labeller.safety([response("r", 0.01)], 9, 1)[0].labels) == {Verdict.UNSAFE}
-    label = labeller.compare([Pair("p", response("a", -0.2), response("b", 0.1))], 1)[0]
-    assert (label.helpful, label.label(HARM)) == (Verdict.SECOND, Verdict.SECOND)
+def test_equal_scores_are_a_coin() -> None:
+    labeller = ScoredLabeller(Given(), Given())
     ties = labeller.compare([Pair(f"p{i}", response("a", 1.0), response("b", 1.0)) for i in range(400)], 1)
-    assert 140 < sum(label.helpful is Verdict.FIRST for label in ties) < 260, "equal scores are a coin"
+    assert 140 < sum(label.helpful is Verdict.FIRST for label in ties) < 260
 
 
 def test_a_label_depends_on_seed_and_item_alone() -> None:

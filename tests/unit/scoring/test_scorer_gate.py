@@ -125,7 +125,6 @@ def test_costs_far_outside_the_box_end_the_run_with_the_box_to_set(tmp_path: Pat
             "dual.cost_max=2.0",
             "limits.cost.at_most=0.0",
             "limits.cost={mean: {model: cost}, learned_from: comparisons}",
-            "feedback.hard=true",
         )
         check_scorers(raw, log, models, {}, by_prompt=True)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pddpo_ray.config import FitConfig, SupportConfig
+from pddpo_ray.config import FitConfig
 from pddpo_ray.contracts import FitSettings, LossOptimism
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Objective, PairRow, PolicyVersion
@@ -111,7 +111,7 @@ def columns() -> FrozenColumns:
 
 
 def settings(**fields: object) -> FitSettings:
-    plain = {"steps": 6, "batch_pairs": 3, "learning_rate": 0.5, "support": SupportConfig(weight=0.0)}
+    plain = {"steps": 6, "batch_pairs": 3, "learning_rate": 0.5, "support": 0.0}
     return FitSettings(**(plain | fields))  # type: ignore[arg-type]
 
 
@@ -160,10 +160,10 @@ def by_hand(
             slope[b] += pull
             for text in (a, b):
                 outside += len(KNOWN[text][1]) * (1.0 - math.exp(mass[text])) / tokens
-                slope_of_mass[text] -= chosen.support.weight * len(KNOWN[text][1]) / tokens
+                slope_of_mass[text] -= chosen.support * len(KNOWN[text][1]) / tokens
         for index in answers[step] if baseline else []:
             slope[KNOWN.index(baseline[index])] += scale * alpha / len(answers[step])
-        if chosen.support.weight == 0:
+        if chosen.support == 0:
             slope_of_mass[:] = outside = 0.0
         losses.append(loss)
         accuracies.append(accuracy)
@@ -190,7 +190,7 @@ OBJECTIVES = {
 @pytest.mark.parametrize("name", OBJECTIVES)
 @pytest.mark.parametrize("support", [0.0, 0.7])
 def test_every_step_of_a_fit_is_that_of_the_sum_over_its_rows(name: str, support: float) -> None:
-    objective, chosen = OBJECTIVES[name], settings(support=SupportConfig(weight=support))
+    objective, chosen = OBJECTIVES[name], settings(support=support)
     engine = Plain()
     found = fit(engine, objective, chosen)
     losses, accuracies, norms, gradients, off, better, worse = by_hand(objective, chosen)
@@ -227,7 +227,7 @@ def test_a_cost_fits_rate_falls_with_a_multiplier_below_1(name: str) -> None:
 def test_passes_and_ranks_add_up_to_the_step_of_the_whole_batch(ranks: int, micro_pairs: int | None) -> None:
     """Four ranks on three pairs: one rank has nothing and repeats a row with weight zero."""
     objective = OBJECTIVES["margins"]
-    chosen = settings(steps=1, support=SupportConfig(weight=0.7), micro_pairs=micro_pairs)
+    chosen = settings(steps=1, support=0.7, micro_pairs=micro_pairs)
     baseline = tuple(KNOWN[:3])
     gradient, sums = torch.zeros(2 * len(KNOWN), dtype=torch.float64), np.zeros(2)
     for rank in range(ranks):

@@ -10,7 +10,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from pddpo_ray.config import SupportConfig
 from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Objective, PairRow, PolicyVersion, Prompt, Response
@@ -54,7 +53,7 @@ def reference(store: ArtifactStore, tmp_path: Path) -> PolicyVersion:
 
 
 def command(reference: PolicyVersion, start: Start | None = None, number: int = 1) -> FitCommand:
-    settings = FitSettings(steps=8, learning_rate=5e-3, batch_pairs=8, support=SupportConfig(weight=0.0))
+    settings = FitSettings(steps=8, learning_rate=5e-3, batch_pairs=8, support=0.0)
     objective = Objective("reward", reference, 0.1)
     return FitCommand(number, start or Start(reference), objective, ROWS, settings, 3, f"reward-{number}")
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from pddpo_ray.config import SupportConfig
 from pddpo_ray.contracts import FitCommand, FitSettings, LossOptimism, Start
 from pddpo_ray.records import Objective, PairRow, PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore
@@ -24,7 +23,7 @@ REFERENCE = PolicyVersion(0, "reference", "0" * 64, "reference")
 ANSWERS = [(7, 8, 2), (6, 2), (12, 13, 2), (20, 21, 22, 2)]
 BASELINE = tuple((PROMPT, answer) for answer in ((7, 8, 2), (30, 31, 2), (32, 2)))
 ROWS = tuple(PairRow(f"r{i}", PROMPT, ANSWERS[i % 3], ANSWERS[i % 3 + 1]) for i in range(6))
-ONE_STEP = FitSettings(steps=1, batch_pairs=6, max_grad_norm=1e9, learning_rate=2e-3, support=SupportConfig(weight=0.0))
+ONE_STEP = FitSettings(steps=1, batch_pairs=6, max_grad_norm=1e9, learning_rate=2e-3, support=0.0)
 MULTIPLIER, TEMPERATURE, ALPHA = 0.7, 0.5 / 0.7, 0.3
 
 
@@ -101,7 +100,7 @@ def trainer(tmp_path: Path) -> LocalTrainer:
 
 @pytest.mark.run
 def test_a_fit_with_the_term_makes_the_baselines_answers_rarer_and_still_learns(trainer: LocalTrainer) -> None:
-    settings = FitSettings(steps=12, learning_rate=1e-3, batch_pairs=6, support=SupportConfig(weight=0.0))
+    settings = FitSettings(steps=12, learning_rate=1e-3, batch_pairs=6, support=0.0)
     objective = Objective("cost", trainer.reference, TEMPERATURE, MULTIPLIER)
     start = Start(trainer.reference)
     made = [

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
-from pddpo_ray.config import SupportConfig
 from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.errors import RunError
 from pddpo_ray.parts.fitting import _warn
@@ -30,7 +29,7 @@ from tests.support.tiny_language_model import save_policy, tiny_llama
 pytestmark = pytest.mark.run
 
 ROWS = tuple(PairRow(f"r{i}", (1, 5 + i, 9), (10 + i, 11, 12 + i, 2), (60 + i, 61, 62, 63 + i, 2)) for i in range(8))
-GENTLE = FitSettings(steps=6, learning_rate=1e-6, batch_pairs=8, support=SupportConfig(weight=0.0))
+GENTLE = FitSettings(steps=6, learning_rate=1e-6, batch_pairs=8, support=0.0)
 """A learning rate that is usual for a large model; weights of .25 are .001 apart in bfloat16."""
 
 

@@ -9,7 +9,6 @@ import pytest
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from pddpo_ray.config import SupportConfig
 from pddpo_ray.contracts import FitSettings
 from pddpo_ray.records import Objective, PairRow, PolicyVersion
 from pddpo_ray.training.batches import Limit, micro_batches, pair_tokens, texts_of
@@ -81,7 +80,7 @@ def test_a_small_budget_gives_the_same_fit(way: str) -> None:
             steps=4,
             learning_rate=1e-4,
             batch_pairs=6,
-            support=SupportConfig(weight=0.0),
+            support=0.0,
             activation_gib=None if budget is None else budget / 2**30,
         )
         engine = TorchEngine(scorer)
@@ -120,7 +119,7 @@ def test_the_fused_optimiser_takes_the_same_steps(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr("pddpo_ray.training.engine.FUSED_FROM", fused_from)
         scorer = ResponseScorer(tiny_llama(3), "plain")
         columns = FrozenColumns(dict.fromkeys(texts_of(ROWS), -20.0), {})
-        settings = FitSettings(steps=3, learning_rate=1e-3, batch_pairs=4, support=SupportConfig(weight=0.0))
+        settings = FitSettings(steps=3, learning_rate=1e-3, batch_pairs=4, support=0.0)
         engine = TorchEngine(scorer)
         engine.begin(settings)
         objective = Objective("reward", PolicyVersion(0, "reference", "", ""), 0.3)
@@ -137,9 +136,7 @@ def test_a_weighted_row_counts_as_often_as_its_copies() -> None:
         scorer = ResponseScorer(tiny_llama(3), "plain")
         texts = list(dict.fromkeys(texts_of(rows)))
         columns = FrozenColumns(dict.fromkeys(texts, -20.0), {})
-        settings = FitSettings(
-            steps=1, learning_rate=1e-3, batch_pairs=8, support=SupportConfig(weight=0.0), max_grad_norm=1e9
-        )
+        settings = FitSettings(steps=1, learning_rate=1e-3, batch_pairs=8, support=0.0, max_grad_norm=1e9)
         engine = TorchEngine(scorer)
         engine.begin(settings)
         made.append(

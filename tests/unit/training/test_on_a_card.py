@@ -12,7 +12,6 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from pddpo_ray.config import SupportConfig
 from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.records import Objective, PairRow, PolicyVersion, Prompt, Response
 from pddpo_ray.rollout.transformers_engine import TransformersEngine
@@ -112,7 +111,7 @@ def test_a_whole_fit_a_scoring_and_a_delivery_read_no_more_than_they_must(
     numbers = sum(parameter.numel() for parameter in model.parameters())
     reads = {}
     for steps in (2, 6):
-        settings = FitSettings(steps=steps, batch_pairs=4, micro_pairs=1, support=SupportConfig(weight=0.0))
+        settings = FitSettings(steps=steps, batch_pairs=4, micro_pairs=1, support=0.0)
         command = FitCommand(
             steps, Start(reference), Objective("reward", reference, 0.1), given, settings, 3, f"reward-{steps}"
         )

@@ -9,7 +9,6 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from pddpo_ray.config import SupportConfig
 from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.records import Objective
 from pddpo_ray.storage.artifacts import ArtifactStore
@@ -80,9 +79,7 @@ def test_a_price_on_length_shortens_fresh_draws(tmp_path: Path) -> None:
     margins = [0.1 * margin for margin in margins]
     objective = Objective("cost", reference, 1.0 / 10.0, 10.0, tuple(margins), values=True)
     steps = round(2 * len(rows) / 24)
-    settings = FitSettings(
-        steps=steps, learning_rate=2e-3, batch_pairs=24, support=SupportConfig(weight=0.0), held_out=0.1
-    )
+    settings = FitSettings(steps=steps, learning_rate=2e-3, batch_pairs=24, support=0.0, held_out=0.1)
     result = trainer.execute(FitCommand(1, Start(reference), objective, tuple(rows), settings, 7, "policy-1"))
     after = [len(answer) for answer in drawn(model, fresh, 2, seed=5)]
     error = float(np.hypot(np.std(before), np.std(after)) / len(before) ** 0.5)

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from pddpo_ray.config import SupportConfig
 from pddpo_ray.contracts import FitSettings
 from pddpo_ray.records import Objective, PairRow, PolicyVersion
 from pddpo_ray.training.batches import Text, texts_of
@@ -98,7 +97,7 @@ def test_a_whole_fit_takes_the_same_steps_both_ways() -> None:
         texts = list(dict.fromkeys(texts_of(ROWS)))
         log_probs, supports = support_of_texts(scorer, texts, 0.01)
         columns = FrozenColumns(dict(zip(texts, log_probs, strict=True)), dict(zip(texts, supports, strict=True)))
-        fit = FitSettings(steps=6, learning_rate=1e-4, batch_pairs=4, micro_pairs=3, support=SupportConfig(weight=0.5))
+        fit = FitSettings(steps=6, learning_rate=1e-4, batch_pairs=4, micro_pairs=3, support=0.5)
         engine = TorchEngine(scorer)
         engine.begin(fit)
         objective = Objective("reward", PolicyVersion(0, "reference", "", ""), 0.3)
@@ -116,9 +115,7 @@ def test_a_fit_whose_margins_are_rounding_is_right_half_the_time(way: str, noise
     texts = list(dict.fromkeys(texts_of(ROWS)))
     base = dict(zip(texts, score_texts(scorer, texts).tolist(), strict=True))
     columns = FrozenColumns({text: value - noise * (text in chosen) for text, value in base.items()}, {})
-    fit = FitSettings(
-        steps=1, learning_rate=1e-4, batch_pairs=len(ROWS), micro_pairs=3, support=SupportConfig(weight=0.0)
-    )
+    fit = FitSettings(steps=1, learning_rate=1e-4, batch_pairs=len(ROWS), micro_pairs=3, support=0.0)
     engine = TorchEngine(scorer)
     engine.begin(fit)
     metrics = run_fit(

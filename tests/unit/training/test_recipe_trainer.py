@@ -43,17 +43,3 @@ def test_the_parameters_decide_the_trainer_and_which_engine_is_made(tmp_path: Pa
     trainer = recipe_trainer(model, folder, store, store_reference(store, folder), whole=whole, adapters=low_rank)
     assert made == ["adapters" if adapters else "whole"]
     assert type(trainer) is (LoraTrainer if adapters else LocalTrainer)
-
-
-@pytest.mark.parametrize("tf32", [False, True])
-@pytest.mark.parametrize("device", [False, True])
-def test_tf32_is_used_where_it_was_asked_for_and_a_device_has_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tf32: bool, device: bool
-) -> None:
-    """A stand-in for the model's way to a device that is not here; the setting itself is torch's own."""
-    store, folder = ArtifactStore(tmp_path / "store"), save_policy(tmp_path / "reference", seed=4)
-    reference = store_reference(store, folder)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: device)
-    monkeypatch.setattr(torch.nn.Module, "to", lambda module, *_: module)
-    recipe_trainer(ModelConfig(tf32=tf32), folder, store, reference)
-    assert torch.get_float32_matmul_precision() == ("high" if tf32 and device else "highest")

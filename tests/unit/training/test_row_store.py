@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pddpo_ray.config import SupportConfig
 from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.records import Objective, PairRow, PolicyVersion, Prompt, Response
 from pddpo_ray.storage.artifacts import ArtifactStore
@@ -76,7 +75,7 @@ def test_a_restarted_trainer_scores_nothing_twice(
     reference: tuple[ArtifactStore, PolicyVersion], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, version = reference
-    settings = FitSettings(steps=2, batch_pairs=4, support=SupportConfig(weight=0.5))
+    settings = FitSettings(steps=2, batch_pairs=4, support=0.5)
     command = FitCommand(1, Start(version), Objective("reward", version, 0.5), ROWS, settings, 7, "reward-1")
     answers = [Response(f"a{i}", Prompt("p", PROMPT, ""), row.chosen, "", 0, i) for i, row in enumerate(ROWS)]
 

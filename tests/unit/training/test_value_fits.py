@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from pddpo_ray.config import SupportConfig
 from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.records import Objective
 from pddpo_ray.storage.artifacts import ArtifactStore
@@ -54,7 +53,7 @@ def test_a_fit_on_measured_values_ends_at_the_lagrangian_policy(kind: str, tmp_p
     chances = np.ceil(20 * COSTS) / 20
     scale = value_scale(MULTIPLIERS, np.array([1.0, 2.5]))
     rows, margins = value_pairs(measured, MULTIPLIERS, FACTORS, scale)
-    settings = FitSettings(steps=200, learning_rate=4e-3, batch_pairs=20, support=SupportConfig(weight=0.0))
+    settings = FitSettings(steps=200, learning_rate=4e-3, batch_pairs=20, support=0.0)
     objective = Objective("cost", trainer.reference, BETA / scale, scale, tuple(margins), values=True)
     torch.manual_seed(0)
     result = trainer.execute(FitCommand(1, Start(trainer.reference), objective, tuple(rows), settings, 7, "policy-1"))
@@ -80,7 +79,7 @@ def test_a_fit_on_a_computed_reward_ends_at_the_rewards_own_optimum(kind: str, t
     ]
     beta = 2.0
     rows, margins = value_pairs(measured, np.ones(1), dict.fromkeys(PROMPTS, np.ones(1)), 3.0)
-    settings = FitSettings(steps=200, learning_rate=4e-3, batch_pairs=20, support=SupportConfig(weight=0.0))
+    settings = FitSettings(steps=200, learning_rate=4e-3, batch_pairs=20, support=0.0)
     objective = Objective("reward", trainer.reference, beta / 3.0, margins=tuple(margins), values=True)
     torch.manual_seed(0)
     result = trainer.execute(FitCommand(1, Start(trainer.reference), objective, tuple(rows), settings, 7, "reward-1"))
