@@ -13,7 +13,7 @@ from pddpo_ray.config import former_data, former_settings
 from pddpo_ray.config.certificate import CertificateConfig
 from pddpo_ray.config.cluster import Cluster, InProcess
 from pddpo_ray.config.data import DataConfig
-from pddpo_ray.config.dual import DualConfig, FixedRule, LogRule
+from pddpo_ray.config.dual import DualConfig, FixedRule, LogRule, ProjectedRule
 from pddpo_ray.config.explore import ExploreConfig
 from pddpo_ray.config.feedback import (
     Feedback,
@@ -21,7 +21,6 @@ from pddpo_ray.config.feedback import (
     JudgeFeedback,
     LateLabels,
     MixedFeedback,
-    ModelFeedback,
     PeopleFeedback,
     QueueConfig,
     ScoredFeedback,
@@ -454,8 +453,9 @@ class Config(Strict):
             raise ValueError(f"explore.loss=xpo is a variant of algorithm o-pd-dpo, not of {self.algorithm}")
         if isinstance(self.feedback, JudgeFeedback) and not self.judge.model:
             raise ValueError(f"judge: {NAMELESS}")
-        if tabular and isinstance(self.feedback, ModelFeedback | JudgeFeedback):
+        if tabular and (self.score_models is not None or isinstance(self.feedback, JudgeFeedback)):
             raise ValueError(f"feedback.kind={self.feedback.kind} reads texts; a table has none, use world or people")
+        self._something_comes_first()
         if self.data is not None:
             self._somebody_knows()
         if self.explore.information == "fitted" and self.online:
@@ -489,6 +489,16 @@ class Config(Strict):
         if self.score_models is not None:
             raise ValueError(f"feedback.kind={feedback.kind} scores with networks; {without}: use world or people")
 
+    def _something_comes_first(self) -> None:
+        """The first policy learns from the offline pairs, unless its method scores answers of the reference itself, or
+        what is measured on them says everything."""
+        needed = not self.traits.policy_gradient and (self.world is not None or self.compares)
+        if needed and not self.offline.pairs + self.offline.extra:
+            raise ValueError(
+                f"offline.pairs=0: the first policy of algorithm {self.algorithm} learns from them; give some, e.g."
+                " offline.pairs=100"
+            )
+
     def _rule_fits_the_method(self) -> None:
         rules = [one.rule for one in self.duals.values()]
         fixed = all(isinstance(rule, FixedRule) for rule in rules)
@@ -499,6 +509,11 @@ class Config(Strict):
         if (self.traits.policy_gradient or self.algorithm == "c-dpo") and fixed:
             raise ValueError(
                 f"algorithm {self.algorithm} needs a dual.rule that moves the multiplier, e.g. dual.rule.kind=anytime"
+            )
+        if any(one.first == 0 and isinstance(one.rule, ProjectedRule) for one in self.duals.values()):
+            raise ValueError(
+                "dual.first=0: the step of dual.rule.kind=projected grows with the first multiplier, which stays 0;"
+                " give more, or leave it out"
             )
         if self.traits.policy_gradient:
             self._policy_gradients_are_possible()
@@ -567,6 +582,11 @@ class Config(Strict):
                 f" paper's cost alone: {papers}"
             )
         for one in self.stated:
+            if isinstance(self.world, TabularWorldConfig) and one.source.kind not in ("world", "people", "reference"):
+                raise ValueError(
+                    f"{one.where}: {one.source} reads texts; a table has none: use"
+                    f" {{{one.limit.quantity.kind}: {{world: NAME}}}}"
+                )
             if one.source.kind in ("model", "mixed"):
                 raise ValueError(
                     f"{one.where}: {{{one.source.kind}: cost}} labels the only limit of a run, named cost, which"

@@ -63,6 +63,13 @@ from pddpo_ray.theory import dual as dual_rules
 logger = logging.getLogger(__name__)
 
 
+def demand_startable(config: Config, backends: Backends) -> None:
+    """Raises UserError for what this world or these files cannot give, before anything of the run is kept."""
+    demand_groups(config, backends)
+    aims = {} if config.dual.margin == 0.0 else margins(config, lowest_costs(backends))
+    dual_state(config, backends, config.rounds, {name: margin.kept for name, margin in aims.items()})
+
+
 def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds: int, online: bool) -> Parts:
     """All parts, with the work before the first round done or read back. The method is ready to run."""
     trainer = TrainerController(
@@ -99,7 +106,6 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
         by_prompt = backends.world is None
         check_scorers(config, journal, feedback.models, backends.offline_unsafe, by_prompt=by_prompt)
     check_limits(config, journal)
-    demand_groups(config, backends)
     groups = sets_of_prompts(backends)
     if config.certificate.mixtures and groups:
         journal.once(SETS, lambda: groups)

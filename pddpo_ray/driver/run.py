@@ -25,7 +25,7 @@ from pddpo_ray.certificates.outcome import SCALE, estimates_of, note_unsafe_rate
 from pddpo_ray.certificates.release import certify_at_end
 from pddpo_ray.certificates.round_draws import add_draws_of_round, enter_mixtures
 from pddpo_ray.config import Config
-from pddpo_ray.driver.build import build_parts, sizes_of
+from pddpo_ray.driver.build import build_parts, demand_startable, sizes_of
 from pddpo_ray.driver.provenance import extensions_of, provenance_of, sitting
 from pddpo_ray.driver.result import CERTIFICATE, COMPARISON, START, WALL, result_of
 from pddpo_ray.errors import UserError
@@ -127,8 +127,9 @@ def run_recipe(
         tell(RunStarted(name, config.algorithm, config.rounds - journal.next_round + 1, config.rounds))
         began = time.monotonic()
         backends = (make_backends or in_process.make_backends)(config, run_dir)
-        begun()
         try:
+            demand_startable(config, backends)
+            begun()
             _add_seconds(journal, START, time.monotonic() - began)
             began = time.monotonic()
             alone = _compare_offline(config, run_dir, run_id, backends, tell)

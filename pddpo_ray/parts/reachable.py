@@ -48,6 +48,8 @@ def reached(
     A text that a noisy limit measured only once cannot be split and is left out, as is one without a number. `held` are
     limits on measured answers.
     """
+    if not held:
+        return None
     noisy = np.array([_noisy(one) for one in held])
     by_prompt: dict[Tokens, list[tuple[Array, Array]]] = {}
     for (prompt, _), costs in _by_text(one for one in measured if one.prompt in prior).items():
@@ -58,7 +60,7 @@ def reached(
                                                     else (used[0], used[0]))  # fmt: skip
     prompts = list(by_prompt)
     factors = np.array([[one.factors.get(prompt, 0.0) for prompt in prompts] for one in held])
-    if not held or not prompts or not (factors > 0).any(axis=1).all():
+    if not prompts or not (factors > 0).any(axis=1).all():
         return None
     width = max(map(len, by_prompt.values()))
     tables = np.zeros((2, len(held), len(prompts), width))

@@ -235,10 +235,6 @@ def _measure_table(world: TabularWorld, stated: StatedLimit) -> Array:
         return np.zeros_like(world.oracle.reference)
     logits = {"cost": world.oracle.cost, **{limit.name: limit.cost for limit in world.oracle.further}}
     kind, name = stated.limit.quantity.kind, stated.source.what
-    if stated.source.kind != "world":
-        raise UserError(
-            f"{stated.where}: {stated.source} reads texts; a table has none: use {{{kind}: {{world: NAME}}}}"
-        )
     if stated.wins:
         tables = {REWARD: world.oracle.reward}
     elif kind == "logit":
