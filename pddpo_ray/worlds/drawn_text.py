@@ -16,12 +16,12 @@ from scipy.optimize import brentq
 from scipy.special import expit
 
 from pddpo_ray.config import DrawnFamilyConfig, RateLimitConfig
-from pddpo_ray.errors import RunError, UserError
+from pddpo_ray.errors import UserError
 from pddpo_ray.records import Array
 from pddpo_ray.theory.feasibility import largest_margin
 from pddpo_ray.worlds.grammar import Grammar
 from pddpo_ray.worlds.oracle import InfeasibleError, Limit, Oracle
-from pddpo_ray.worlds.text import TextWorld, WorldSpec, bounded, effects_table, reference_table
+from pddpo_ray.worlds.text import TextWorld, WorldSpec, bounded, effects_table, not_well_posed, reference_table
 from pddpo_ray.worlds.text_family import RarePhrase, rare_phrases
 
 SPREAD = (0.7, 0.15, 0.15)
@@ -47,7 +47,7 @@ class DrawnWorldSpec(WorldSpec):
 
 
 def build_drawn_world(spec: DrawnWorldSpec, reference_log_probs: Array, grammar: Grammar) -> TextWorld:
-    """Draw truths until the world is well posed for this reference [X, Y]. Raises UserError, RunError."""
+    """Draw truths until the world is well posed for this reference [X, Y]. Raises UserError."""
     limit = spec.family.limit
     if isinstance(limit, RateLimitConfig):
         _rates_reach(limit.at_most, spec.cost_max)
@@ -61,7 +61,7 @@ def build_drawn_world(spec: DrawnWorldSpec, reference_log_probs: Array, grammar:
         world = _calibrated(spec, grammar, reference, attempt)
         if world is not None:
             return world
-    raise RunError(f"no well-posed text world in {spec.attempts} draws of seed {spec.seed}; change world.family")
+    raise not_well_posed(spec.attempts, spec.seed)
 
 
 def _rates_reach(at_most: float, cost_max: float) -> None:

@@ -20,7 +20,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pddpo_ray.errors import RunError
+from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.records import Array, Prompt, Response
 from pddpo_ray.worlds.grammar import Grammar
 from pddpo_ray.worlds.oracle import InfeasibleError, Limit, Oracle
@@ -165,7 +165,15 @@ def build_text_world(spec: TextWorldSpec, reference_log_probs: Array, grammar: G
         world = _calibrated(spec, grammar, reference, attempt)
         if world is not None:
             return world
-    raise RunError(f"no well-posed text world in {spec.attempts} draws of seed {spec.seed}; widen the spec's ranges")
+    raise not_well_posed(spec.attempts, spec.seed)
+
+
+def not_well_posed(attempts: int, seed: int) -> UserError:
+    """What a recipe whose beta, bound of costs or family no drawn world fits is told."""
+    return UserError(
+        f"world: none of {attempts} worlds of seed {seed} has an optimum inside its bounds under this beta,"
+        " dual.cost_max and family; choose others, or another world.seed"
+    )
 
 
 def _calibrated(spec: TextWorldSpec, grammar: Grammar, reference: Array, attempt: int) -> TextWorld | None:

@@ -12,6 +12,7 @@ from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import ParkedError, UserError
 from pddpo_ray.plan.sizes import demand_possible_sizes
 from tests.support.drawn_recipes import drawn_recipe
+from tests.unit.loop.small_run import small
 
 pytestmark = pytest.mark.run
 
@@ -63,3 +64,18 @@ def test_of_500_drawn_recipes_none_is_accepted_that_fails(hundred: int, tmp_path
         folder.mkdir()
         done.append(ran(number, folder))
     assert sum(done) > 30, "drawn recipes that are nearly all refused show nothing"
+
+
+def test_what_a_world_cannot_give_is_refused_before_anything_is_kept(tmp_path: Path) -> None:
+    """The multiplier's upper end is twice what this world's oracle states; limits on the drift have no group either."""
+    for said, overrides in {
+        "first multiplier 0.7 must be inside": ["dual.first=0.7"],
+        "no prompt that certificates draw is in 'private'": ["certificate.gate=[private]"],
+        "a kl limit is never certified": [
+            "limits={cost: null, far: {kl: reference, at_most: 2}}",
+            "dual.margin=certificate",
+        ],
+    }.items():
+        with pytest.raises(UserError, match=said):
+            run_recipe(small(*overrides), tmp_path / "run")
+        assert not (tmp_path / "run").exists()

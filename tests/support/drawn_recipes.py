@@ -18,17 +18,17 @@ Item = TypeVar("Item")
 WORLDS = ("tabular", "twin")
 TEXTS = ("length", "opened", "asked")
 """Limits that read what an answer says."""
-FIXED = {"rule": {"kind": "fixed"}, "first": 0.7}
+FIXED = {"rule": {"kind": "fixed"}, "first": 0.7, "upper": 4.0}
 NEEDS: dict[str, Tree] = {
     **{
         name: {"dual": FIXED, "rounds": 1}
         for name in ("pd-dpo-fixed", "dpo-harmless", "dpo-helpful", "safe-dpo", "sacpo", "p-sacpo", "mocan", "pecan")
     },
     "caid": {"dual": FIXED},
-    "pd-dpo-adalag": {"dual": {"rule": {"kind": "log"}, "first": 1.0}},
-    "c-dpo": {"dual": {"rule": {"kind": "anytime"}, "first": 1.0}},
-    "safe-rlhf": {"dual": {"rule": {"kind": "log"}, "first": 1.0}},
-    "c-grpo": {"dual": {"rule": {"kind": "log"}, "first": 1.0}},
+    "pd-dpo-adalag": {"dual": {"rule": {"kind": "log"}, "first": 1.0, "upper": 4.0}},
+    "c-dpo": {"dual": {"rule": {"kind": "anytime"}, "first": 1.0, "upper": 4.0}},
+    "safe-rlhf": {"dual": {"rule": {"kind": "log"}, "first": 1.0, "upper": 4.0}},
+    "c-grpo": {"dual": {"rule": {"kind": "log"}, "first": 1.0, "upper": 4.0}},
 }
 """What a method asks of the rule and the rounds."""
 
@@ -78,7 +78,11 @@ def drawn_recipe(number: int) -> Tree:
     recipe["offline"]["compare_rounds"] = draws.one(0, 0, 0, 1)
     recipe |= {"rounds": needs["rounds"]} if "rounds" in needs else {}
     recipe |= _further(draws, world)
-    return recipe | _limits(draws, world, recipe)
+    recipe |= _limits(draws, world, recipe)
+    family, cost = recipe["world"].get("family", {}), recipe["limits"].get("cost") or {}
+    if family.get("kind") == "drawn" and "rate" in cost:
+        family["limit"] = {"kind": "rate", "at_most": 0.4}
+    return recipe
 
 
 def _world(draws: Draws, world: str) -> Tree:
@@ -134,7 +138,7 @@ def _further(draws: Draws, world: str) -> Tree:
     """Sections that most recipes leave out."""
     temperature = 0.01 if world == "tabular" else 0.2
     certificate: list[tuple[str, Any]] = [
-        ("certify", "end"), ("mixtures", [[1], [2, 1], [3]]), ("gate", [["private"]]), ("shares", [[0.5, 0.5]]),
+        ("certify", "end"), ("mixtures", [[1], [2, 1], [3]]), ("shares", [[0.5, 0.5]]),
         ("scope", "population"),
     ]  # fmt: skip
     sections: Tree = {"certificate": {"draws": 200, "batch": 32, "candidates": 1, **draws.some(certificate, 0.06)}}

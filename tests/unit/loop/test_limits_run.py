@@ -414,6 +414,7 @@ def test_before_round_1_a_limit_that_no_answer_keeps_is_a_warning(tmp_path: Path
     assert "leaks: choosing among the answers that there are reaches about 45 %" in entry.payload["warnings"][0]
     once = [one for index, one in enumerate(measured) if index % 2 == 0]
     assert reached([held], once, {(1,): 0.5, (2,): 0.5}) is None
+    assert reached([], measured, {(1,): 0.5, (2,): 0.5}) is None, "a limit on the drift alone is on no answer"
 
 
 @pytest.mark.run

@@ -351,10 +351,23 @@ def test_a_first_multiplier_beyond_its_upper_end_is_refused() -> None:
         (["rollout.max_tokens=300", "rollout.max_model_len=300"], "must be below rollout.max_model_len"),
         (["certificate.shares=[0.7, 0.6]"], "sum to at most 1"),
         (["certificate.scope=population"], "a world's prompts are all there are"),
+        (["offline.pairs=0"], "offline.pairs=0: the first policy of algorithm o-pd-dpo learns from them"),
+        (["dual.first=0", "dual.rule={kind: projected}"], "dual.first=0: the step of dual.rule.kind=projected grows"),
     ],
 )
 def test_settings_that_do_not_fit_together_are_refused(overrides: list[str], expected: str) -> None:
     assert expected in complaint("text-world", *overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["feedback={kind: mixed, model: scorers}"], "feedback.kind=mixed reads texts; a table has none"),
+        (["limits={polite: {rate: {rule: refusal}, at_most: 5 %}, cost: null}"], "rule refusal reads texts"),
+    ],
+)
+def test_what_reads_texts_is_refused_on_a_table(overrides: list[str], expected: str) -> None:
+    assert expected in complaint("tabular", *overrides)
 
 
 def test_a_missing_recipe_names_the_nearest_one(tmp_path: Path) -> None:
