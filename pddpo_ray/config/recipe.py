@@ -612,11 +612,21 @@ class Config(Strict):
         for one in self.stated:
             if one.asks_people:
                 self._people_can_be_asked(one)
+            if self.world is not None and self.world.kind == "text" and one.limit.quantity.kind == "logit":
+                self._texts_are_compared(one)
             if one.limit.quantity.kind == "logit" and one.limit.quantity.over:
                 raise ValueError(f"{one.where}: a logit limit is over all prompts; leave out `over`")
         drifts = [one.where for one in self.stated if one.limit.quantity.kind == "kl"]
         if len(drifts) > 1:
             raise ValueError(f"{drifts[1]}: a run has one reference, and one limit on the distance to it")
+
+    def _texts_are_compared(self, one: StatedLimit) -> None:
+        """A logit is learned from comparisons, which a text world has of its first cost alone."""
+        if one.compared_as != "cost":
+            raise ValueError(
+                f"{one.where}: comparisons of a text world are by its cost `cost` alone; write"
+                f" {{logit: {{world: cost}}}} or {{rate: {{world: {one.compared_as}}}}}, which is learned from values"
+            )
 
     def _labels_suffice(self) -> None:
         """What limits need that are estimated from labels of single answers."""

@@ -359,6 +359,12 @@ def test_settings_that_do_not_fit_together_are_refused(overrides: list[str], exp
     assert expected in complaint("text-world", *overrides)
 
 
+def test_a_logit_of_a_text_world_is_about_the_cost_that_its_comparisons_are_by() -> None:
+    said = complaint("text-world-limits-twin", "limits={other: {logit: {world: cost-2}, at_most: 0, labels_each: 4}}")
+    assert "limits.other: comparisons of a text world are by its cost `cost` alone" in said
+    assert "{rate: {world: cost-2}}, which is learned from values" in said
+
+
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
