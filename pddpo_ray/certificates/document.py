@@ -110,7 +110,7 @@ def verified(file: Path) -> Json:
     groups = stored.get("groups")
     if groups is not None:
         _demand_groups(entry, groups, stored.get("by_group"), file)
-    checked = "Computed again from its own draws; the journal does not lie beside it."
+    checked = "Computed again from its own draws; the run's journal is not in its folder."
     if (file.parent / JOURNAL).is_file():
         with open_folder(file.parent) as journal:
             _demand_labels(journal, entry, file)

@@ -55,7 +55,7 @@ def annotate(
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the run to begin.")] = False,
     resume_when_ready: Annotated[
         bool,
-        typer.Option("--resume-when-ready", help="Go on with the parked run whenever its open questions are answered."),
+        typer.Option("--resume-when-ready", help="Resume the parked run whenever its open questions are answered."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --add: print one JSON object.")] = False,
 ) -> None:

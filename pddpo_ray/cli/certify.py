@@ -80,7 +80,7 @@ def verify(
     file: Annotated[Path, typer.Argument(help="A certificate.json.", metavar="FILE")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Compute a certificate again from its draws, and from the labels in the run's journal where it lies beside."""
+    """Recompute a certificate from its draws, and from the labels in the run's journal if it is in the same folder."""
     from pddpo_ray.certificates.document import sentences, verified
 
     checked = verified(file.expanduser().absolute())

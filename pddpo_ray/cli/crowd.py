@@ -1,4 +1,4 @@
-"""`pddpo train --annotate --simulate N`: the annotation page beside a run, and people made of code who use it.
+"""`pddpo train --annotate --simulate N`: the annotation page beside a run, and simulated people who use it.
 
 Both are processes of their own, `pddpo annotate` and `pddpo simulate-annotators`, so what holds here holds when they
 are started by hand on other machines. They wait for the run to begin, come back when they break, and end with it.

@@ -1,4 +1,4 @@
-"""`pddpo annotate --resume-when-ready`: a run that has parked, or asks for a decision, goes on when the questions that
+"""`pddpo annotate --resume-when-ready`: resumes a run that has parked, or asks for a decision, when the questions that
 it waits for are answered, or when somebody decided to do without.
 
 The run itself is a process of its own, `pddpo train --resume`; its GPUs are its own too and are taken only then.
@@ -29,7 +29,7 @@ DONE, PARKED, UNDECIDED = 0, 3, 4
 
 
 class Resumer:
-    """Watches one run from a thread. It gives up, aloud, when a resumed run fails."""
+    """Watches one run from a thread. It logs an error and gives up when a resumed run fails."""
 
     def __init__(self, engine: Engine, run_id: str, config: Config, run_dir: Path, *, look_s: float = LOOK_S) -> None:
         self._engine = engine
@@ -49,11 +49,11 @@ class Resumer:
         self._thread.start()
 
     def end(self) -> None:
-        """Resumes nothing more; a run that goes on is left alone."""
+        """Resumes nothing more; a run in progress is left alone."""
         self._ending.set()
 
     def join(self, timeout_s: float) -> bool:
-        """Whether the watch has ended within so many seconds."""
+        """Whether the watch has ended within this number of seconds."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -72,7 +72,7 @@ class Resumer:
         while not self._ending.wait(self._look_s):
             if not self.ready():
                 continue
-            logger.warning("all labels are there: the run goes on, its log is %s", self._run_dir / LOG)
+            logger.warning("all labels are there: the run continues, its log is %s", self._run_dir / LOG)
             self.exits.append(self._resume())
             self._taken = self._frozen()
             if self.exits[-1] == DONE:
@@ -80,7 +80,7 @@ class Resumer:
                 return
             if self.exits[-1] not in (PARKED, UNDECIDED):
                 logger.error(
-                    "the run ended with exit code %d, see %s: mend it, then `pddpo train ... --resume` by hand",
+                    "the run ended with exit code %d, see %s: fix the cause, then run `pddpo train ... --resume`",
                     self.exits[-1], self._run_dir / LOG,
                 )  # fmt: skip
                 return

@@ -49,9 +49,9 @@ def train(
         typer.Argument(metavar="[KEY=VALUE]...", help="Settings, e.g. rounds=8 limits.cost.at_most=0"),
     ] = None,
     run: Annotated[Path | None, typer.Option(help="Run folder; default runs/RECIPE-TIME.", metavar="DIR")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the run folder.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the run folder.")] = False,
     go_on: Annotated[
-        bool, typer.Option("--go-on", help="Begin the run, or go on with it where the run folder holds one.")
+        bool, typer.Option("--go-on", help="Begin the run, or continue it if the run folder holds one.")
     ] = False,
     new_id: Annotated[
         bool, typer.Option("--new-id", help="With --resume on a copied run folder: make it a run of its own.")
@@ -64,14 +64,14 @@ def train(
         typer.Option("--calibrate", help="With --dry-run: measure this machine for a minute or two."),
     ] = False,
     gpus: Annotated[
-        int | None, typer.Option(min=0, help="With --dry-run: plan for so many GPUs in place of this machine's.")
+        int | None, typer.Option(min=0, help="With --dry-run: plan for N GPUs in place of this machine's.")
     ] = None,
     gpu_memory: Annotated[float, typer.Option(min=1, help="With --gpus: GiB of each.")] = 80.0,
     annotate: Annotated[
-        bool, typer.Option("--annotate", help="Serve the annotation page on this machine while the run goes on.")
+        bool, typer.Option("--annotate", help="Serve the annotation page on this machine during the run.")
     ] = False,
     simulate: Annotated[
-        int, typer.Option(min=0, max=1000, help="With --annotate: so many simulated people answer.")
+        int, typer.Option(min=0, max=1000, help="With --annotate: number of simulated people who answer.")
     ] = 0,
     error: Annotated[float, typer.Option(min=0, max=1, help="With --simulate: their chance of a mistake.")] = 0.05,
     annotate_port: Annotated[int, typer.Option(min=1, max=65535, help="With --annotate: the page's port.")] = 8790,
@@ -103,7 +103,7 @@ def train(
             raise UserError(
                 "--new-id makes a copied run a run of its own: add --resume and the copy's folder with --run"
             )
-        typer.echo(f"{run_dir}: {'goes on' if resume else 'begins'}", err=True)
+        typer.echo(f"{run_dir}: {'continues' if resume else 'begins'}", err=True)
         with ExitStack() as stack:
             if annotate or simulate:
                 from pddpo_ray.cli.crowd import crowd_beside
@@ -130,7 +130,7 @@ def quieten_libraries(machine: Machine) -> None:
 
 
 def holds_run(config: Config, run: Path | None) -> bool:
-    """Whether --go-on finds a run. Raises UserError without a folder: a new one each time would never go on."""
+    """Whether --go-on finds a run. Raises UserError without a folder: a new one each time would hold no run."""
     from pddpo_ray.backends.preflight import has_begun
 
     if run is None:
@@ -142,7 +142,7 @@ def run_folder(recipe: str, run: Path | None, *, resume: bool) -> Path:
     """Absolute run folder. Refuses to mix a new run into an old one's folder."""
     if run is None:
         if resume:
-            raise UserError("--resume needs the folder of the run to go on with: add --run DIR")
+            raise UserError("--resume needs the folder of the run to continue: add --run DIR")
         run = Path("runs") / f"{Path(recipe).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     run = run.expanduser().absolute()
     if not resume and not os.path.lexists(run):
@@ -153,7 +153,7 @@ def run_folder(recipe: str, run: Path | None, *, resume: bool) -> Path:
     if resume and not used:
         raise UserError(f"--resume: there is no run in {run}; leave --resume out to start one")
     if used and not resume:
-        raise UserError(f"--run {run} is not empty; add --resume to go on with it, or name another folder")
+        raise UserError(f"--run {run} is not empty; add --resume to continue it, or name another folder")
     return run
 
 
@@ -173,7 +173,7 @@ def demand_makeable(run: Path) -> None:
 
 
 def look_before_resuming(config: Config, run_dir: Path, *, new_id: bool) -> None:
-    """Refuses what cannot go on before anything in the folder is touched; `new_id`: a copy becomes its own run."""
+    """Refuses a run that cannot continue before its folder is touched; `new_id`: a copy becomes its own run."""
     from pddpo_ray.backends.preflight import resumed_run, take_new_identity
 
     if new_id:

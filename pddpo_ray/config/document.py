@@ -25,7 +25,7 @@ class _Loader(yaml.SafeLoader):
 
 
 MOST_DIGITS = 18
-"""Of a number before its point: so many that every one is exact and fits into a database."""
+"""Digits before a number's point: few enough that every number is exact and fits into a database."""
 WORD = "tag:yaml.org,2002:str"
 OTHER_READERS = {form for word in ("yes", "no", "on", "off") for form in (word, word.capitalize(), word.upper())}
 """Words that readers of YAML 1.1 take for true or false; they are keys in quotes alone."""
@@ -42,7 +42,7 @@ _Loader.add_implicit_resolver(
 
 
 class _TooLargeError(yaml.constructor.ConstructorError):
-    """A number that no setting can mean, and that no computation could go on with."""
+    """A number that no setting can mean and no computation could use."""
 
 
 def _whole(loader: _Loader, node: yaml.ScalarNode) -> int:

@@ -86,7 +86,7 @@ def demand_original(folder: Path, reader: JournalReader, journal: str | Path | N
         return
     where = home["path"] if home["host"] == here["host"] else f"{home['path']} on {home['host']}"
     raise DecisionNeeded(
-        f"{folder} is a copy of the run in {where}, which may go on there; `pddpo train` with the copy's recipe, --run"
+        f"{folder} is a copy of the run in {where}, which may be running; `pddpo train` with the copy's recipe, --run"
         " and --resume --new-id makes it a run of its own"
     )
 

@@ -173,7 +173,7 @@ class PeopleOfLimits:
     # --- in a round -----------------------------------------------------------------------------------------------
 
     def asked(self, *, for_estimates: bool) -> bool:
-        """Whether anybody is asked about answers of the estimates, or about those that only teach."""
+        """Whether people are asked about answers of the estimates, or about those that only teach."""
         return bool(self._questions if for_estimates else self._budgeted)
 
     def of_round(
@@ -254,8 +254,8 @@ class PeopleOfLimits:
     ) -> tuple[dict[int, float], dict[int, list[int]]]:
         """By audited limit, the chance of an answer to be shown to people, and the rows that are.
 
-        Where the rounds certify mixtures, so many of all answers are drawn, so that the chance is the same in every
-        round, and those without a number by the machine are not asked about.
+        Where the rounds certify mixtures, the answers asked about are drawn from all, so that the chance is the same
+        in every round, and those without a number by the machine are not asked about.
         """
         chances, asked = {}, {}
         for column in self._questions:

@@ -66,7 +66,7 @@ def _aims(run: RunData) -> str:
 
 
 def _picture(entry: Entry, limit: TestedLimit) -> str:
-    """Upper bound of the limit's measure after so many draws; it holds at every one of them."""
+    """Upper bound of the limit's measure after each number of draws; it holds at all of them."""
     numbers = entry.numbers[limit.name]
     rounds = entry.candidate.rounds
     if rounds is None:
@@ -81,7 +81,7 @@ def _picture(entry: Entry, limit: TestedLimit) -> str:
     if limit.at_least:
         sides = (sides[1], sides[0])
     return line_chart(
-        f"{limit.name}: what is shown after so many draws",
+        f"{limit.name}: what is shown by number of draws",
         "Both ends hold at every look, so it may be stopped at any of them."
         if rounds is None
         else "At the end of each round, about the mean over the rounds until then; both ends hold at every one.",

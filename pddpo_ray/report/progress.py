@@ -1,4 +1,4 @@
-"""What watches a run while it goes on, fed by the run's events: progress on the screen, and trackers.
+"""What watches a run in progress, fed by the run's events: progress on the screen, and trackers.
 
 On a terminal the progress is a panel that redraws itself, with one permanent line per finished round above it.
 Elsewhere (a log file, a Ray job) it is that line, one for each piece of work before round 1 as it begins, and one for
@@ -48,7 +48,7 @@ BEFORE: Mapping[str, str] = {
     "scorers": "scores are fitted",
     "offline": "offline pairs are taken in or labelled",
     "rows-left-out": "rows that are too long are counted",
-    "scorer-gate": "reward and cost model are held against labels",
+    "scorer-gate": "reward and cost model are compared with labels",
     "scorer-gate-limits": "score models of limits are looked at",
     "machine-measure-offline": "machines measure the offline answers, before people do",
     "measure-offline": "the offline answers are measured for the limits",
@@ -165,7 +165,7 @@ class Progress:
 
 
 class LiveProgress(Progress):
-    """The same with a panel that redraws itself while the run goes on."""
+    """The same with a panel that redraws itself during the run."""
 
     def __init__(self, console: Console, clock: Callable[[], float]) -> None:
         super().__init__(lambda line: console.print(line, highlight=False), clock)

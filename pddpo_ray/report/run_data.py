@@ -129,7 +129,7 @@ class RunData:
     held_out_trials: Mapping[str, Trials]
     """How often each scorer of the scorecard was right."""
     ledger: tuple[Entry, ...]
-    """Everybody who was put to the test, asked about the recipe's limits, whatever each entered for."""
+    """All policies that were tested, on the recipe's limits, whatever each was entered for."""
     prompt_of_draw: Mapping[str, str]
     """Id of the prompt of each answer that was drawn for a certificate."""
     prompt_texts: Mapping[str, str]
@@ -257,7 +257,7 @@ class RunData:
         return newest if stated is None else stated
 
     def series(self, name: str) -> Series:
-        """[(round, value)] of a metric, without the rounds that lack it."""
+        """[(round, value)] of a metric, without the rounds that have no value."""
         every = ((number, values.get(name)) for number, values in sorted(self.metrics.items()) if number > 0)
         return [(number, value) for number, value in every if value is not None and math.isfinite(value)]
 

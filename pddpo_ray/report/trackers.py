@@ -1,6 +1,6 @@
 """Who is told the numbers of every round: TensorBoard, Weights & Biases, MLflow, or a tracker of an installed package.
 
-A tracker that fails says so once; the run goes on without it.
+A tracker that fails says so once; the run continues without it.
 """
 
 from __future__ import annotations

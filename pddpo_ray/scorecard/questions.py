@@ -208,7 +208,7 @@ def _as_rows(values: Any, rows: Sequence[Sequence[Response]]) -> list[list[float
 
 
 def _spread_pairs(pairs: Sequence[LabelledPair], count: int) -> list[LabelledPair]:
-    """At most so many, spread over all of them."""
+    """At most `n`, spread over all of them."""
     if len(pairs) <= count:
         return list(pairs)
     return [pairs[index] for index in np.linspace(0, len(pairs) - 1, count).round().astype(int)] if count else []

@@ -36,7 +36,7 @@ def joins(browser: Browser, url: str, link: str) -> str:
     page.get_by_role("button", name="Make my account").click()
     expect(page.locator("#invited-text")).to_contain_text("Keep this token")
     token = page.locator("#invited-token").inner_text()
-    page.get_by_role("button", name="I have kept it: go on").click()
+    page.get_by_role("button", name="I have kept it: continue").click()
     expect(page.get_by_role("heading", name="Before you begin")).to_be_visible()
     page.locator("#begin").click()
     expect(page.get_by_role("heading", name="Before you begin")).to_be_hidden()

@@ -37,7 +37,7 @@ const ROLES = ["annotator", "lead", "admin"];
 function account(one) {
   const change = (values) => call("PATCH", `/people/${one.id}`, values);
   const buttons = make("span", { class: "actions" },
-    button(one.active ? "Pause" : "Go on", () => change({ active: !one.active })),
+    button(one.active ? "Pause" : "Resume", () => change({ active: !one.active })),
     button(one.sees_harmful ? "Mild texts only" : "All texts", () => change({ sees_harmful: !one.sees_harmful })),
     button("Data", () => { location.href = `${BASE}api/v1/people/${one.id}/data`; }), // a download: the page stays
     button("Erase", () => askToErase(one)),

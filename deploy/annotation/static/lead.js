@@ -35,7 +35,7 @@ function rows(id, content, columns, nothing) {
 
 function showRounds(answer) {
   paused = answer.paused;
-  $("pause").textContent = paused ? "Go on" : "Pause";
+  $("pause").textContent = paused ? "Resume" : "Pause";
   const open = answer.rounds.filter((one) => one.state === "open");
   if (!answer.rounds.some((one) => one.id === selected)) selected = (open[0] || answer.rounds[0])?.id ?? null;
   const pace = open.reduce((sum, one) => sum + one.labels_per_hour, 0);

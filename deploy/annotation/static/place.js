@@ -1,4 +1,4 @@
-// Puts what was read again in the place of what is shown. Whoever works with the keyboard stays where the Tab key led.
+// Puts what was read again in the place of what is shown. The focus of the keyboard stays where the Tab key led.
 
 const REACHED = "a, button, input, select, summary";
 
