@@ -9,7 +9,7 @@
                               to do without some (annotation.decisions): those are MISSING
 
 Where people take hours, `park_after_s` ends the run with exit code 3 instead: engines and GPUs are released, the batch
-stays open, and `pddpo train ... --resume` continues when it is complete.
+stays open, and `pddpo train --run RUN --resume` continues when it is complete.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class PeopleLabeller:
         language_of: LanguageOf | None = None,
         record: Callable[[Mapping[str, float]], None] = lambda numbers: None,
         part_of: Callable[[], str] = lambda: "",
-        go_on: str = "pddpo train ... --resume",
+        go_on: str = "pddpo train --run RUN --resume",
         tell: Tell | None = None,
         clock: Clock = now_ms,
         sleep: Callable[[float], None] = time.sleep,

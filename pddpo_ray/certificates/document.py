@@ -69,7 +69,7 @@ def sentences(certificate: Json) -> list[str]:
     return [
         *statements(entry),
         *([] if by_group is None else group_sentences(entry, certificate["groups"], by_group)),
-        f"Candidate {number} of the {tested} that this run has put to the test; {beside}",
+        f"Candidate {number} of {tested} that this run has tested; {beside}",
     ]
 
 

@@ -39,7 +39,7 @@ def crowd_beside(config: Config, run_dir: Path, *, port: int, people: int, error
         raise UserError(f"--annotate: this run takes its labels from {config.feedback.kind}; add feedback.kind=people")
     if 0 < people < each:
         raise UserError(
-            f"--simulate {people}: every answer wants {each} labels by different people (labels_each): simulate {each}"
+            f"--simulate {people}: every answer needs {each} labels by different people (labels_each): simulate {each}"
             " or more"
         )
     _demand_free(port)

@@ -7,6 +7,7 @@ The run itself is a process of its own, `pddpo train --resume`; its GPUs are its
 from __future__ import annotations
 
 import logging
+import shlex
 import subprocess
 import sys
 import threading
@@ -16,13 +17,13 @@ from sqlalchemy import Engine
 
 from pddpo_ray.annotation.queue_rules import Rules
 from pddpo_ray.annotation.rounds import Rounds
-from pddpo_ray.config import Config, to_yaml
+from pddpo_ray.cli.next_steps import resume_command
+from pddpo_ray.config import Config
 from pddpo_ray.journal.lock import is_driven
 from pddpo_ray.journal.transactions import Store
 
 logger = logging.getLogger("pddpo_ray.annotation")
 
-RECIPE = "resume.yaml"
 LOG = "resume.log"
 LOOK_S = 2.0
 DONE, PARKED, UNDECIDED = 0, 3, 4
@@ -35,7 +36,7 @@ class Resumer:
         self._engine = engine
         self._run_id = run_id
         self._run_dir = run_dir
-        self._config = config
+        self._command = resume_command(run_dir, config.journal)
         self._rounds = Rounds(Store(engine, run_id), Rules())
         self._look_s = look_s
         self._taken = self._frozen()
@@ -80,14 +81,12 @@ class Resumer:
                 return
             if self.exits[-1] not in (PARKED, UNDECIDED):
                 logger.error(
-                    "the run ended with exit code %d, see %s: fix the cause, then run `pddpo train ... --resume`",
-                    self.exits[-1], self._run_dir / LOG,
+                    "the run ended with exit code %d, see %s: fix the cause, then run `%s`",
+                    self.exits[-1], self._run_dir / LOG, self._command,
                 )  # fmt: skip
                 return
 
     def _resume(self) -> int:
-        recipe = self._run_dir / RECIPE
-        recipe.write_text(to_yaml(self._config))
-        command = [sys.executable, "-m", "pddpo_ray", "train", str(recipe), "--run", str(self._run_dir), "--resume"]
+        command = [sys.executable, "-m", "pddpo_ray", *shlex.split(self._command)[1:]]
         with (self._run_dir / LOG).open("ab") as log:
             return subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False).returncode

@@ -14,7 +14,9 @@ from typing import Annotated, Any, Protocol, TextIO, cast
 import typer
 
 from pddpo_ray.backends.machine import Machine, inspect_machine, planned_machine
+from pddpo_ray.cli.next_steps import labelled, steps_after
 from pddpo_ray.cli.output import print_columns, print_json
+from pddpo_ray.cli.recipe_of_run import load_of_run
 from pddpo_ray.cli.run_log import RunLog, stoppable
 from pddpo_ray.config import Config, load, to_yaml
 from pddpo_ray.errors import PddpoError, UserError
@@ -43,7 +45,12 @@ class Runner(Protocol):
 
 
 def train(
-    recipe: Annotated[str, typer.Argument(help="A shipped recipe (`pddpo recipes`) or the path of a recipe file.")],
+    recipe: Annotated[
+        str | None,
+        typer.Argument(
+            help="A shipped recipe (`pddpo recipes`) or the path of a recipe file; with --resume the run's own."
+        ),
+    ] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="Settings, e.g. rounds=8 limits.cost.at_most=0"),
@@ -78,7 +85,7 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Run a recipe: train, sample, label and move the multiplier, round by round."""
-    config = load(recipe, overrides or [], check_scorers=not dry_run)
+    config, name = recipe_to_run(recipe, overrides or [], run if resume else None, check_scorers=not dry_run)
     demand_possible_sizes(config)
     if calibrate and not dry_run:
         raise UserError("--calibrate measures for a plan: add --dry-run")
@@ -89,7 +96,7 @@ def train(
         return
     if go_on:
         resume = resume or holds_run(config, run)
-    run_dir = run_folder(recipe, run, resume=resume)
+    run_dir = run_folder(name, run, resume=resume)
     machine = inspect_machine()
     check_resources(config, machine)
     if not resume:
@@ -118,6 +125,18 @@ def train(
         print_json({"run": str(run_dir), **result})
     else:
         show_result(config, result, run_dir, page)
+
+
+def recipe_to_run(
+    recipe: str | None, overrides: list[str], resumed: Path | None, *, check_scorers: bool
+) -> tuple[Config, str]:
+    """The recipe with its overrides, and its name; without a recipe that of the run in the folder `resumed`."""
+    if recipe is not None and ("=" not in recipe or Path(recipe).exists()):
+        return load(recipe, overrides, check_scorers=check_scorers), recipe
+    if resumed is None:
+        raise UserError("name a recipe (`pddpo recipes` lists those that ship); only --resume --run DIR needs none")
+    own = [recipe, *overrides] if recipe is not None else overrides
+    return load_of_run(resumed, own), resumed.name
 
 
 def quieten_libraries(machine: Machine) -> None:
@@ -349,7 +368,6 @@ def measured_plan(config: Config, machine: Machine) -> dict[str, Any]:
 
 def show_result(config: Config, result: Mapping[str, Any], run_dir: Path, page: Path | None) -> None:
     """The outcome in words, what to do next, and the few numbers that say how well the run went."""
-    from pddpo_ray.backends.preflight import fixed_for_its_rounds
     from pddpo_ray.certificates.outcome import Outcome
     from pddpo_ray.report.text import seconds, short
 
@@ -362,11 +380,6 @@ def show_result(config: Config, result: Mapping[str, Any], run_dir: Path, page: 
     for key in ("audit", "price", "neighbour"):
         for said in (limit[key]["text"] for limit in result["limits"].values() if limit.get(key)):
             typer.echo(f"  {said}")
-    resumed = "a new run with" if fixed_for_its_rounds(config) else "--resume with"
-    more = (
-        f"`pddpo certify {run_dir} --policy round-K --budget N`, more rounds ({resumed} rounds={2 * config.rounds}),"
-        f" or `pddpo release {run_dir} K --force`, which serves round K marked as uncertified"
-    )
     rows: list[tuple[str, str | None]] = [
         ("run folder", str(run_dir)),
         ("weights", outcome.weights and f"{run_dir}/{outcome.weights}"),
@@ -374,7 +387,7 @@ def show_result(config: Config, result: Mapping[str, Any], run_dir: Path, page: 
         ("export", outcome.export(run_dir)),
         ("serve", outcome.serve(run_dir)),
         ("report", str(page) if page else None),
-        ("next", None if outcome.policy else more),
+        *(() if outcome.policy else labelled("next", steps_after(outcome, config, run_dir))),
     ]
     if result["gap_last"] is not None:
         gaps = {name: result[f"gap_{name}"] for name in ("reference", "offline", "mixture", "last")}

@@ -125,6 +125,6 @@ def _note_lines(node: yaml.Node, keys: Keys, name: str, origins: Origins) -> Non
             raise UserError(f'{origin}: YAML reads the key `{key_node.value}` as {read}; write "{key_node.value}":')
         path = (*keys, str(key_node.value))
         if path in origins:
-            raise UserError(f"{origin}: key `{'.'.join(path)}` stands here a second time; remove one of the two")
+            raise UserError(f"{origin}: key `{'.'.join(path)}` is here twice; remove one of the two")
         origins[path] = origin
         _note_lines(value_node, path, name, origins)

@@ -58,7 +58,7 @@ class TellConfig(Strict):
     @model_validator(mode="after")
     def somebody_is_told(self) -> Self:
         if self.webhook_env is None and not self.mail_to:
-            raise ValueError("nobody would be told: name webhook_env or mail_to")
+            raise ValueError("no one is notified: name webhook_env or mail_to")
         if (self.user_env is None) != (self.password_env is None):
             raise ValueError("user_env and password_env belong together")
         return self

@@ -581,7 +581,7 @@ class Config(Strict):
         if self.data is not None and any(one.source.kind == "world" for one in self.stated):
             raise ValueError("limits: files have no truth to measure with; name another source")
         if self.prompt_sets is None and any(one.limit.quantity.over for one in self.stated):
-            raise ValueError("limits: `over` names a prompt set, and there is no `prompts:`")
+            raise ValueError("limits: `over` names a prompt set, but the recipe has no `prompts:`")
         real = self.data is not None
         for name, one_set in self.prompts.items():
             if (one_set.files is None) == real:

@@ -96,7 +96,7 @@ def people_of_limits(
     journal: Journal,
     held: Sequence[HeldLimit],
     categories_of: Mapping[str, Sequence[str]],
-    go_on: str = "pddpo train ... --resume",
+    go_on: str = "pddpo train --run RUN --resume",
 ) -> PeopleOfLimits | None:
     """Who asks people about the limits of a run; None: nobody has to be asked.
 
@@ -136,7 +136,7 @@ class PeopleOfLimits:
         config: Config,
         *,
         risk_of: RiskOf | None = None,
-        go_on: str = "pddpo train ... --resume",
+        go_on: str = "pddpo train --run RUN --resume",
     ) -> None:
         self._journal, self._stated, self._acting, self._risk_of = journal, tuple(stated), tuple(acting), risk_of
         self._cost_max, self._seed = config.dual.cost_max, config.seed

@@ -56,7 +56,7 @@ class Told:
                 raise
             except Exception as error:
                 logger.warning(
-                    "tracker %s failed in round %d and is told no more: %s: %s",
+                    "tracker %s failed in round %d and gets no further numbers: %s: %s",
                     self._tracker, event.round, type(error).__name__, error,
                 )  # fmt: skip
                 self._log = None

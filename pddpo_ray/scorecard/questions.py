@@ -196,7 +196,7 @@ class Scorecard:
         if cut > limit:
             said.append(
                 f"{100 * cut:.3g} % of the scorecard's answers are cut off at rollout.max_tokens="
-                f"{self._config.rollout.max_tokens}: raise it, or nobody sees how they end"
+                f"{self._config.rollout.max_tokens}: raise it to see how they end"
             )
         return said
 

@@ -6,7 +6,7 @@ import { place } from "./place.js";
 const MEANS = {
   "extend": ["Move the deadline", "The run waits until the new deadline."],
   "ask-again": ["Ask again", "Blocked questions go to further people."],
-  "drop-blocked": ["Drop blocked questions", "They are asked no more. Their missing labels are bounded: as if all said safe, and as if all said unsafe."],
+  "drop-blocked": ["Drop blocked questions", "They are not asked again. Their missing labels are bounded: as if all said safe, and as if all said unsafe."],
   "accept": ["Continue with the labels that are there", "The batch is closed now. Missing labels are bounded: the cost estimate counts them as unsafe, its interval reaches to where they all say safe, and a certificate counts them as the worst. Missing pairs are not trained on."],
   "stop": ["Stop the run", "The run ends with an error. Its answers stay stored, and the batch can be opened again."],
   "reopen": ["Open again", "The questions are asked again; start the run with --resume."],

@@ -6,7 +6,7 @@ const WORDS = { agreement: "agrees too rarely", controls: "misses control questi
 const MEANS = {
   "hold-back": ["Hold back", "They get no questions, and no further answer counts until you let them continue. Labels that count now still count."],
   "ask-again": ["Ask others again", "Their labels in open batches are taken out of the count, and others are asked. They keep working."],
-  "exclude": ["Exclude from now on", "Their account is closed and they are signed out. What counts now stands."],
+  "exclude": ["Exclude from now on", "Their account is closed and they are signed out. Labels that count now still count."],
   "go-on": ["Let them continue", "They get questions again; answers of theirs that waited count where a label is still needed."],
 };
 let person = null, chosen = null, done = null;

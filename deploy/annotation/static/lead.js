@@ -89,7 +89,7 @@ function showWork(days) {
 function showAgreement(agreement) {
   rows("agreement", Object.entries(agreement).map(([name, one]) => row(name.replaceAll("_", " "), number(one.alpha),
     one.alpha_low === null ? "–" : `${number(one.alpha_low)} … ${number(one.alpha_high)}`, share(one.pairwise), String(one.questions))),
-  5, "Nothing has two labels yet.");
+  5, "No question has two labels yet.");
 }
 
 function showPeople(people) {

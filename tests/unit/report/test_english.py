@@ -37,8 +37,8 @@ DIALECT = {
 
 
 def prose(text: str) -> str:
-    """Without names in code and addresses; comments of examples are read too."""
-    return re.sub(r"(?<!`)`[^`\n]+`(?!`)|\]\([^)\s]*\)", " ", text)
+    """On one line, without names in code and addresses; comments of examples are read too."""
+    return re.sub(r"\s+", " ", re.sub(r"(?<!`)`[^`\n]+`(?!`)|\]\([^)\s]*\)", " ", text))
 
 
 def dialect(text: str) -> list[str]:
@@ -109,6 +109,7 @@ def test_texts_of_python_are_its_strings_with_values_left_out(tmp_path: Path) ->
         ("It holds every answer against a limit. Mend it.", ["holds every answer against", "Mend"]),
         ("The lead amends a recommendation; the monitor depends on it.", []),
         ("Give `--go-on`: the run continues.", []),
+        ("Later the run goes\non.", ["goes on"]),
     ],
 )
 def test_what_is_refused(text: str, words: list[str]) -> None:
