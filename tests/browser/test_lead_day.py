@@ -160,7 +160,7 @@ def test_a_lead_finishes_a_day_without_a_terminal(
     assert missing > 0
     expect(page.locator("#outlook")).to_contain_text(f"with the {missing} missing labels")
     decides(page, "accept", "enough is known")
-    expect(page.locator("#situation")).to_have_text("The run goes on without the missing labels.")
+    expect(page.locator("#situation")).to_have_text("The run continues without the missing labels.")
     assert queue.rounds.status(compare.id).missing > 0
     shows(page, "Round 1, compare")
     decides(page, "accept", "one decided pair is enough")

@@ -418,7 +418,7 @@ def test_a_lead_moves_a_deadline_that_has_passed_and_then_goes_on_with_what_is_t
     assert queue.rounds.status(status.id).state == "open"
     page.get_by_role("button", name="Continue with the labels that are there").click()
     page.get_by_role("button", name="Do it").click()
-    expect(page.locator("#situation")).to_have_text("The run goes on without the missing labels.")
+    expect(page.locator("#situation")).to_have_text("The run continues without the missing labels.")
     expect(page.locator("#choices button")).to_have_count(0)
     assert queue.rounds.status(status.id).state == "frozen"
     assert screen.clean()
