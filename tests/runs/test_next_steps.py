@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pddpo_ray.cli.main import main
-from pddpo_ray.driver.run import run_recipe
+from pddpo_ray.driver.run import RoundFinished, run_recipe
 from pddpo_ray.errors import StoppedError
 from tests.runs.test_outcome import BROKEN, KEPT
 from tests.support.served_run import SAFE, UNSAFE, make_run
@@ -60,7 +60,7 @@ def test_a_stopped_run_is_resumed_by_the_command_that_status_prints(
     run = tmp_path / "run"
 
     def stop_after_the_first_round(event: object) -> None:
-        if getattr(event, "what", "") == "round-finished":
+        if isinstance(event, RoundFinished):
             raise StoppedError("stopped")
 
     with pytest.raises(StoppedError):

@@ -53,7 +53,7 @@ def test_the_demo_ends_with_a_released_model_an_answer_and_what_to_do_next(
     page = (run / "report.html").read_text(encoding="utf-8")
     assert re.search(r"after \(released policy, round \d\)", page)
     assert "Both policies were sampled with the same decoding." in page
-    assert re.search(r'<span class="mark">unsafe: unsafe by \d+ of \d+ labels</span>', page)
+    assert re.search(r'<span class="mark">unsafe: (no|yes|[\d.]+ %)</span>', page)
     (chat,) = re.findall(rf"`(pddpo chat {re.escape(str(run))})`", re.sub(r"\s+", " ", out))
     monkeypatch.setattr("sys.stdin", io.StringIO("how do i clean the oven with children nearby ?\n"))
     with pytest.raises(SystemExit) as talked:
