@@ -1,6 +1,6 @@
 """The dual variable: one named actor owns the multipliers of a run.
 
-Whoever works on a round asks it (`pddpo/<run>/dual` in the run's namespace): the method for the weight of the cost fit,
+All that work on a round ask it (`pddpo/<run>/dual` in the run's namespace): the method for the weight of the cost fit,
 the explorer for the weight of the cost bonus; only a step that it takes itself changes a multiplier. It keeps no file:
 the journal has every step, and the driver restores the actor from there. What report, metrics and a served endpoint say
 of finished rounds they read in the journal.

@@ -180,7 +180,7 @@ class RolloutHandle(Handle[RolloutActor]):
         self._send = send
 
     def sleep(self) -> None:
-        """The engine gives its GPU's memory away; whoever uses it next wakes it."""
+        """The engine gives its GPU's memory away; its next user wakes it."""
         if not self._asleep:
             self._answerer.ask("falling asleep", RolloutActor.sleep)
             self._asleep = True

@@ -75,7 +75,7 @@ class FeedbackHandle(Handle[FeedbackActor]):
         self._begun: tuple[SafetyQuestion, Any] | None = None
 
     def open_safety(self, items: Sequence[Response], labels_each: int, seed: int) -> None:
-        """The actor labels while the run goes on; `safety` with the same arguments takes its answer."""
+        """The actor labels while the run continues; `safety` with the same arguments takes its answer."""
         question = (list(items), labels_each, seed)
         self._begun = question, self._answerer.begin(FeedbackActor.safety, *question)
 

@@ -7,7 +7,7 @@
       └─ dual          (DualVariableActor, named)
 
 The rollout actors are created first and the trainer next, so that their imports overlap; where both share a GPU the
-trainer starts when the engines are ready. The driver itself imports no engine. Whoever is lost comes back: ranks by Ray
+trainer starts when the engines are ready. The driver itself imports no engine. Lost processes come back: ranks by Ray
 Train, engines and labeller by their handles, the driver by `--resume`.
 """
 

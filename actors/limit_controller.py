@@ -3,9 +3,9 @@
     limits = SharedLimits("limits.yaml", journal="out/limits.jsonl", answers_a_step=1024)
     limits.score(asked_for(["How?"], ["Soak it first."], rewards=[0.7]))
 
-Whoever comes first starts the actor, beside itself; it outlives that process and ends with the trainer's Ray session,
-or with `close`. A lost actor is started again by Ray and goes on where its files say, in the middle of a step; a new
-one, of a trainer that was started again, goes on at the beginning of that step.
+The first process starts the actor, beside itself; it outlives that process and ends with the trainer's Ray session,
+or with `close`. A lost actor is restarted by Ray and continues where its files say, in the middle of a step; a new
+one, of a restarted trainer, continues at the beginning of that step.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class SharedLimits(Handle[LimitControllerActor]):
         all answers of a step of the trainer: prompts times answers to each."""
         if not ray.is_initialized():
             raise UserError(
-                "Ray does not run in this process; SharedLimits belongs into the file that verl or OpenRLHF loads in"
+                "Ray does not run in this process; SharedLimits belongs in the file that verl or OpenRLHF loads in"
                 " its workers"
             )
         settings = _settings(limits, Path(journal).resolve(), answers_a_step, schedule)

@@ -1,7 +1,7 @@
 """What a run reserves on a cluster, and what is missing if it cannot.
 
 The parts' needs are a pure function of the recipe (`pddpo_ray.plan.resources.bundles`). They are compared with what the
-cluster has before anything is started, so an impossible run ends within seconds instead of pending for ever.
+cluster has before anything is started, so an impossible run ends within seconds instead of staying pending.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def lack(bundles: Sequence[Bundle]) -> str | None:
 def check_cluster(bundles: Sequence[Bundle], *, patience_s: float = 5.0, autoscaler_s: float = 0.0) -> None:
     """Raise UserError if the cluster can never hold the run. Nodes that are just joining get `patience_s`.
 
-    autoscaler_s: above 0, Ray's autoscaler is asked for the nodes that lack and has so many seconds to bring them.
+    autoscaler_s: above 0, Ray's autoscaler is asked for the missing nodes and has this number of seconds to bring them.
     """
     if autoscaler_s and (short := lack(bundles)):
         _wait_for_autoscaler(bundles, short, autoscaler_s)
@@ -151,7 +151,7 @@ def release_superseded_places() -> None:
     """Gives back what Ray Train still holds for a group that it has given up, once the next one waits for places.
 
     A node that is lost while a group starts makes Ray Train forget the places of that group. It asks for places one
-    group at a time, so whoever has them while another group of the same job waits is such a forgotten one.
+    group at a time, so a group that has them while another group of the same job waits is such a forgotten one.
     """
     reserved = _reserved_by_ray_train()
     if "PENDING" in reserved.values():

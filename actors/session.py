@@ -93,7 +93,7 @@ TOKEN_FILE = Path(".ray") / "auth_token"
 
 
 def _token_of_this_user() -> None:
-    """Ray makes the token of its sessions readable by everybody; it takes the one that it finds."""
+    """Ray makes the token of its sessions readable by all users; it takes the one that it finds."""
     path = Path.home() / TOKEN_FILE
     with suppress(OSError):  # a home that cannot be written to: Ray says so itself
         kept_secret(path)

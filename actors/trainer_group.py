@@ -9,7 +9,7 @@ the ranks between commands; the command round trip is some milliseconds. Which f
 business: a new group simply gets the unfinished command again, and commands give the same result every time.
 
 A trainer that shares its GPUs with the engines takes turns with them. Engines wake when they are used
-(`actors.engine_group.RolloutHandle`); before the trainer works, all of them sleep. Whoever is called has its turn:
+(`actors.engine_group.RolloutHandle`); before the trainer works, all of them sleep. The one called has its turn:
 
     fit                 engines sleep, trainer works
     deliver, sample     the engine wakes; the trainer keeps weights and optimiser, nothing else
@@ -275,7 +275,7 @@ class TrainerGroup:
             self._short_since = time.monotonic()
             logger.warning("the cluster became too small during %s: %s; waiting for new nodes", what, short)
         if time.monotonic() - self._short_since > self._settings.start_deadline_s:
-            raise RunError(f"the cluster became too small during {what}: {short}. Add nodes and go on with --resume")
+            raise RunError(f"the cluster became too small during {what}: {short}. Add nodes and continue with --resume")
 
     def _replace_group(self, failure: BaseException | None) -> None:
         """FailureConfig covers the ranks; a lost controller or mailbox is replaced together with the whole group."""

@@ -1,4 +1,4 @@
-"""What was run on which card and what never was: the table of docs/cluster.md, from the results in bench/results/gpu.
+"""What was run on which card and what never was: a table of the results in this folder's results/gpu.
 
 make gpu GPUS=1                                      # writes build/gpu/rows.json
 cp build/gpu/rows.json bench/results/gpu/h100.json   # to be committed
@@ -14,7 +14,7 @@ from typing import Any
 from bench.gpu import Hardware, steps
 
 RESULTS = Path("bench/results/gpu")
-PAGE = Path("docs/cluster.md")
+PAGE = RESULTS / "README.md"
 BEGIN, END = "<!-- python -m bench.gpu_results -->\n", "<!-- end of the table -->\n"
 NEVER = "not run"
 

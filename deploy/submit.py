@@ -4,7 +4,7 @@
     job = submit(client, package, run=PurePosixPath("/mnt/pddpo/runs/first"), ...)
     code = follow(client, job.id, print)                      # 0 done ... 4 needs a decision, as `pddpo train` ends
 
-The recipe travels resolved: what was checked here is what runs there. Secrets travel by name only, because everybody
+The recipe travels resolved: what was checked here is what runs there. Secrets travel by name only, because anyone
 who may list jobs can read a job's environment; their values must be in the nodes' own environment (or in mounted files)
 and are looked for on every node before anything starts (`actors.session`).
 """
@@ -117,7 +117,7 @@ def environment(variables: Sequence[str], secrets: Sequence[str]) -> dict[str, s
             raise UserError(f"--env {text}: write NAME=VALUE")
         if SECRET_WORDS.search(name):
             raise UserError(
-                f"--env {name}: a job's environment can be read by everybody who may list jobs; put the value into the"
+                f"--env {name}: a job's environment can be read by anyone who may list jobs; put the value in the"
                 f" nodes' environment and pass its name with --secret {name}"
             )
         result[name] = value
@@ -182,7 +182,7 @@ def submit(
 
 
 def submission_prefix(run: PurePosixPath) -> str:
-    """Submission ids of a run: the same folder gives the same name, whoever submits it."""
+    """Submission ids of a run: the same folder gives the same name, for all who submit it."""
     return "pddpo-" + re.sub(r"[^A-Za-z0-9_.-]+", "-", str(run).strip("/")) + "-"
 
 
@@ -200,7 +200,7 @@ def going(client: Any, run: PurePosixPath) -> str | None:
 
 
 def ended_within(client: Any, job: str, wait_s: float) -> bool:
-    """Waits until a job has ended, for so many seconds at most."""
+    """Waits until a job has ended, for a limited number of seconds."""
     deadline = time.monotonic() + wait_s
     while _status(client.get_job_info(job)) not in ENDED:
         if time.monotonic() > deadline:
@@ -243,7 +243,7 @@ def _details(client: Any, job: str, show: Callable[[str], None]) -> Any:
         except (OSError, RuntimeError) as error:  # those of requests are OSErrors
             if time.monotonic() > deadline:
                 raise UserError(
-                    f"the cluster's head has not answered for {HEAD_GONE_S} s: the job {job} may go on;"
+                    f"the cluster's head has not answered for {HEAD_GONE_S} s: the job {job} may still run;"
                     " give the command again when the head is back"
                 ) from error
             if not told:

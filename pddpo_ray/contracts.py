@@ -97,7 +97,7 @@ class Feedback(Protocol):
     """Asks for labels and waits for them, with a deadline."""
 
     def open_safety(self, items: Sequence[Response], labels_each: int) -> None:
-        """Puts the questions that `safety` collects later to labellers that can begin before anybody waits."""
+        """Puts the questions that `safety` collects later to labellers that can begin before the run waits."""
         ...
 
     def safety(self, items: Sequence[Response], labels_each: int, name: str) -> list[SafetyLabels]: ...
@@ -188,7 +188,7 @@ class Limits(Protocol):
     def stages(self, trainer: Trainer, preferences: Preferences, policy: PolicyVersion) -> PolicyVersion: ...
 
     def open(self, answers: Sequence[Response]) -> None:
-        """Whoever measures these answers may begin before anybody waits."""
+        """Sources may begin to measure these answers before the run waits for them."""
         ...
 
     def step(self, answers: Sequence[Response]) -> None:
@@ -372,7 +372,7 @@ class PpoCommand:
     """A whole update: epochs over fresh answers of `start`. Executing it twice gives the same version.
 
     `critics` are those after the last update, or the reward and cost model before the first; None: new ones.
-    With `group`, so many answers of a prompt follow one another, and there is no critic at all.
+    With `group`, that number of answers of a prompt follow one another, and there is no critic at all.
     """
 
     sequence: int
@@ -492,7 +492,7 @@ class Measure(Protocol):
 
 @runtime_checkable
 class EarlyLabeller(Protocol):
-    """A labeller that can begin before anybody waits: people, or an actor. The labels are those of `safety` alone."""
+    """A labeller that can begin before the run waits: people, or an actor. The labels are those of `safety` alone."""
 
     def open_safety(self, items: Sequence[Response], labels_each: int, seed: int) -> None: ...
 

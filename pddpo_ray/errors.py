@@ -30,19 +30,19 @@ class UserError(PddpoError):
 
 
 class ParkedError(PddpoError):
-    """The run waits for labels and has released its resources; `--resume` goes on when they are there."""
+    """The run waits for labels and has released its resources; `--resume` continues it when they are there."""
 
     exit_code = 3
 
 
 class DecisionNeeded(PddpoError):
-    """The run cannot go on without a person's decision, which the message names."""
+    """The run cannot continue without a person's decision, which the message names."""
 
     exit_code = 4
 
 
 class StoppedError(PddpoError):
-    """The run was told to stop (SIGTERM); `--resume` goes on. The code is a shell's for that signal."""
+    """The run was told to stop (SIGTERM); `--resume` continues it. The code is a shell's for that signal."""
 
     exit_code = 143
 

@@ -37,7 +37,7 @@ PersonId = Annotated[str, Path(max_length=64, pattern=r"^[A-Za-z0-9]+$")]
 
 @router.get("/people")
 def people(parts: Parts, person: Caller) -> dict[str, Any]:
-    """Everybody who has an account."""
+    """All people who have an account."""
     return {"people": [_public(one) for one in parts.people.all()]}
 
 

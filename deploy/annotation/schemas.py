@@ -163,7 +163,7 @@ class QuestionBody(Strict):
     risk: float = Field(UNKNOWN_RISK, ge=0, le=1)
     priority: float = Field(0.0, ge=-1e9, le=1e9)
     language: Language | None = None
-    """One has to know it to answer; null: everybody is asked."""
+    """The language needed to answer; null: all people are asked."""
     turns: list[Turn] = Field(default_factory=list, max_length=200)
     """The prompt as a conversation; it is shown in the place of `prompt`."""
 

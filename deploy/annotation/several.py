@@ -43,7 +43,7 @@ def names_of(folders: Sequence[Path]) -> list[str]:
 def create_app_of_several(
     runs: Sequence[ServedRun], settings: WebSettings | None = None, clock: Clock = now_ms
 ) -> FastAPI:
-    """The annotation services of several runs; `/` is the first one's page, which goes on to the others by itself."""
+    """The annotation services of several runs; `/` is the first one's page, which moves to the others by itself."""
     together: dict[str, QueueService] = {}
     root = web_app(
         "pddpo_ray annotation of several runs", problem, {}, malformed=422, busy="the database is busy",

@@ -85,7 +85,7 @@ def today_elsewhere(parts: QueueService, person: Person) -> Today:
 
 
 def rotate_everywhere(parts: QueueService, person_id: str, *, by: str) -> str:
-    """A new token in every run that knows the person: none goes on taking the old one."""
+    """A new token in every run that knows the person: none still takes the old one."""
     token = parts.people.rotate(person_id, by=by)
     for one in elsewhere(parts):
         if any(known.id == person_id for known in one.people.all()):

@@ -53,7 +53,7 @@ TokensCall = Literal["tokenize", "detokenize"]
 TOKENS_FIELDS = ("prompt", "messages", "tokens", "add_special_tokens", "add_generation_prompt", "return_token_strs")
 Piece = dict[str, Any] | str
 """First {"status": ..., "body": ..., "room": tokens that the prompt leaves for the answer, at most those asked for}; a
-stream goes on with lines of server-sent events."""
+stream continues with lines of server-sent events."""
 LENGTHS: ContextVar[list[int]] = ContextVar("LENGTHS")
 """Lengths that vLLM gave to the answers of the request under way: it cuts them to what the prompt leaves."""
 

@@ -143,7 +143,7 @@ class EntranceState:
 
     async def look(self) -> None:
         """Takes over what changed in the journal. A round that is newly released answers a check of its own first, so
-        nobody meets a policy that cannot be loaded; requests that run go on with the policy they began with."""
+        no request meets a policy that cannot be loaded; requests in progress keep the policy they began with."""
         async with self._following:
             self._keys = await asyncio.to_thread(ApiKeys(self.store).valid)
             if (stage := self.catalog.stage) is not None and stage.whole_ms <= self.store.clock():
@@ -246,7 +246,7 @@ class EntranceState:
             self._replies.popitem(last=False)
 
     def reply(self, id_: str, key: ApiKey) -> Reply | None:
-        """A recent reply, to whoever got it (or an administrator)."""
+        """A recent reply, to its receiver (or an administrator)."""
         reply = self._replies.get(id_)
         return reply if reply is not None and (reply.key == key.name or key.scope is Scope.ADMIN) else None
 

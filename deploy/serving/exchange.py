@@ -2,7 +2,7 @@
 
 An answer is whole, or it was broken off (the client left, or its time was up) or it failed. What was broken off is not
 kept and nobody can rate it, and the key pays for what was drawn of it. Where it would have been measured it counts as
-the best value: whoever leaves each stream that looks harmless must not choose what the alarm hears of.
+the best value: a user who leaves each stream that looks harmless must not choose what the alarm hears of.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Whose turn it is on an engine that holds one policy at a time.
 
 Requests of the policy that is loaded run together. As soon as somebody waits for another policy, later requests queue
-behind; when the last running one has ended, the policy that waited longest is loaded and everybody who waits for it is
+behind; when the last running one has ended, the policy that waited longest is loaded and all that wait for it are
 let in as one batch. So requests are batched by their drawn round, nobody starves, and weights never change under a
 running request.
 

@@ -35,7 +35,7 @@ def consents(consent: Consent, key: ApiKey, said: str | None) -> bool:
 
 
 class KeptPrompts:
-    """One entrance's. `work` writes what waits, for ever."""
+    """One entrance's. `work` writes what waits, until cancelled."""
 
     def __init__(self, store: Store, consent: Consent, scrub: Scrubber, caps: Caps, metrics: ServingMetrics) -> None:
         self._store, self._scrub, self._caps, self._metrics = store, scrub, caps, metrics

@@ -109,12 +109,12 @@ class MeasuredTraffic:
 
     def offer(self, sha256: str, answer: Answer | None, key: str = "") -> None:
         """An answer of the released policy with these weights to this key, None: it was broken off; the coin decides
-        before anybody reads it."""
+        before it is read."""
         if self._limits and sha256 and self._coin() < self._share and not self._waiting.full():
             self._waiting.put_nowait((sha256, answer, key))
 
     async def work(self) -> None:
-        """Measures what waits, for ever."""
+        """Measures what waits, until cancelled."""
         while True:
             offered = await self._waiting.get()
             try:
@@ -127,7 +127,7 @@ class MeasuredTraffic:
         return max(self._askers.get(sha256, Counter()).items(), key=lambda one: one[1], default=("", 0))
 
     def measure(self, sha256: str, answer: Answer | None, key: str = "") -> None:
-        """One answer under all limits. Raises what a source raises for a mistake that a person must mend."""
+        """One answer under all limits. Raises what a source raises for a mistake that a person must fix."""
         if sha256 in self._over:
             return
         if answer is not None:

@@ -99,7 +99,7 @@ NO_MEDIA = "this model reads text alone"
 TABLE: tuple[RequestField, ...] = (
     # what is asked
     _harmless("model", "it names the policy that answers, whose own certificate the reply carries"),
-    _harmless("messages", "the conversation itself; what in it carries no certificate is said below", only="chat"),
+    _harmless("messages", "the conversation itself; what in it carries no certificate is listed below", only="chat"),
     _bends("prompt", "a prompt without the chat template", only="completion", shown=False),
     # how tokens are drawn
     _bends("temperature", "another temperature than was tested", form="number", tested="temperature"),
@@ -114,7 +114,7 @@ TABLE: tuple[RequestField, ...] = (
     _bends("logit_bias", "it bends the chances of tokens", {}),
     _bends("seed", "the same seed gives the same answer, so who tries many picks one", form="whole", least=-INT64,
            most=INT64 - 1),
-    _bends("n", "whoever gets several answers picks one", 1, form="whole", least=1, most=ANSWERS_MAX),
+    _bends("n", "a user who gets several answers picks one", 1, form="whole", least=1, most=ANSWERS_MAX),
     _bends("min_tokens", "the answer may not end where the model ends it", 0, form="whole", least=0),
     _bends("ignore_eos", "the answer does not end where the model ends it", False, form="truth"),
     _bends("stop", "the answer ends elsewhere", [], ""),

@@ -83,7 +83,7 @@ class Call:
         return self.untested or departure(self.kind, self.fields, decoding) or shorter
 
     def of_length(self, tokens: int) -> Call:
-        """The same request with an answer of at most so many tokens, unless it says itself how long."""
+        """The same request with an answer of at most `tokens` tokens, unless it states a length."""
         if not LENGTHS.isdisjoint(self.fields):
             return self
         most = min(tokens, self.most)

@@ -43,7 +43,7 @@ class ServeArgs(BaseModel):
     seed: int = Field(0, ge=0)
     """Of the mixture's draws."""
     mixture_max: int | None = Field(None, ge=1)
-    """The mixture draws from the last so many rounds; null: from all, or from the last 4 where weights are merged."""
+    """Number of last rounds from which the mixture draws; null: all, or the last 4 where weights are merged."""
     max_tokens: int | None = Field(None, ge=1)
     """Most tokens of one answer; null: the engine's whole context."""
     body_bytes: int = Field(256 * 1024, ge=1024)
@@ -53,7 +53,7 @@ class ServeArgs(BaseModel):
     waiting_max: int = Field(256, ge=1)
     """Requests that may wait at the entrance; more are answered 503."""
     follow_s: float = Field(2.0, gt=0)
-    """How often the endpoint looks whether the run or its releases went on."""
+    """How often the endpoint looks for new rounds and releases of the run."""
     cors_origins: tuple[str, ...] = ()
     """Web origins whose pages may call; none by default."""
     log_texts: bool = False

@@ -27,7 +27,7 @@ LAST_BYTES_S = 1.0
 
 
 class StopSignals:
-    """SIGINT and SIGTERM inside the block: the first asks to stop, the second not to wait for anybody."""
+    """SIGINT and SIGTERM inside the block: the first asks to stop, the second to stop at once."""
 
     def __init__(self) -> None:
         self._count = 0

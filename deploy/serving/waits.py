@@ -20,7 +20,7 @@ DEAD = "vLLM has died"
 
 
 class Waits:
-    """Everybody who waits for the engine of one replica."""
+    """All requests that wait for the engine of one replica."""
 
     def __init__(self) -> None:
         self._waits: set[asyncio.Timeout] = set()

@@ -230,7 +230,7 @@ def simulate(
     idle_s: float | None,
     stop: threading.Event | None = None,
 ) -> list[Tally]:
-    """Everybody works at once, each in a thread and in their own manner. Returns when all have finished."""
+    """All work at once, each in a thread and in their own manner. Returns when all have finished."""
     stop = stop or threading.Event()
     annotators = [
         Annotator(url, token, handle, manners[number % len(manners)], scores, [seed, number])

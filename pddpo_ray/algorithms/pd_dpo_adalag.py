@@ -1,4 +1,4 @@
-"""PD-DPO-adaLag (paper.md §8): a trained PD-DPO goes on with one optimiser step per round, the multiplier with it.
+"""PD-DPO-adaLag (paper.md §8): a trained PD-DPO takes one more optimiser step per round, as does its multiplier.
 
 Round 1 trains both stages at the first multiplier. Every round ends with fresh answers, the mean cost of the newest
 `method.window` answers, stale ones among them, and one step of log(multiplier); the next round makes one optimiser step

@@ -1,6 +1,6 @@
 """PD-DPO with a fixed multiplier: SACPO's two stages at temperature beta/multiplier, and a dual rule that never moves.
 
-More than one round means that the cost fit goes on from the last round's policy. The cost of each is estimated for the
+More than one round means that the cost fit starts from the last round's policy. The cost of each is estimated for the
 report.
 """
 

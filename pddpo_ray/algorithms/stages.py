@@ -200,7 +200,7 @@ def asked_answers(
 ) -> list[Response]:
     """Fresh answers of the round's policy (N_ce), in one batch with its candidates for `pair_prompts`.
 
-    Whoever measures them may begin; nobody waits yet.
+    Labellers and sources may begin to measure them; nothing waits yet.
     """
     answers = parts.rollout.sample(prompts, policy, pair_prompts, sizes.answers_each)
     parts.limits.open(answers)

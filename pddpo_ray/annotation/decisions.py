@@ -2,12 +2,12 @@
 
     waiting ──(deadline)──► overdue          the run waits, or has ended and asks for a decision
        │  extend ◄─────────────┤
-       ├─► complete ───────────┼──► frozen    the run goes on with all its labels
-       ├─► accepted ◄──────────┤              the run goes on; missing labels are bounded from both sides
+       ├─► complete ───────────┼──► frozen    the run continues with all its labels
+       ├─► accepted ◄──────────┤              the run continues; missing labels are bounded from both sides
        └─► stopped  ◄──────────┘              the run has ended; `reopen` asks the questions again
 
-From every state some decisions lead to one in which the run goes on (a test walks all of it). Each is in the audit log
-with its author and reason.
+From every state some decisions lead to one in which the run continues (a test walks all of it). Each is in the audit
+log with its author and reason.
 """
 
 from __future__ import annotations
@@ -156,4 +156,4 @@ class Decisions:
         named = f"round {status.round}, {status.purpose} is {state}"
         if decision in LEADS_TO[state]:
             return f"{named} and has no blocked question: {decision} changes nothing"
-        return f"{named}: {decision} is not possible; possible: {', '.join(allowed) or 'nothing, its run goes on'}"
+        return f"{named}: {decision} is not possible; possible: {', '.join(allowed) or 'nothing, its run continues'}"

@@ -2,10 +2,10 @@
 
 | choice | labels in open batches | questions from now on |
 |---|---|---|
-| hold-back | stand | none, until the lead lets the person go on; answers that still come wait as surplus |
-| ask-again | are taken out of the count, and other people are asked | go on |
+| hold-back | stand | none, until the lead lets the person continue; answers that still come wait as surplus |
+| ask-again | are taken out of the count, and other people are asked | as before |
 | exclude | stand | none: the account is closed |
-| go-on | stand; what waited counts where a seat is free | go on |
+| go-on | stand; what waited counts where a seat is free | as before |
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A flag is a bet. It starts at 1; under the flag's null, which honest people fulfil, each answer multiplies it by a
 number whose mean is at most 1. So by Ville's inequality the chance that it ever reaches 1/alpha is at most alpha. The
-four alphas add up to one in a hundred: somebody who fulfils all four nulls is flagged in at most so many runs, whatever
-the number of answers or of looks.
+four alphas add up to one in a hundred: a person who fulfils all four nulls is flagged in at most one run of a hundred,
+whatever the number of answers or of looks.
 
 | flag | null | a trial |
 |---|---|---|
@@ -88,7 +88,7 @@ def flags(person: str, record: Record) -> list[Flag]:
 
 
 def share_bet(successes: int, trials: int, null: float, stakes: Sequence[float]) -> float:
-    """Logarithm of the mean likelihood ratio of `stakes` against `null`, after so many trials. -> []
+    """Logarithm of the mean likelihood ratio of `stakes` against `null`, after each of the trials. -> []
 
     Where the true share is at most `null`, each trial multiplies the ratio by at most 1 in the mean: stakes are higher
     than `null`.
@@ -135,5 +135,5 @@ def _differs(labels: Labels, person: str) -> float:
 
 
 def too_fast(seconds: float, characters: int) -> bool:
-    """Whether nobody can have read so many characters in so many seconds."""
+    """Whether this number of characters is more than anyone can have read in this number of seconds."""
     return seconds < max(1.0, characters / CHARACTERS_A_SECOND)

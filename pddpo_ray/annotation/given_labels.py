@@ -1,4 +1,4 @@
-"""The labels of a batch one by one, for whoever checks them and takes one out of the count (`Answers.void`)."""
+"""The labels of a batch one by one, for a lead who checks them and takes one out of the count (`Answers.void`)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class GivenLabel:
 
 
 def authors_of(store: Store, round_id: str) -> list[dict[str, str]]:
-    """Id and handle of everybody who labelled in a batch, also of those whose labels count no more; by handle."""
+    """Id and handle of each person who labelled in a batch, also where the labels no longer count; by handle."""
     query = (
         select(annotator.c.id, annotator.c.handle)
         .join(answer, answer.c.annotator == annotator.c.id)

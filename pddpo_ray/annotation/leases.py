@@ -331,7 +331,7 @@ class Leases:
     def _choose(
         self, connection: Connection, person: Person, count: int, done_today: int, guideline: int
     ) -> list[Lease]:
-        """The most urgent questions that lack a label and are new to this person; sometimes a control question."""
+        """The most urgent questions that need a label and are new to this person; sometimes a control question."""
         risk_max = math.inf if person.sees_harmful else self._rules.risk_max
         known = f",{','.join(person.languages)}," if person.languages else ""
         who = {"person": person.id, "run": self._store.run, "risk_max": risk_max, "languages": known}

@@ -26,7 +26,7 @@ class MailServer:
 
 
 def send_mail(server: MailServer, sender: str, to: Sequence[str], subject: str, text: str) -> bool:
-    """One plain message to everybody in `to`. Whether the server took it; never raises."""
+    """Sends one plain message to all addresses in `to`. Returns whether the server took it; never raises."""
     message = EmailMessage()
     message["From"], message["To"], message["Subject"] = sender, ", ".join(to), " ".join(subject.split())
     message.set_content(text)

@@ -77,11 +77,11 @@ class Person:
     active: bool = True
     csrf: str | None = None
     harmful_cap: int = HARMFUL_A_DAY
-    """So many answers that they call unsafe in a day are enough; after them they get mild questions alone."""
+    """The most answers a day that a person may call unsafe; after them the person gets mild questions only."""
     languages: tuple[str, ...] = ()
     """Codes of the languages in which they are asked; none: in every language."""
     hourly_rate: float | None = None
-    """Pay per hour; None: the default of whoever saves the work."""
+    """Pay per hour; None: the default rate given when the work is saved."""
 
 
 @dataclass(frozen=True)
@@ -272,7 +272,7 @@ def demand_other_admin(connection: Connection, row: Any) -> None:
 
 
 class Campaign:
-    """What applies to everybody in one run: guidelines, and whether work is paused."""
+    """What applies to all people of one run: guidelines, and whether work is paused."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

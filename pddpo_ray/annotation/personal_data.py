@@ -89,7 +89,7 @@ class PersonalData:
         return stored | {"work": [asdict(day) for day in self._worklog.days() if day.handle == row.handle]}
 
     def erase(self, id_: str, *, by: str, reason: str) -> Erased:
-        """Erases what names a person; their answers stay and go on counting.
+        """Erases what names a person; their answers stay and still count.
 
         Raises QueueError: not_found; malformed without a reason; conflict for the last admin.
         """

@@ -104,7 +104,7 @@ class AgreementWithOthers:
 
 
 def leave_one_out(items: Sequence[Votes], person: str) -> AgreementWithOthers:
-    """Compares a person with everybody else by an exact permutation test.
+    """Compares a person with all others by an exact permutation test.
 
     If the person is one like the others, their label on an item is equally likely to be any of the item's labels. Let
     T be the number of (item, other person) pairs that agree with them: its distribution under that hypothesis follows

@@ -2,14 +2,14 @@
 
     round of a run            queue
     open_safety(...)   ->     a batch (run, round, "safety"), opened once, found again after a crash
-    ... goes on ...           people begin
+    ... continues ...         people begin
     safety(items, M)   ->     the same batch
     ... waits ...             people answer; the run logs whom it waits for
     labels             <-     the frozen snapshot of the batch: exactly M labels of M people each, unless a lead decided
                               to do without some (annotation.decisions): those are MISSING
 
 Where people take hours, `park_after_s` ends the run with exit code 3 instead: engines and GPUs are released, the batch
-stays open, and `pddpo train ... --resume` goes on when it is complete.
+stays open, and `pddpo train --run RUN --resume` continues when it is complete.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class PeopleLabeller:
     """Labels by people for one run. `round_of` says the run's present round; `record` keeps numbers by name.
 
     `risk_of` gives the chance that an answer is harmful, for people who opted out of such texts: None if nobody knows;
-    `language_of` the language that one has to know for a prompt: None asks everybody.
+    `language_of` the language that one has to know for a prompt: None asks all people.
     Where a round has several batches of safety questions, `part_of` ends the name of the present one. `go_on` is the
     command that collects the labels of a run that has parked. `tell` reaches people who are not at the machine.
     """
@@ -113,7 +113,7 @@ class PeopleLabeller:
         language_of: LanguageOf | None = None,
         record: Callable[[Mapping[str, float]], None] = lambda numbers: None,
         part_of: Callable[[], str] = lambda: "",
-        go_on: str = "pddpo train ... --resume",
+        go_on: str = "pddpo train --run RUN --resume",
         tell: Tell | None = None,
         clock: Clock = now_ms,
         sleep: Callable[[float], None] = time.sleep,
@@ -334,7 +334,7 @@ class PeopleLabeller:
         return limit is not None and time.monotonic() - began >= limit
 
     def _parked(self, line: str) -> ParkedError:
-        text = f"{line}. Parked: go on with `{self._go_on}` when the labels are there"
+        text = f"{line}. Parked: run `{self._go_on}` when the labels are there"
         self._tell("parked", text)
         return ParkedError(text)
 
@@ -350,7 +350,7 @@ class PeopleLabeller:
             text += f"; {lacking}"
         text += (
             f"; decide on the lead's page or with `{DECIDE} --batch {status.round}/{status.purpose}`: extend the"
-            f" deadline (--extend 2h), go on with what is there (--accept) or end the run (--stop); then"
+            f" deadline (--extend 2h), continue with the labels that are there (--accept) or end the run (--stop); then"
             f" `{self._go_on}`"
         )
         self._tell("decision", text)

@@ -22,11 +22,11 @@ class Rules:
     undo_s: float = 600.0
     """How long an answer can be taken back, while its round is open."""
     refusals_max: int = 5
-    """So many people who skip, flag or cannot tell take a question out of the queue until a lead looks at it."""
+    """Number of people whose skip, flag or "cannot tell" blocks a question until a lead looks at it."""
     gold_rate: float = 0.05
     """Share of questions whose answer is known; they never count as labels."""
     gold_first: int = 60
-    """Among so many first answers of a person's day there are twice as many of them."""
+    """Number of a person's first answers in a day among which control questions are twice as frequent."""
     risk_max: float = 0.5
     """People who opted out of harmful text get nothing above this risk, and nothing whose risk nobody knows."""
     backlog_max: int = 20_000

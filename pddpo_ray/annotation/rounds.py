@@ -33,7 +33,7 @@ GOLD = "gold"
 DROPPED = "dropped"
 """State of a question that is asked no more."""
 UNLIMITED = 1_000_000
-"""Labels that a control question takes: everybody may meet it."""
+"""Labels that a control question takes: any person may get it."""
 CHUNK = 500
 ADJUDICATED = -1
 """Seat, in a stored snapshot, of what a lead decided about a question."""
@@ -405,7 +405,7 @@ class Rounds:
 
 
 def round_id(run: str, round_: int, purpose: str) -> str:
-    """The id of a new batch: the same whoever opens it."""
+    """The id of a new batch: the same in any process that opens it."""
     return hashlib.sha256(f"{run}\0{round_}\0{purpose}".encode()).hexdigest()[:32]
 
 

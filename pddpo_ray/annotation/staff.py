@@ -1,4 +1,4 @@
-"""Whether there are people enough for a batch: its labels are by different people, so a question may wait for ever."""
+"""Whether a batch has enough people: its labels come from different people, so too few leave a question open."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Staff:
     def lacking(self, status: RoundStatus) -> str:
         """How many people an open batch lacks, in words; empty where those who are there can give all its labels.
 
-        A question can be answered by everybody with an account who has not answered or refused it. Accounts of admins
+        A question can be answered by any account that has not answered or refused it. Accounts of admins
         count once they have answered anything; who opted out of harmful texts counts for questions below the risk, and
         who said which languages they know for questions in those.
         """
@@ -38,7 +38,7 @@ class Staff:
         return f"{more} needed: {waiting} for labels that nobody here can give (add people with {ADD})"
 
     def _lacking(self, connection: Connection, round_id: str) -> tuple[int, int]:
-        """Questions that lack people, and the most that one of them lacks."""
+        """Questions with too few people, and the largest number missing at one of them."""
         answered_anything = exists().where(answer.c.annotator == annotator.c.id)
         works = annotator.c.role.in_((Role.ANNOTATOR.value, Role.LEAD.value)) | (
             (annotator.c.role == Role.ADMIN.value) & answered_anything

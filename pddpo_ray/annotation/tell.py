@@ -30,7 +30,7 @@ class Teller:
         self._server = MailServer(host, int(port), settings.starttls, user, password)
 
     def __call__(self, event: str, text: str) -> None:
-        """Tells everybody; what cannot be sent is logged and stops nothing."""
+        """Sends all notifications; one that cannot be sent is logged and stops nothing."""
         subject = f"{EVENTS[event]}: {self._run}"
         if self._url is not None and self._settings.form == "slack":
             post(self._url, {"text": f"{subject}\n{text}"})

@@ -82,7 +82,7 @@ class WorkLog:
         return days
 
     def seconds(self, round_id: str) -> float:
-        """Work of everybody for one batch."""
+        """Work of all people for one batch."""
         return sum(one.ms for one in self._stretches() if one.round == round_id) / 1000
 
     def _stretches(self) -> list[_Stretch]:
@@ -114,7 +114,7 @@ class WorkLog:
 
 
 def as_csv(days: Sequence[Day], rate: float) -> str:
-    """A table for whoever pays; `rate` is per hour, of people who have none of their own."""
+    """A table for payroll; `rate` is the hourly pay of people without a rate of their own."""
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
     lines.writerow(["person", "day", "answers", "refusals", "minutes", "pay", "rate"])

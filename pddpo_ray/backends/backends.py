@@ -37,7 +37,7 @@ class Backends:
     prompts: Sequence[Prompt]
     reference: PolicyVersion
     baseline: tuple[PolicyVersion, Decoding] | Callable[[int], dict[str, list[Response]]]
-    """The fixed comparator: which version, and how it is sampled; or so many of its answers per prompt id."""
+    """The fixed comparator: which version, and how it is sampled; or a number of its answers per prompt id."""
     canaries: Sequence[Response]
     """Texts whose log-probabilities verify a delivery."""
     answers: Sequence[Response] = ()
@@ -74,8 +74,8 @@ class Backends:
     reward: ComputedReward | None = None
     """The reward where a source computes it; None: comparisons teach it."""
     measured_by: Mapping[str, str] = field(default_factory=dict)
-    """What decides the values of each limit's source, by the limit's name, and of the reward's; a run goes on with the
-    same ones alone."""
+    """What decides the values of each limit's source, by the limit's name, and of the reward's; a resumed run must have
+    the same ones."""
     certification: Sequence[Prompt] = ()
     """Prompts that certificates alone draw: no fit, exploration or report sees them. Empty: only `prompts`."""
     served: Sequence[Prompt] = ()

@@ -116,7 +116,7 @@ def text_world_backends(
 def world_under_limits(config: Config, prepared: PreparedTextWorld) -> tuple[TableLimits, Sources]:
     """The recipe's stated limits on a text world, and who measures them; None: the world's own truth.
 
-    Raises UserError for a source that cannot be had.
+    Raises UserError for a source that is not available.
     """
     stated, sources = config.stated, opened_sources(config)
     truth = text_limits(prepared.world, stated, sources, config.prompt_sets, config.dual.cost_max)
@@ -129,7 +129,7 @@ def world_under_limits(config: Config, prepared: PreparedTextWorld) -> tuple[Tab
 
 
 def opened_sources(config: Config) -> Sources:
-    """Who measures each limit, opened. Raises UserError for one that cannot be had."""
+    """Who measures each limit, opened. Raises UserError for one that is not available."""
     return [source_in_run(one, config.judge.options) for one in config.stated]
 
 

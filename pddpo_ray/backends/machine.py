@@ -34,7 +34,7 @@ def inspect_machine() -> Machine:
 
 
 def planned_machine(gpus: int | None, gpu_memory: float) -> Machine:
-    """This machine (gpus: None), or one with so many GPUs of so many GiB; it then has 8 cores and one and a half times
+    """This machine (gpus: None), or one with `gpus` GPUs of that memory; it then has 8 cores and one and a half times
     the GPU's memory for each."""
     here = inspect_machine()
     if not gpus:

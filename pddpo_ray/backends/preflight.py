@@ -1,4 +1,4 @@
-"""Whether a run may begin or go on in a folder, looked at before anything is written: a refusal changes nothing."""
+"""Checks whether a run may begin or continue in a folder, before anything is written: a refusal changes nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def new_run(config: Config, run_dir: Path) -> str:
 
 
 def resumed_run(config: Config, run_dir: Path) -> tuple[str, Any]:
-    """Identity of the run that goes on in this folder, and its fixed settings as they are stored.
+    """Identity of the run that continues in this folder, and its fixed settings as stored.
 
     Raises UserError if there is none or if it has another recipe, DecisionNeeded if the folder is a copy.
     """
@@ -71,7 +71,7 @@ def _demand_same_recipe(config: Config, stored: RunEntry) -> None:
     except ValidationError:
         before = stored.fixed_settings
     if changed := former_settings.fixed_otherwise(stored.recipe):
-        raise UserError(f"run {stored.name} was begun with an older version: {changed}; go on with that version")
+        raise UserError(f"run {stored.name} was begun with an older version: {changed}; continue with that version")
     wanted = config.fixed_settings()
     # what users gave enters the rounds to come: it was not there when the run began
     before, wanted = ({key: tree[key] for key in tree if key != "production"} for tree in (before, wanted))

@@ -82,7 +82,7 @@ def _of_the_recipe(answers: Sequence[Response]) -> list[Response]:
 
 
 def _drawn(answers: Sequence[Response], most: int, draws: np.random.Generator) -> list[Response]:
-    """All answers, or so many of them, drawn evenly."""
+    """All answers, or a number of them, drawn evenly."""
     if len(answers) <= most:
         return list(answers)
     return [answers[index] for index in draws.choice(len(answers), most, replace=False)]
@@ -113,7 +113,7 @@ def _costs(
 
 
 def certifiable(tested: Sequence[TestedLimit], draws: int) -> dict[str, float]:
-    """The costs that a test with so many draws certifies four times in five, by limit.
+    """The costs that a test with this number of draws certifies four times in five, by limit.
 
     The most helpful of many candidates that look just good enough is one that looks too good: at the cost that is
     certified every other time too many of them failed.

@@ -69,7 +69,7 @@ def sentences(certificate: Json) -> list[str]:
     return [
         *statements(entry),
         *([] if by_group is None else group_sentences(entry, certificate["groups"], by_group)),
-        f"Candidate {number} of the {tested} that this run has put to the test; {beside}",
+        f"Candidate {number} of {tested} that this run has tested; {beside}",
     ]
 
 
@@ -110,7 +110,7 @@ def verified(file: Path) -> Json:
     groups = stored.get("groups")
     if groups is not None:
         _demand_groups(entry, groups, stored.get("by_group"), file)
-    checked = "Computed again from its own draws; the journal does not lie beside it."
+    checked = "Computed again from its own draws; the run's journal is not in its folder."
     if (file.parent / JOURNAL).is_file():
         with open_folder(file.parent) as journal:
             _demand_labels(journal, entry, file)
@@ -174,7 +174,7 @@ def _sentence(candidate: Candidate, limit: TestedLimit, finding: Finding, number
     bound, count = limit.stated.bound, len(numbers)
     over = "" if limit.over is None else f" over {limit.over}"
     missing = sum(number is None for number in numbers)
-    said = f"{limit.name}: the {_measure(limit)} of {candidate.policy}{over}"
+    said = f"{limit.name}, the {_measure(limit)} of {candidate.policy}{over},"
     lost = "" if not missing else f" {100 * missing / count:.3g} % of the draws have no number and count as the worst."
     low, high = limit.between(finding.lower, finding.upper)
     inside, outside = ("above", "below") if limit.at_least else ("below", "above")
@@ -188,7 +188,7 @@ def _sentence(candidate: Candidate, limit: TestedLimit, finding: Finding, number
     if finding.state == "rejected":
         after = f"({finding.decided_after} draws)"
         return f"Rejected: {said} is {outside} the limit {bound}, with {confidence} {after}.{lost}"
-    go_on = "ask on with a larger --budget, which spends no further confidence"
+    go_on = "ask again with a larger --budget, which spends no further confidence"
     if candidate.rounds is not None:
         go_on = "its rounds have no other draws; `pddpo certify` draws anew, as a further candidate"
     return f"Undecided: {said} lies between {low} and {high} after {count} draws, the limit is {bound}; {go_on}.{lost}"

@@ -240,7 +240,7 @@ def mixture_name(first: int, rounds: int) -> str:
 def finding(tested: TestedLimit, numbers: Numbers, rounds: int | None = None) -> Finding:
     """The bets on these draws, looked at after each of them: what came first counts, later draws undo nothing.
 
-    Draws of so many `rounds`, equally many of each, are looked at after the last one, about the mean over them. A draw
+    Draws of several `rounds`, equally many of each, are looked at after the last one, about the mean over them. A draw
     without a number counts as the highest cost against the limit and as the lowest one for it.
     """
     if rounds == 0:

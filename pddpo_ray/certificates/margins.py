@@ -48,8 +48,8 @@ class Margin:
 
 
 def half_width(tested: TestedLimit, draws: int) -> float:
-    """How far below the limit a policy's mean lies that so many draws certify in four tests of five, in units of the
-    cost. The half-width of the test itself would be half of the tests."""
+    """How far below the limit a policy's mean must be for these draws to certify it in four tests of five, in units of
+    the cost. The half-width of the test itself would be half of the tests."""
     unit = tested.to_unit(tested.limit - tested.bias)
     return tested.limit - tested.from_unit(likely_rate(unit, draws, tested.level))
 

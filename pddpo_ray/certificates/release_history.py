@@ -69,7 +69,7 @@ class Released:
 
 
 def replay(history: Sequence[ReleaseEntry]) -> Released:
-    """The state after these entries: a release goes on a stack, a rollback takes it off, a refusal changes no other.
+    """The state after these entries: a release is put on a stack, a rollback takes it off, a refusal changes no other.
     A stage lasts until its round is taken back, or until anything is released or rolled back."""
     stack: list[int] = []
     states: dict[int, str] = {}

@@ -17,7 +17,7 @@ HOUR_MS = 3_600_000
 
 @dataclass(frozen=True)
 class Stage:
-    """Round `round` began to be released at `began_ms` and answers everybody after `hours` (above 0)."""
+    """Round `round` began to be released at `began_ms` and answers all users after `hours` (above 0)."""
 
     round: int
     began_ms: int
@@ -25,7 +25,7 @@ class Stage:
 
     @property
     def whole_ms(self) -> int:
-        """When everybody gets it."""
+        """When all users get it."""
         return self.began_ms + round(self.hours * HOUR_MS)
 
     def share(self, now_ms: int) -> float:

@@ -66,7 +66,7 @@ def ask(
 ) -> Entry:
     """Puts a policy of a run to the test with at most `budget` draws a limit, and returns its line of the ledger.
 
-    `limits` are other bounds than the recipe's, in the limits' own units. A policy that was tested before goes on where
+    `limits` are other bounds than the recipe's, in the limits' own units. A policy's earlier test continues where
     it stopped and spends nothing, whatever the bounds are now; the line is about those that were asked for. `parts`
     draws and labels, and is entered where there is something to draw. Raises UserError for a policy or limit that the
     run has not, and where nothing could be certified.

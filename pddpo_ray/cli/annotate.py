@@ -30,7 +30,7 @@ BehindProxy = Annotated[
 
 def annotate(
     run: Annotated[
-        list[Path] | None, typer.Option(help="Run folder; again for each run that the same page serves.", metavar="DIR")
+        list[Path] | None, typer.Option(help="Run folder; repeat it for each run that the page serves.", metavar="DIR")
     ] = None,
     questions: Annotated[
         Path | None, typer.Option(help="Questions without a run: JSON lines, see docs/annotation.md.", metavar="FILE")
@@ -55,14 +55,14 @@ def annotate(
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the run to begin.")] = False,
     resume_when_ready: Annotated[
         bool,
-        typer.Option("--resume-when-ready", help="Go on with the parked run whenever its open questions are answered."),
+        typer.Option("--resume-when-ready", help="Resume the parked run whenever its open questions are answered."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --add: print one JSON object.")] = False,
 ) -> None:
     """Serve the page on which people label for a run, for several, or for a file of questions."""
     folders = [one.expanduser().absolute() for one in run or ()]
     if len(set(folders)) < len(folders):
-        raise UserError("--run names a folder twice: name every run once")
+        raise UserError("--run names one folder twice: name each run once")
     if (questions is None) == (not folders):
         raise UserError("name what people label: --run DIR, or --questions FILE, and not both")
     refuse_open_network(host, behind_proxy, "tokens")

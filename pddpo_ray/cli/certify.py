@@ -60,6 +60,8 @@ def certify(
 ) -> None:
     """Draw prompts, answers and labels for a policy until its limits are certified, or one is shown to be broken."""
     from pddpo_ray.certificates.document import sentences
+    from pddpo_ray.cli.next_steps import show_steps
+    from pddpo_ray.cli.recipe_of_run import find_run
 
     folder, bounds = run.expanduser().absolute(), _limits(limit or [])
     if limits is not None and prompts is not None:
@@ -72,6 +74,8 @@ def certify(
     else:
         entry, written = _of_run(folder, policy, bounds, budget)
     _show(written, sentences(written), as_json=as_json)
+    if limits is None and not as_json:
+        show_steps(find_run(folder, None))
     raise typer.Exit(EXIT[entry.state])
 
 
@@ -80,7 +84,7 @@ def verify(
     file: Annotated[Path, typer.Argument(help="A certificate.json.", metavar="FILE")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Compute a certificate again from its draws, and from the labels in the run's journal where it lies beside."""
+    """Recompute a certificate from its draws, and from the labels in the run's journal if it is in the same folder."""
     from pddpo_ray.certificates.document import sentences, verified
 
     checked = verified(file.expanduser().absolute())

@@ -38,7 +38,7 @@ def chat(
     stored_run = find_run(run, journal)
     if stored_run.config.policies != "language models":
         policies = stored_run.config.policies
-        raise UserError(f"the policies of {run} are {policies}, not language models: there is nobody to talk with")
+        raise UserError(f"the policies of {run} are {policies}, not language models: chat needs one")
     # Imported here: torch and transformers take seconds to load.
     from pddpo_ray.journal.reading import JournalReader
     from pddpo_ray.serving.catalog import read_catalog

@@ -1,4 +1,4 @@
-"""`pddpo train --annotate --simulate N`: the annotation page beside a run, and people made of code who use it.
+"""`pddpo train --annotate --simulate N`: the annotation page beside a run, and simulated people who use it.
 
 Both are processes of their own, `pddpo annotate` and `pddpo simulate-annotators`, so what holds here holds when they
 are started by hand on other machines. They wait for the run to begin, come back when they break, and end with it.
@@ -39,7 +39,7 @@ def crowd_beside(config: Config, run_dir: Path, *, port: int, people: int, error
         raise UserError(f"--annotate: this run takes its labels from {config.feedback.kind}; add feedback.kind=people")
     if 0 < people < each:
         raise UserError(
-            f"--simulate {people}: every answer wants {each} labels by different people (labels_each): simulate {each}"
+            f"--simulate {people}: every answer needs {each} labels by different people (labels_each): simulate {each}"
             " or more"
         )
     _demand_free(port)

@@ -30,9 +30,9 @@ def decide(
     ] = None,
     ask_again: Annotated[bool, typer.Option("--ask-again", help="Ask further people the blocked questions.")] = False,
     drop_blocked: Annotated[
-        bool, typer.Option("--drop-blocked", help="Go on without the labels of blocked questions.")
+        bool, typer.Option("--drop-blocked", help="Continue without the labels of blocked questions.")
     ] = False,
-    accept: Annotated[bool, typer.Option("--accept", help="Go on with the labels that are there.")] = False,
+    accept: Annotated[bool, typer.Option("--accept", help="Continue with the labels that are there.")] = False,
     stop: Annotated[bool, typer.Option("--stop", help="End the run here.")] = False,
     reopen: Annotated[bool, typer.Option("--reopen", help="Ask the questions of a stopped batch again.")] = False,
     by: Annotated[str | None, typer.Option(help="Who decides; default: the user of this machine.")] = None,
@@ -91,7 +91,7 @@ def _show(decisions: Decisions, statuses: list[RoundStatus], as_json: bool) -> N
 
 
 def _row(batch: dict[str, Any]) -> tuple[str, ...]:
-    options = ", ".join(f"--{name}" for name in batch["choices"]) or "nothing, the run goes on"
+    options = ", ".join(f"--{name}" for name in batch["choices"]) or "nothing, the run continues"
     outlook = batch["outlook"]
     shares = "" if outlook is None else f"unsafe {_percent(outlook['all_safe'])} to {_percent(outlook['all_unsafe'])}"
     lacking = f"{batch['missing']} of {batch['wanted']} labels missing"

@@ -33,7 +33,7 @@ def demo(
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings, e.g. cluster.mode=in-process")
     ] = None,
     run: Annotated[
-        Path, typer.Option(help="Run folder; a demo that was interrupted goes on there.", metavar="DIR")
+        Path, typer.Option(help="Run folder, in which an interrupted demo continues.", metavar="DIR")
     ] = Path("runs/demo"),
     verbose: Annotated[
         bool, typer.Option("--verbose", help="All numbers: every round's line, statements, weights, gaps.")

@@ -1,4 +1,4 @@
-"""`pddpo doctor`: is this environment fit for a run, or does a model go the whole way; and if not, what to do."""
+"""`pddpo doctor`: whether this environment can do a run, or a model every step of one; and if not, what to do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def doctor(
         bool, typer.Option("--deep", help="Import the engines as well (half a minute); finds broken installations.")
     ] = False,
     model: Annotated[
-        str | None, typer.Option("--model", metavar="NAME_OR_FOLDER", help="Take this model the whole way of a run.")
+        str | None, typer.Option("--model", metavar="NAME_OR_FOLDER", help="Try every step of a run with this model.")
     ] = None,
     engine: Annotated[
         list[str] | None, typer.Option("--engine", help="With --model: transformers or vllm; all that are installed.")
@@ -44,7 +44,7 @@ def doctor(
 
 
 def _examine_model(model: str, engines: list[str], *, as_json: bool) -> bool:
-    """Whether the model goes the whole way; one line per step as it ends."""
+    """Runs every step of a training run once for the model; one line per step as it ends."""
     from pddpo_ray.backends.machine import inspect_machine
     from pddpo_ray.errors import UserError
 

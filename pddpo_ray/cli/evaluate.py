@@ -44,7 +44,7 @@ def evaluate(
             help="Template of questions: plain, hh, safe-rlhf, alpaca, chatml, tokenizer, or tokenizer-or-NAME."
         ),
     ] = "tokenizer-or-plain",
-    questions: Annotated[int | None, typer.Option(min=1, help="At most so many questions of a set, by seed.")] = None,
+    questions: Annotated[int | None, typer.Option(min=1, help="At most N questions of a set, by seed.")] = None,
     each: Annotated[int, typer.Option(min=1, help="Answers per question.")] = 1,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 512,
     policy_temperature: Annotated[

@@ -38,7 +38,7 @@ def init(
     certificate_prompts: Annotated[
         Path | None, typer.Option(help="File of prompts that certificates alone ask; left out: those of the run.")
     ] = None,
-    gpus: Annotated[int | None, typer.Option(min=0, help="Plan for so many GPUs in place of this machine's.")] = None,
+    gpus: Annotated[int | None, typer.Option(min=0, help="Plan for N GPUs in place of this machine's.")] = None,
     gpu_memory: Annotated[float, typer.Option(min=1, help="With --gpus: GiB of each.")] = 80.0,
     ask: Annotated[bool, typer.Option("--ask/--no-ask", help="Ask for what no option gives, or name it.")] = True,
     measure: Annotated[bool, typer.Option("--measure", help="Measure steps here for the time: minutes.")] = False,

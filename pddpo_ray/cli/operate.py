@@ -33,12 +33,12 @@ def stop(
     wait: Annotated[float, typer.Option(min=0, help="Seconds that the run has to end.", metavar="SECONDS")] = 120.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Tell a run to stop and wait until it has ended; `pddpo train ... --resume` goes on with it."""
+    """Tell a run to stop and wait until it has ended; `pddpo train --run RUN --resume` continues it."""
     stopped = stop_here(run, journal, wait) if address is None else stop_job(run, address, wait)
     if as_json:
         print_json({"run": str(run), "stopped": stopped})
     else:
-        typer.echo(f"stopped: {stopped}; --resume goes on" if stopped else f"nobody drives the run in {run}")
+        typer.echo(f"stopped: {stopped}; --resume continues it" if stopped else f"no process drives the run in {run}")
 
 
 def stop_here(run: Path, journal: str | None, wait_s: float) -> str | None:
@@ -87,7 +87,7 @@ def logs(
     run: Annotated[Path, typer.Argument(help="Run folder.", metavar="RUN")],
     address: Address = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the run ends (Ctrl-C leaves it alone).")
+        bool, typer.Option("--follow", "-f", help="Keep watching until the run ends (Ctrl-C does not stop the run).")
     ] = False,
     journal: Journal = None,
 ) -> None:

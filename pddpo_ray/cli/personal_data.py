@@ -49,7 +49,7 @@ def erase(
     journal: JournalUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Erase what names a person; their labels stay under the pseudonym and go on counting."""
+    """Erase what names a person; their labels stay under the pseudonym and still count."""
     from pddpo_ray.annotation.personal_data import PersonalData
     from pddpo_ray.annotation.queue_rules import QueueError
 

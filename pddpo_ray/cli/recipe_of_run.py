@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,21 @@ def find_run(run: Path, journal: str | None, *, wait: bool = False) -> FoundRun:
             if not wait:
                 raise
             time.sleep(LOOK_S)
+
+
+def load_of_run(run: Path, overrides: Sequence[str] = ()) -> Config:
+    """The recipe that the run in this folder has, with overrides; `journal=URL` among them says where its database is.
+
+    Raises UserError if there is no run.
+    """
+    from pddpo_ray.config import load, to_yaml
+
+    journal = next((text.partition("=")[2] for text in overrides if text.startswith("journal=")), None)
+    stored = find_run(run, journal)
+    with tempfile.TemporaryDirectory(prefix="pddpo-recipe-") as folder:
+        recipe = Path(folder) / "recipe.yaml"
+        recipe.write_text(to_yaml(stored.config), encoding="utf-8")
+        return load(str(recipe), overrides)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pddpo_ray.cli.durations import milliseconds
+from pddpo_ray.cli.next_steps import show_steps
 from pddpo_ray.cli.output import print_columns, print_json
 from pddpo_ray.cli.recipe_of_run import find_run, store_of
 from pddpo_ray.errors import UserError
@@ -53,6 +54,8 @@ def release(
         elif over is not None:
             raise UserError("--over says how long a release takes: name its round too, e.g. `pddpo release RUN 7`")
         _show(releases, as_json)
+    if round_ is not None and not as_json:
+        show_steps(find_run(run, journal))
 
 
 def rollback(run: RUN, reason: REASON = "", journal: DATABASE = None, as_json: JSON = False) -> None:
@@ -74,7 +77,7 @@ def _who() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError):
-        raise UserError("nobody knows who you are: set the environment variable USER") from None
+        raise UserError("your user name is unknown: set the environment variable USER") from None
 
 
 def _show(releases: Releases, as_json: bool) -> None:

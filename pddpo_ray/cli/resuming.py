@@ -1,4 +1,4 @@
-"""`pddpo annotate --resume-when-ready`: a run that has parked, or asks for a decision, goes on when the questions that
+"""`pddpo annotate --resume-when-ready`: resumes a run that has parked, or asks for a decision, when the questions that
 it waits for are answered, or when somebody decided to do without.
 
 The run itself is a process of its own, `pddpo train --resume`; its GPUs are its own too and are taken only then.
@@ -7,6 +7,7 @@ The run itself is a process of its own, `pddpo train --resume`; its GPUs are its
 from __future__ import annotations
 
 import logging
+import shlex
 import subprocess
 import sys
 import threading
@@ -16,26 +17,26 @@ from sqlalchemy import Engine
 
 from pddpo_ray.annotation.queue_rules import Rules
 from pddpo_ray.annotation.rounds import Rounds
-from pddpo_ray.config import Config, to_yaml
+from pddpo_ray.cli.next_steps import resume_command
+from pddpo_ray.config import Config
 from pddpo_ray.journal.lock import is_driven
 from pddpo_ray.journal.transactions import Store
 
 logger = logging.getLogger("pddpo_ray.annotation")
 
-RECIPE = "resume.yaml"
 LOG = "resume.log"
 LOOK_S = 2.0
 DONE, PARKED, UNDECIDED = 0, 3, 4
 
 
 class Resumer:
-    """Watches one run from a thread. It gives up, aloud, when a resumed run fails."""
+    """Watches one run from a thread. It logs an error and gives up when a resumed run fails."""
 
     def __init__(self, engine: Engine, run_id: str, config: Config, run_dir: Path, *, look_s: float = LOOK_S) -> None:
         self._engine = engine
         self._run_id = run_id
         self._run_dir = run_dir
-        self._config = config
+        self._command = resume_command(run_dir, config.journal)
         self._rounds = Rounds(Store(engine, run_id), Rules())
         self._look_s = look_s
         self._taken = self._frozen()
@@ -49,11 +50,11 @@ class Resumer:
         self._thread.start()
 
     def end(self) -> None:
-        """Resumes nothing more; a run that goes on is left alone."""
+        """Resumes nothing more; a run in progress is left alone."""
         self._ending.set()
 
     def join(self, timeout_s: float) -> bool:
-        """Whether the watch has ended within so many seconds."""
+        """Whether the watch has ended within this number of seconds."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -72,7 +73,7 @@ class Resumer:
         while not self._ending.wait(self._look_s):
             if not self.ready():
                 continue
-            logger.warning("all labels are there: the run goes on, its log is %s", self._run_dir / LOG)
+            logger.warning("all labels are there: the run continues, its log is %s", self._run_dir / LOG)
             self.exits.append(self._resume())
             self._taken = self._frozen()
             if self.exits[-1] == DONE:
@@ -80,14 +81,12 @@ class Resumer:
                 return
             if self.exits[-1] not in (PARKED, UNDECIDED):
                 logger.error(
-                    "the run ended with exit code %d, see %s: mend it, then `pddpo train ... --resume` by hand",
-                    self.exits[-1], self._run_dir / LOG,
+                    "the run ended with exit code %d, see %s: fix the cause, then run `%s`",
+                    self.exits[-1], self._run_dir / LOG, self._command,
                 )  # fmt: skip
                 return
 
     def _resume(self) -> int:
-        recipe = self._run_dir / RECIPE
-        recipe.write_text(to_yaml(self._config))
-        command = [sys.executable, "-m", "pddpo_ray", "train", str(recipe), "--run", str(self._run_dir), "--resume"]
+        command = [sys.executable, "-m", "pddpo_ray", *shlex.split(self._command)[1:]]
         with (self._run_dir / LOG).open("ab") as log:
             return subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False).returncode

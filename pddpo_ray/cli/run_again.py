@@ -2,7 +2,7 @@
 
 python -m pddpo_ray.cli.run_again RUN JOURNAL RAYJOB   as the chart's CronJob calls it, every few minutes (deploy/helm)
 
-The job goes on with the run (`--go-on`), so it is created whenever nobody drives an unfinished run and nothing that it
+The job continues the run (`--go-on`), so it is created whenever no process drives an unfinished run and nothing it
 waits for is open. A job that failed is not repeated: KubeRay has tried `backoffLimit` times, and a person looks at it.
 """
 
@@ -65,7 +65,7 @@ class Jobs:
 
 
 def waits_for(run: Path, journal: str) -> str | None:
-    """Why the run needs no new job now; None if one would go on with it or begin it."""
+    """Why the run needs no new job now; None if one would continue or begin it."""
     try:
         stored = find_run(run, journal)
     except UserError:  # it has not begun
@@ -82,7 +82,7 @@ def look(run: Path, journal: str, jobs: Jobs) -> str:
     """Creates the job if it is time. Returns what was found and done. Raises RunError for a job that failed."""
     latest = jobs.latest()
     if latest == "Failed":
-        raise RunError(f"the last job of {run} failed: read its log, delete the RayJob, then the run goes on")
+        raise RunError(f"the last job of {run} failed: read its log and delete the RayJob, then the run continues")
     if latest not in (None, "Complete"):
         return f"its job is there ({latest})"
     return waits_for(run, journal) or f"created {jobs.create()}"

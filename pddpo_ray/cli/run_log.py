@@ -53,7 +53,7 @@ class RunLog:
 
 
 class Stop:
-    """SIGTERM ends a run in good order, as `pddpo stop` and schedulers ask."""
+    """SIGTERM stops a run cleanly, as `pddpo stop` and schedulers ask."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -84,7 +84,7 @@ def stoppable(run_dir: Path) -> Iterator[Stop]:
     except (SystemExit, Exception) as ended:
         if not stop.asked and not (isinstance(ended, SystemExit) and ended.code == signal.SIGTERM):
             raise
-        raise StoppedError(f"{run_dir} was told to stop: --resume goes on, finished phases are kept") from ended
+        raise StoppedError(f"{run_dir} was told to stop: --resume continues it, finished phases are kept") from ended
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)

@@ -53,7 +53,7 @@ def train(
     ] = None,
     column: Columns = None,
     ignore: Ignore = None,
-    rows: Annotated[int | None, typer.Option(help="At most so many rows, drawn by seed.", min=8)] = None,
+    rows: Annotated[int | None, typer.Option(help="At most N rows, drawn by seed.", min=8)] = None,
     epochs: Annotated[float, typer.Option(help="Passes over the rows (lora, full).", min=0.001)] = 1.0,
     learning_rate: Annotated[float, typer.Option(help="Peak learning rate (lora, full).", min=1e-9)] = 1e-4,
     rank: Annotated[int, typer.Option(help="Rank of the adapters (lora).", min=1)] = 16,
@@ -70,7 +70,7 @@ def train(
     device: Annotated[Device, typer.Option(help="auto: a GPU where there is one.")] = Device.auto,
     checkpoint_steps: Annotated[int, typer.Option(help="Steps between checkpoints (lora, full).", min=1)] = 20,
     seed: Annotated[int, typer.Option(help="Of the split, the order of rows and the adapters.")] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with what was begun for this folder.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the training begun for this folder.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Train a reward or cost model, set its scale and zero, and say how often it is right on held-out prompts."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def serve(
-    run: Annotated[Path, typer.Argument(help="Run folder; the run may still be going on.", metavar="RUN")],
+    run: Annotated[Path, typer.Argument(help="Run folder; the run may still be in progress.", metavar="RUN")],
     host: Host = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8800,
     behind_proxy: BehindProxy = False,
@@ -40,7 +40,7 @@ def serve(
         int, typer.Option(min=1, help="GPUs that one engine is spread over; --gpus says as many.")
     ] = 1,
     mixture: Annotated[
-        int | None, typer.Option(min=1, help="The mixture draws from the last so many rounds only.", metavar="ROUNDS")
+        int | None, typer.Option(min=1, help="Number of last rounds from which the mixture draws.", metavar="ROUNDS")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the mixture's draws.")] = 0,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens of one answer.")] = None,

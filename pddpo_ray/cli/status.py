@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pddpo_ray.cli.decide import name_of
+from pddpo_ray.cli.next_steps import labelled, resume_command, steps_after
 from pddpo_ray.cli.output import print_columns, print_json
 from pddpo_ray.cli.recipe_of_run import FoundRun, find_run, rules_for, store_of
 
 if TYPE_CHECKING:
     from pddpo_ray.annotation.rounds import RoundStatus
-    from pddpo_ray.certificates.outcome import Outcome
     from pddpo_ray.journal.transactions import Store
 
 KINDS = {
@@ -41,7 +42,7 @@ def status(
     rows += [("flag", f"{handle}: {', '.join(names)}") for handle, names in told["flags"].items()]
     if any(one["situation"] != "stopped" for one in told["batches"]):
         rows.append(("page", told["page"] or f"not served: `pddpo annotate --run {run}`"))
-    print_columns([*rows, *((("next", told["next"]),) if told["next"] else ())])
+    print_columns([*rows, *labelled("next", told["next"])])
 
 
 def about(stored: FoundRun, store: Store) -> dict[str, Any]:
@@ -75,7 +76,7 @@ def about(stored: FoundRun, store: Store) -> dict[str, Any]:
         "page": served_at(stored.database),
         "outcome": outcome and outcome.headline,
         "certified": outcome and bool(outcome.certificate),
-        "next": _after(outcome, stored) if outcome else None if driven else _next(stored, batches),
+        "next": steps_after(outcome, config, stored.folder) if outcome else [] if driven else _next(stored, batches),
     }
 
 
@@ -113,18 +114,10 @@ def _words(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def _next(stored: FoundRun, batches: list[RoundStatus]) -> str:
+def _next(stored: FoundRun, batches: list[RoundStatus]) -> list[str]:
     """What to do where no process drives an unfinished run."""
+    resume = f"`{resume_command(stored.folder, stored.config.journal)}`"
     if any(not one.complete for one in batches):
-        return f"answer or decide (`pddpo annotations decide --run {stored.folder}`), then `pddpo train ... --resume`"
-    return f"`pddpo train RECIPE --run {stored.folder} --resume` continues it"
-
-
-def _after(outcome: Outcome, stored: FoundRun) -> str:
-    """What to do with a finished run."""
-    run = stored.folder
-    if serve := outcome.serve(run):
-        return f"`pddpo chat {run}`, `{serve}`, `{outcome.export(run)}`"
-    if outcome.round is None and not outcome.certificate and not outcome.tested:
-        return f"`pddpo certify {run}` tests the last policy on fresh answers"
-    return f"`pddpo report {run}` writes the page with all numbers"
+        decide = f"`pddpo annotations decide --run {shlex.quote(str(stored.folder))}`"
+        return [f"answer the questions, or {decide} shows what can be decided", f"{resume} continues the run then"]
+    return [f"{resume} continues it"]

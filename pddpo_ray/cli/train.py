@@ -14,7 +14,9 @@ from typing import Annotated, Any, Protocol, TextIO, cast
 import typer
 
 from pddpo_ray.backends.machine import Machine, inspect_machine, planned_machine
+from pddpo_ray.cli.next_steps import labelled, steps_after
 from pddpo_ray.cli.output import print_columns, print_json
+from pddpo_ray.cli.recipe_of_run import load_of_run
 from pddpo_ray.cli.run_log import RunLog, stoppable
 from pddpo_ray.config import Config, load, to_yaml
 from pddpo_ray.errors import PddpoError, UserError
@@ -43,15 +45,20 @@ class Runner(Protocol):
 
 
 def train(
-    recipe: Annotated[str, typer.Argument(help="A shipped recipe (`pddpo recipes`) or the path of a recipe file.")],
+    recipe: Annotated[
+        str | None,
+        typer.Argument(
+            help="A shipped recipe (`pddpo recipes`) or the path of a recipe file; with --resume the run's own."
+        ),
+    ] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="Settings, e.g. rounds=8 limits.cost.at_most=0"),
     ] = None,
     run: Annotated[Path | None, typer.Option(help="Run folder; default runs/RECIPE-TIME.", metavar="DIR")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the run folder.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the run folder.")] = False,
     go_on: Annotated[
-        bool, typer.Option("--go-on", help="Begin the run, or go on with it where the run folder holds one.")
+        bool, typer.Option("--go-on", help="Begin the run, or continue it if the run folder holds one.")
     ] = False,
     new_id: Annotated[
         bool, typer.Option("--new-id", help="With --resume on a copied run folder: make it a run of its own.")
@@ -64,21 +71,21 @@ def train(
         typer.Option("--calibrate", help="With --dry-run: measure this machine for a minute or two."),
     ] = False,
     gpus: Annotated[
-        int | None, typer.Option(min=0, help="With --dry-run: plan for so many GPUs in place of this machine's.")
+        int | None, typer.Option(min=0, help="With --dry-run: plan for N GPUs in place of this machine's.")
     ] = None,
     gpu_memory: Annotated[float, typer.Option(min=1, help="With --gpus: GiB of each.")] = 80.0,
     annotate: Annotated[
-        bool, typer.Option("--annotate", help="Serve the annotation page on this machine while the run goes on.")
+        bool, typer.Option("--annotate", help="Serve the annotation page on this machine during the run.")
     ] = False,
     simulate: Annotated[
-        int, typer.Option(min=0, max=1000, help="With --annotate: so many simulated people answer.")
+        int, typer.Option(min=0, max=1000, help="With --annotate: number of simulated people who answer.")
     ] = 0,
     error: Annotated[float, typer.Option(min=0, max=1, help="With --simulate: their chance of a mistake.")] = 0.05,
     annotate_port: Annotated[int, typer.Option(min=1, max=65535, help="With --annotate: the page's port.")] = 8790,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Run a recipe: train, sample, label and move the multiplier, round by round."""
-    config = load(recipe, overrides or [], check_scorers=not dry_run)
+    config, name = recipe_to_run(recipe, overrides or [], run if resume else None, check_scorers=not dry_run)
     demand_possible_sizes(config)
     if calibrate and not dry_run:
         raise UserError("--calibrate measures for a plan: add --dry-run")
@@ -89,7 +96,7 @@ def train(
         return
     if go_on:
         resume = resume or holds_run(config, run)
-    run_dir = run_folder(recipe, run, resume=resume)
+    run_dir = run_folder(name, run, resume=resume)
     machine = inspect_machine()
     check_resources(config, machine)
     if not resume:
@@ -103,7 +110,7 @@ def train(
             raise UserError(
                 "--new-id makes a copied run a run of its own: add --resume and the copy's folder with --run"
             )
-        typer.echo(f"{run_dir}: {'goes on' if resume else 'begins'}", err=True)
+        typer.echo(f"{run_dir}: {'continues' if resume else 'begins'}", err=True)
         with ExitStack() as stack:
             if annotate or simulate:
                 from pddpo_ray.cli.crowd import crowd_beside
@@ -120,6 +127,18 @@ def train(
         show_result(config, result, run_dir, page)
 
 
+def recipe_to_run(
+    recipe: str | None, overrides: list[str], resumed: Path | None, *, check_scorers: bool
+) -> tuple[Config, str]:
+    """The recipe with its overrides, and its name; without a recipe that of the run in the folder `resumed`."""
+    if recipe is not None and ("=" not in recipe or Path(recipe).exists()):
+        return load(recipe, overrides, check_scorers=check_scorers), recipe
+    if resumed is None:
+        raise UserError("name a recipe (`pddpo recipes` lists those that ship); only --resume --run DIR needs none")
+    own = [recipe, *overrides] if recipe is not None else overrides
+    return load_of_run(resumed, own), resumed.name
+
+
 def quieten_libraries(machine: Machine) -> None:
     """Keeps warnings of libraries out of a run's lines; they read these when they are imported."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -130,7 +149,7 @@ def quieten_libraries(machine: Machine) -> None:
 
 
 def holds_run(config: Config, run: Path | None) -> bool:
-    """Whether --go-on finds a run. Raises UserError without a folder: a new one each time would never go on."""
+    """Whether --go-on finds a run. Raises UserError without a folder: a new one each time would hold no run."""
     from pddpo_ray.backends.preflight import has_begun
 
     if run is None:
@@ -142,7 +161,7 @@ def run_folder(recipe: str, run: Path | None, *, resume: bool) -> Path:
     """Absolute run folder. Refuses to mix a new run into an old one's folder."""
     if run is None:
         if resume:
-            raise UserError("--resume needs the folder of the run to go on with: add --run DIR")
+            raise UserError("--resume needs the folder of the run to continue: add --run DIR")
         run = Path("runs") / f"{Path(recipe).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     run = run.expanduser().absolute()
     if not resume and not os.path.lexists(run):
@@ -153,7 +172,7 @@ def run_folder(recipe: str, run: Path | None, *, resume: bool) -> Path:
     if resume and not used:
         raise UserError(f"--resume: there is no run in {run}; leave --resume out to start one")
     if used and not resume:
-        raise UserError(f"--run {run} is not empty; add --resume to go on with it, or name another folder")
+        raise UserError(f"--run {run} is not empty; add --resume to continue it, or name another folder")
     return run
 
 
@@ -173,7 +192,7 @@ def demand_makeable(run: Path) -> None:
 
 
 def look_before_resuming(config: Config, run_dir: Path, *, new_id: bool) -> None:
-    """Refuses what cannot go on before anything in the folder is touched; `new_id`: a copy becomes its own run."""
+    """Refuses a run that cannot continue before its folder is touched; `new_id`: a copy becomes its own run."""
     from pddpo_ray.backends.preflight import resumed_run, take_new_identity
 
     if new_id:
@@ -349,7 +368,6 @@ def measured_plan(config: Config, machine: Machine) -> dict[str, Any]:
 
 def show_result(config: Config, result: Mapping[str, Any], run_dir: Path, page: Path | None) -> None:
     """The outcome in words, what to do next, and the few numbers that say how well the run went."""
-    from pddpo_ray.backends.preflight import fixed_for_its_rounds
     from pddpo_ray.certificates.outcome import Outcome
     from pddpo_ray.report.text import seconds, short
 
@@ -362,11 +380,6 @@ def show_result(config: Config, result: Mapping[str, Any], run_dir: Path, page: 
     for key in ("audit", "price", "neighbour"):
         for said in (limit[key]["text"] for limit in result["limits"].values() if limit.get(key)):
             typer.echo(f"  {said}")
-    resumed = "a new run with" if fixed_for_its_rounds(config) else "--resume with"
-    more = (
-        f"`pddpo certify {run_dir} --policy round-K --budget N`, more rounds ({resumed} rounds={2 * config.rounds}),"
-        f" or `pddpo release {run_dir} K --force`, which serves round K marked as uncertified"
-    )
     rows: list[tuple[str, str | None]] = [
         ("run folder", str(run_dir)),
         ("weights", outcome.weights and f"{run_dir}/{outcome.weights}"),
@@ -374,7 +387,7 @@ def show_result(config: Config, result: Mapping[str, Any], run_dir: Path, page: 
         ("export", outcome.export(run_dir)),
         ("serve", outcome.serve(run_dir)),
         ("report", str(page) if page else None),
-        ("next", None if outcome.policy else more),
+        *(() if outcome.policy else labelled("next", steps_after(outcome, config, run_dir))),
     ]
     if result["gap_last"] is not None:
         gaps = {name: result[f"gap_{name}"] for name in ("reference", "offline", "mixture", "last")}

@@ -25,7 +25,7 @@ class _Loader(yaml.SafeLoader):
 
 
 MOST_DIGITS = 18
-"""Of a number before its point: so many that every one is exact and fits into a database."""
+"""Digits before a number's point: few enough that every number is exact and fits into a database."""
 WORD = "tag:yaml.org,2002:str"
 OTHER_READERS = {form for word in ("yes", "no", "on", "off") for form in (word, word.capitalize(), word.upper())}
 """Words that readers of YAML 1.1 take for true or false; they are keys in quotes alone."""
@@ -42,7 +42,7 @@ _Loader.add_implicit_resolver(
 
 
 class _TooLargeError(yaml.constructor.ConstructorError):
-    """A number that no setting can mean, and that no computation could go on with."""
+    """A number that no setting can mean and no computation could use."""
 
 
 def _whole(loader: _Loader, node: yaml.ScalarNode) -> int:
@@ -125,6 +125,6 @@ def _note_lines(node: yaml.Node, keys: Keys, name: str, origins: Origins) -> Non
             raise UserError(f'{origin}: YAML reads the key `{key_node.value}` as {read}; write "{key_node.value}":')
         path = (*keys, str(key_node.value))
         if path in origins:
-            raise UserError(f"{origin}: key `{'.'.join(path)}` stands here a second time; remove one of the two")
+            raise UserError(f"{origin}: key `{'.'.join(path)}` is here twice; remove one of the two")
         origins[path] = origin
         _note_lines(value_node, path, name, origins)

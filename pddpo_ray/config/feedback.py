@@ -21,11 +21,11 @@ class FeedbackCommon(Strict):
 
 
 class LateLabels(Strict):
-    """Rounds that do not stand still for their labels."""
+    """Rounds that do not wait for their labels."""
 
     rounds_late: int = Field(0, ge=0, le=100)
-    """Rounds may go on without labels, of comparisons or of limits, that are at most so many rounds late; 0: a round
-    waits for its own. A world's labels, which take no time, are then exactly so late: a simulation of people."""
+    """Labels, of comparisons or of limits, may be late by at most this number of rounds; 0: a round
+    waits for its own. A world's labels, which take no time, are then exactly that late: a simulation of people."""
 
 
 class WorldFeedback(LateLabels, FeedbackCommon):
@@ -58,7 +58,7 @@ class TellConfig(Strict):
     @model_validator(mode="after")
     def somebody_is_told(self) -> Self:
         if self.webhook_env is None and not self.mail_to:
-            raise ValueError("nobody would be told: name webhook_env or mail_to")
+            raise ValueError("no one is notified: name webhook_env or mail_to")
         if (self.user_env is None) != (self.password_env is None):
             raise ValueError("user_env and password_env belong together")
         return self
@@ -88,7 +88,7 @@ class QueueConfig(Strict):
     wrong."""
     languages: tuple[Language, ...] = Field((), strict=False)
     """Codes of the languages of the prompts, e.g. [de, en], recognised by py3langid: a question in one of them goes to
-    people who know it. Empty: everybody is asked everything."""
+    people who know it. Empty: all people are asked everything."""
     risk_by_category: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field(default_factory=dict)
     """Chance of harm, 0 to 1, of answers to prompts of a category or prompt set, e.g. {violence: 0.9, cooking: 0.1},
     for people who opted out of harmful texts. Of it and a model's score the higher one holds."""

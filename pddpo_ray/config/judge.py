@@ -19,7 +19,7 @@ class JudgeConfig(Strict):
     endpoint: str = Field("http://127.0.0.1:8000/v1", pattern=r"^https?://[^\s/]+\S*$")
     """Base URL; /chat/completions is asked."""
     model: str | None = None
-    """Name of the model there; null: whoever asks a judge names it."""
+    """Name of the model there; null: the section that asks a judge names it."""
     key_env: str | None = None
     """Environment variable that holds the key; null: no key is sent."""
     temperature: float = Field(0.7, ge=0)

@@ -244,7 +244,7 @@ def _laid(below: Tree, layer: Tree, origins: Origins) -> Tree:
 
 
 def _labelled_by_feedback(below: Tree, layer: Tree, merged: Tree) -> Tree:
-    """Whoever gives feedback labels for the limit `cost`, which comparisons teach, where a layer gives another
+    """Who labels for the limit `cost`, which comparisons teach, where a layer gives another
     `feedback.kind` and no source of that limit."""
     old, new = (at(tree, ("feedback", "kind")) or "world" for tree in (below, merged))
     cost, said = at(merged, ("limits", "cost")), at(layer, ("limits", "cost"))

@@ -11,10 +11,10 @@ from pddpo_ray.config.section import Strict
 
 
 class ProductionConfig(Strict):
-    """Prompts and verdicts of the endpoint's users in the rounds that are still to come (docs/serving.md).
+    """Prompts and verdicts of the endpoint's users in later rounds (docs/serving.md).
 
-    Nothing of them enters a run unless its recipe says so here, and nothing is there to enter unless the endpoint's
-    operator and whoever sent it agreed."""
+    They enter a run only if its recipe says so here, and only if the endpoint's operator and the user who sent them
+    agreed."""
 
     share: Annotated[float, BeforeValidator(share_of), Field(ge=0, lt=1)] = 0.0
     """Share of a round's prompts that are users' own, written `20 %` or 0.2; they come in epochs, as the others."""

@@ -77,7 +77,7 @@ class Config(Strict):
     about: str = ""
     """One line for `pddpo recipes`."""
     needs: dict[str, str] = Field({})
-    """Settings that whoever runs the recipe has to give, by key, with what to write there."""
+    """Settings that you must give to run the recipe, by key, with what to write there."""
     algorithm: Annotated[str, Named("methods")]
     """The method that runs."""
     seed: int = Field(0, ge=0)
@@ -95,12 +95,12 @@ class Config(Strict):
     prompts: dict[str, PromptSetConfig] = Field({})
     """Sets of prompts with their shares, by name, for limits to name; empty: all prompts of the world alike."""
     production: ProductionConfig = ProductionConfig()
-    """What the rounds take of what users sent to the run's endpoint; nothing, unless it is said here."""
+    """How much user traffic of the run's endpoint is used for training. Default: none."""
     limits: dict[str, dict[str, Any]] = Field({"cost": PAPERS_COST})
     """What must hold, by name (docs/limits.md)."""
     reward: dict[str, Any] = Field({})
     """What is helpful, computed for each answer (docs/limits.md), or `pairs`, files of comparisons; empty: comparisons
-    by whoever gives `feedback`."""
+    labelled as `feedback` says."""
     judge: JudgeConfig = JudgeConfig()
     people: QueueConfig = QueueConfig()
     """How people are asked, for `feedback` and for limits."""
@@ -201,7 +201,7 @@ class Config(Strict):
 
     @property
     def labelled(self) -> bool:
-        """Whether whoever gives `feedback` labels single answers for every limit, and comparisons teach it: the paper's
+        """Whether `feedback` labels single answers for every limit, and comparisons teach it: the paper's
         cost, a rate or a cost model's mean. Other limits are measured on two answers to a prompt by their sources."""
         stated, feedback = self.stated, self.feedback.kind
         if self.reward:
@@ -239,7 +239,7 @@ class Config(Strict):
 
     @property
     def asks_costs(self) -> bool:
-        """Whether anybody is asked which answer is costlier or unsafe: limits on values have sources of their own."""
+        """Whether a labeller is asked which answer is costlier or unsafe; limits on values have their own sources."""
         by_logit = any(one.limit.quantity.kind == "logit" for one in self.stated)
         return by_logit or self.labelled or isinstance(self.feedback, MixedFeedback)
 
@@ -573,8 +573,8 @@ class Config(Strict):
         papers = f"limits: {{cost: {{logit: {own}, at_most: 0, labels_each: 32}}}}"
         if not self.traits.stated:
             raise ValueError(
-                f"algorithm {self.algorithm} holds one limit, named cost, from labels of single answers by whoever"
-                f" gives `feedback`, e.g. {papers}; other limits need {', '.join(STATED_LIMITS)}"
+                f"algorithm {self.algorithm} holds one limit, named cost, from labels of single answers by"
+                f" `feedback`, e.g. {papers}; other limits need {', '.join(STATED_LIMITS)}"
             )
         if isinstance(self.world, TabularWorldConfig) and not isinstance(self.feedback, WorldFeedback):
             raise ValueError(
@@ -601,7 +601,7 @@ class Config(Strict):
         if self.data is not None and any(one.source.kind == "world" for one in self.stated):
             raise ValueError("limits: files have no truth to measure with; name another source")
         if self.prompt_sets is None and any(one.limit.quantity.over for one in self.stated):
-            raise ValueError("limits: `over` names a prompt set, and there is no `prompts:`")
+            raise ValueError("limits: `over` names a prompt set, but the recipe has no `prompts:`")
         real = self.data is not None
         for name, one_set in self.prompts.items():
             if (one_set.files is None) == real:
@@ -759,7 +759,7 @@ class Config(Strict):
                     )
 
     def labelled_by_world(self) -> Config:
-        """The same recipe with a world's labels in place of those by whoever gives feedback, or a model's scores."""
+        """The same recipe with a world's labels in place of the feedback's, or of a model's scores."""
         truth = WorldFeedback(**self.feedback.model_dump(include=set(FeedbackCommon.model_fields)))
         limits, each = self.limits, self.labels_each
         if self.labelled:

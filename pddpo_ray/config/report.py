@@ -1,4 +1,4 @@
-"""What a run shows while it goes on and at its end, and who else is told its numbers."""
+"""What a run shows while it runs and at its end, and which trackers get its numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class WandbSettings(Strict):
     project: str = "pddpo_ray"
     """The project that the run belongs to."""
     mode: str = Field("offline", pattern="^(offline|online)$")
-    """offline: files in the run folder, which `wandb sync` sends later. online: sent as the run goes on."""
+    """offline: files in the run folder, which `wandb sync` sends later. online: sent during the run."""
 
 
 class MlflowSettings(Strict):

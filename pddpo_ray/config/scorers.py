@@ -127,7 +127,7 @@ class ScorerJob(ScorerFit):
     base: str
     """Folder or hub name of the language model that it starts as."""
     rows: int | None = Field(None, ge=8)
-    """At most so many rows of the files, drawn by seed; null: all."""
+    """At most this number of rows of the files, drawn by seed; null: all."""
     means: Literal["helpful", "harmless", "both"] | None = None
     """What `chosen` stands for where the format does not tell; null: helpful for a reward, harmless for a cost."""
     columns: dict[str, str] = Field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Rows in memory as a file beside them, for what reads files and must find them again: a run that goes on later."""
+"""Rows in memory as a file beside them, for what reads files and must find them again: a run that is resumed later."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class PreparedRealText:
     unsafe: Mapping[str, bool] = field(default_factory=dict)
     """By answer id, where its row says whether it is safe."""
     held_out: tuple[LabelledPair, ...] = ()
-    """Pairs of prompts that are in neither of the above, for whoever judges the policies."""
+    """Pairs of prompts that are in neither of the above, on which the policies are judged."""
     certification: tuple[Prompt, ...] = ()
     """Prompts that are in none of the above: certificates alone draw them."""
     sets: PromptSets | None = None
@@ -307,6 +307,6 @@ def _pairs(
 
 
 def _drawn(items: Sequence[Item], count: int, seed: int) -> list[Item]:
-    """At most so many, drawn by seed, in their order."""
+    """At most `n`, drawn by seed, in their order."""
     chosen = np.random.default_rng([seed, len(items)]).permutation(len(items))[:count]
     return [items[index] for index in sorted(chosen)]

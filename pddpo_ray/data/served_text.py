@@ -29,9 +29,9 @@ def served_texts(
 ) -> tuple[tuple[Prompt, ...], tuple[LabelledPair, ...]]:
     """Users' prompts but for those that say the same as one of `apart`, and the pairs that their verdicts make.
 
-    What certificates draw, what judges the policies and what counts refusals stays apart from training, whoever sends
-    it: somebody who knows those prompts could otherwise have a run trained on them. A prompt that the run asks anyway,
-    or that another user sent too, is there once.
+    What certificates draw, what judges the policies and what counts refusals stays apart from training, also if a user
+    sends them: a user who knows those prompts could otherwise have a run trained on them. A prompt that the run asks
+    anyway, or that another user sent too, is there once.
     """
     known = {prompt.token_ids for prompt in own}
     forbidden = {normal(prompt.turns) for prompt in apart}

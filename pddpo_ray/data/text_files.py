@@ -12,7 +12,7 @@ from pddpo_ray.data.problems import Fault, Limits, Row
 CHUNK = 1 << 16
 BOM = b"\xef\xbb\xbf"
 RECORD_LINES = 1000
-"""A quoted CSV cell may run over so many lines; beyond, its quote was never closed."""
+"""Most lines of a quoted CSV cell; beyond, its quote was never closed."""
 
 
 def json_lines(file: BinaryIO, limits: Limits) -> Iterator[Row | Fault]:

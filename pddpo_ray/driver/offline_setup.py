@@ -19,7 +19,7 @@ from pddpo_ray.records import Decoding, LabelledPair, Pair, Prompt, Response, Ve
 from pddpo_ray.theory.seeds import generator
 
 WHOLE_POOL_ROUNDS = 4
-"""Pools of all prompts are drawn before the first round where so many rounds ask as many prompts as there are."""
+"""Pools of all prompts are drawn before the first round where these rounds ask as many prompts as there are."""
 CALIBRATION = "calibration"
 LEFT_OUT = "rows-left-out"
 OFFLINE_TOP_P = 0.9
@@ -182,7 +182,7 @@ def answers_to_measure(config: Config, journal: Journal, backends: Backends, onl
     """The answers whose measured values teach before a policy has any: those of the offline pairs, or the reference's
     own where the pairs are other people's texts.
 
-    A policy learns from other people's texts what they would have said, and goes on with what it says itself. Its own
+    A policy learns from other people's texts what they would have said, and then from its own answers. Its own
     answers are there already, drawn for the features. Sources that cost something (people, judges, endpoints) keep to
     the pairs.
     """
@@ -202,7 +202,7 @@ def answers_to_measure(config: Config, journal: Journal, backends: Backends, onl
 
 
 def offline_answers(pairs: int, prompts: int) -> int:
-    """Answers per prompt for so many pairs: a quarter more, since two equal ones make no pair."""
+    """Answers per prompt for a number of pairs: a quarter more, since two equal answers make no pair."""
     return 2 * math.ceil(1.25 * pairs / prompts)
 
 

@@ -22,7 +22,7 @@ def load_recipe(
 
     `rows` are data in memory, lists or `datasets.Dataset`, by the key that names their files: {"data.helpful": pairs,
     "data.harmless": more, "data.prompts": ["How do I clean a burnt pan?"], "prompts.red_team.files": asked}. They are
-    kept as files in `keep`, one for each content, since a run that goes on later reads them again.
+    kept as files in `keep`, one for each content, since a resumed run reads them again.
 
     Raises UserError for a key that the recipe has not, with the nearest one, and for what `pddpo train` refuses.
     """

@@ -1,4 +1,4 @@
-"""Anybody's checkpoint as a model in memory: a folder, a hub name, a version of a run, or a LoRA adapter on its base.
+"""Any checkpoint as a model in memory: a folder, a hub name, a version of a run, or a LoRA adapter on its base.
 
 Everything that was not read from the files is a reason to refuse: a model with weights made up at loading has no score.
 """
@@ -26,7 +26,7 @@ class Checkpoint:
     tokenizer: Any | None
     tokenizer_folder: Path | None
     temperature: float | None = None
-    """The policy's, as the run states it whose version this is; None for anybody else's model."""
+    """The policy's, as stated by the run whose version this is; None for any other model."""
 
 
 def load_checkpoint(place: str, base: str | None = None) -> Checkpoint:

@@ -105,7 +105,7 @@ def _of_run(run: Path, version: str) -> Path:
 def has_own_names(folder: Path) -> bool:
     """Whether the tensors in a folder have the names that their model gives them, which an engine asks for.
 
-    GPT-2's makers left out the first part of each; transformers mends that when it loads.
+    GPT-2's makers left out the first part of each; transformers corrects that when it loads.
     """
     model, stored = model_tensors(folder), set(stored_shapes(folder))
     return set(model.shapes) <= stored <= set(model.shapes) | model.tied

@@ -94,7 +94,7 @@ def _pair(example: Example) -> HeldOutPair:
 
 
 def _drawn(items: Sequence[Item], limit: int | None, generator: np.random.Generator) -> list[Item]:
-    """All of them, or so many by chance, in their order."""
+    """All of them, or a number by chance, in their order."""
     if limit is None or limit >= len(items):
         return list(items)
     return [items[index] for index in sorted(generator.choice(len(items), limit, replace=False))]

@@ -120,7 +120,7 @@ class AnswerScores:
         answers_a_step: int,
         schedule: Schedule = NO_SCHEDULE,
     ) -> None:
-        """`limits` and `schedule` as for `LimitController`; `journal` is made, or gone on with.
+        """`limits` and `schedule` as for `LimitController`; `journal` is made, or continued.
 
         Raises UserError as it does, and where one of the two files lies there without the other.
         """

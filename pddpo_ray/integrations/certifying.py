@@ -4,7 +4,7 @@
     out/artifacts/        the weights that were certified
     out/certificate.json  the newest decision; `pddpo certificate verify` computes it again
 
-Nothing is known of how the policy was trained, so nothing is said about it.
+Nothing is known of how the policy was trained, so the certificate states nothing about it.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def certify_saved(
     """Puts a policy in `out` to the test: its line of the ledger there, and the certificate that is written.
 
     `policy` is final, checkpoint-N or last; `budget` draws for each limit at most; `bounds` are other bounds than the
-    file's, by the limit's name. Asked again, it goes on where it stopped. Raises UserError for what is not certifiable.
+    file's, by the limit's name. Asked again, it resumes where it was. Raises UserError for what is not certifiable.
     """
     config = _config(question)
     name, folder = policy_folder(out, policy)

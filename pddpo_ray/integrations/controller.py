@@ -84,7 +84,7 @@ class LimitController:
         schedule: Schedule = NO_SCHEDULE,
     ) -> None:
         """`limits` are a file's path, or what stands under `limits:` in one. `journal` is a file of JSON lines that is
-        made, or gone on with: the multipliers are then those of its last step.
+        made, or continued: the multipliers are then those of its last step.
 
         Raises UserError for a limit that a step's answers cannot measure, and for a journal of other limits.
         """
@@ -187,7 +187,7 @@ class LimitController:
         return lines
 
     def warn(self) -> None:
-        """Logs what `messages` says; a line that stood after the step before is not said again."""
+        """Logs what `messages` says; a line logged after the previous step is not logged again."""
         told = self.messages()
         for line in told:
             if line not in self._told:
@@ -195,7 +195,7 @@ class LimitController:
         self._told = told
 
     def rewind(self, step: int) -> None:
-        """Goes back to what was known before `step` was observed: a checkpoint of that step is gone on with."""
+        """Goes back to what was known before `step` was observed: a checkpoint of that step is resumed."""
         before: list[Mapping[str, Any]] = []
         if self._journal is not None:
             before = [line for line in _steps_that_count(whole_lines(self._journal)[1:]) if line["step"] < step]

@@ -1,4 +1,4 @@
-"""Limits beside a trainer that draws no answers of its own, such as TRL's DPOTrainer: measured every so many steps.
+"""Limits beside a trainer that draws no answers of its own, such as TRL's DPOTrainer: measured every few steps.
 
     watch = LimitWatch("limits.yaml", prompts, every=50, journal=Path(args.output_dir) / "limits.jsonl")
     watch.attach(trainer)

@@ -47,9 +47,9 @@ annotator = table(
     Column("hourly_rate", Float),
 )
 """`languages`: codes with commas between, none for who did not say; they are asked in every language. `held`: a lead
-looks at the person's answers, which count no more until then. `harmful_cap`: so many answers that a person calls unsafe
-in a day are enough; after them come mild questions alone. `hourly_rate`: pay per hour, null where the default of
-whoever saves the work applies.
+looks at the person's answers, which count no more until then. `harmful_cap`: the most answers a person calls unsafe
+in a day are enough; after them come mild questions alone. `hourly_rate`: pay per hour, null where the default
+given when the work is saved applies.
 
 People and the trainer's service token. Pseudonymous: a handle and the hash of a random token."""
 
@@ -171,7 +171,7 @@ task = table(
     Index("ix_task_offer", "question_round", "balance", "priority", "id", "risk", "language"),
 )
 """One question; `asks` is its text where a limit has one of its own, `low` and `high` bound a number, `language` is the
-code of the language that one has to know for it (null: everybody is asked), `turns` the role and text of each turn
+code of the language that one has to know for it (null: all people are asked), `turns` the role and text of each turn
 where its prompt is a conversation. `seats` and `leased` count rows of the tables below; `state` is open, satisfied,
 blocked or dropped (it is asked no more, and its batch does without the labels that it lacks).
 

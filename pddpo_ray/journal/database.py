@@ -145,7 +145,7 @@ def empty_write_ahead_log(engine: Engine) -> None:
 
 def upgrade(engine: Engine) -> None:
     """Brings the schema to HEAD: a new database gets today's tables, an older one the revisions that it lacks, in one
-    transaction. Servers and drivers of its generation go on meanwhile: they wait, and nothing of theirs fails.
+    transaction. Servers and drivers of its generation keep running: they wait, and nothing of theirs fails.
 
     Raises UserError for a schema that newer software wrote and this one cannot use, and if tables stay locked.
     """

@@ -86,8 +86,8 @@ def demand_original(folder: Path, reader: JournalReader, journal: str | Path | N
         return
     where = home["path"] if home["host"] == here["host"] else f"{home['path']} on {home['host']}"
     raise DecisionNeeded(
-        f"{folder} is a copy of the run in {where}, which may go on there; `pddpo train` with the copy's recipe, --run"
-        " and --resume --new-id makes it a run of its own"
+        f"{folder} is a copy of the run in {where}, which may be running; `pddpo train --run {folder} --resume"
+        " --new-id` makes it a run of its own"
     )
 
 

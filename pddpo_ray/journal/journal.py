@@ -5,7 +5,7 @@
             count = journal.once("sample", sample_and_add)      # runs once per (run, round, phase), kill -9 or not
 
 What a phase writes is kept in memory and committed together with its end, in one short transaction: there is no state
-in between, and the annotation page can write to the same database while a fit of minutes goes on.
+in between, and the annotation page can write to the same database during a fit of minutes.
 """
 
 from __future__ import annotations

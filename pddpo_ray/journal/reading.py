@@ -22,7 +22,7 @@ Json = Any
 
 
 class JournalReader:
-    """One run of a database. The run may go on meanwhile: each query sees a state between two of its commits."""
+    """One run of a database. The run may be in progress: each query sees a state between two of its commits."""
 
     def __init__(self, engine: Engine, run_id: str) -> None:
         self.engine = engine

@@ -102,7 +102,7 @@ class RunEntry:
 
 @dataclass(frozen=True)
 class JournalEvent:
-    """Told to a listener while a run goes on: `what` is round-started, phase-started, phase-finished, phase-reused or
+    """Told to a listener during a run: `what` is round-started, phase-started, phase-finished, phase-reused or
     round-finished; `seconds` is 0 at a start."""
 
     what: str

@@ -239,5 +239,5 @@ api_key = table(
     Column("expires_ms", BigInteger),
     Column("consented", Boolean, nullable=False, server_default=text("false")),
 )
-"""Keys of the served endpoint; only hashes are stored. `consented`: whoever it is for agreed that training may learn
+"""Keys of the served endpoint; only hashes are stored. `consented`: its user agreed that training may learn
 from what they send."""

@@ -30,7 +30,7 @@ class Store:
     threads of a process wait here instead. One of them leads: it runs the work of all waiting threads in one
     transaction, with one flush to disk. Threads that arrive meanwhile form the next transaction.
 
-    Ctrl-C meets the main thread alone, at any line, and a lead that it dropped would hold up everybody. So the main
+    Ctrl-C meets the main thread alone, at any line, and a lead that it dropped would hold up all others. So the main
     thread has its writes done by another and only waits: what it gives up waiting for is stored whole, or not at all.
     """
 

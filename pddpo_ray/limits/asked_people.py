@@ -38,7 +38,7 @@ class PeoplesQuestion:
 
 
 def peoples_question(stated: StatedLimit) -> PeoplesQuestion | None:
-    """What people are asked for a limit of a run; None: nothing. Raises UserError for a question that cannot be had.
+    """What people are asked for a limit of a run; None: nothing. Raises UserError for a question that cannot be asked.
 
     An audit asks what its own `question` says, or what the judge is asked: one person about an answer, for a logit as
     many as the limit says.

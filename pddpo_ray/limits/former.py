@@ -126,7 +126,7 @@ def _entry(recipe: Tree, cost: str, constraint: Tree, below: Tree) -> dict[str, 
 
 
 def _source(recipe: Tree, cost: str) -> dict[str, Any]:
-    """Who labels: whoever gives `feedback`."""
+    """Who labels: the labeller that `feedback` names."""
     kind = at(recipe, ("feedback", "kind")) or "world"
     return {"world": cost} if kind == "world" else dict(LABELLERS.get(str(kind), {}))
 

@@ -23,7 +23,7 @@ WORKER = Path(__file__).with_name("function_worker.py")
 
 
 def function_source(where: str, name: str, scale: Scale, folder: Path, seconds: float = ANSWER_SECONDS) -> Source:
-    """A function called as name(prompt, response, row), `seconds` an answer. Raises UserError if it cannot be had.
+    """A function called as name(prompt, response, row), `seconds` an answer. Raises UserError if it cannot be found.
 
     Its module may lie in `folder`, in the working directory, or where Python finds modules.
     """

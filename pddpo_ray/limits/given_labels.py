@@ -21,7 +21,7 @@ def people_source(
     wins: bool = False,
     bounds: tuple[float, float] | None = None,
 ) -> Source:
-    """The share of an answer's labels that say yes, with `labels_each` of exactly so many; of `wins` the share that
+    """The share of an answer's labels that say yes, with exactly `labels_each` of them; of `wins` the share that
     call it better than the reference's (a tie is a half), with `bounds` the mean of numbers within them."""
     words = WINS if wins else WORDS
     example = "true"

@@ -411,7 +411,7 @@ def _audit_fits(stated: StatedLimit) -> None:
     if stated.source.kind == "people":
         raise UserError(f"{where}: audited_by corrects another source than people; leave it out")
     if quantity.kind == "kl":
-        raise UserError(f"{where}: nobody can see a distance to the reference; leave audited_by out")
+        raise UserError(f"{where}: people cannot judge a distance to the reference; leave audited_by out")
     if quantity.versus == "reference":
         raise UserError(
             f"{where}: people see one answer, or say which of two is better; a difference to the reference is"

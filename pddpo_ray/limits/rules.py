@@ -82,7 +82,7 @@ def empty(answer: str) -> bool:
 def repeats(answer: str) -> float:
     """Share of four-word runs that occurred before in the answer; 0 for shorter answers.
 
-    repeats("go on and on and on and on") = 0.4: two of its five runs were there before
+    repeats("read on and on and on and on") = 0.4: two of its five runs were there before
     """
     parts = answer.lower().split()
     runs = [tuple(parts[start : start + 4]) for start in range(len(parts) - 3)]

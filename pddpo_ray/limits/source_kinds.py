@@ -30,7 +30,7 @@ class SourceKind(Extension):
     verdicts: bool = True
     """Whether it can say yes or no about an answer, so that a rate can be taken of it."""
     files: tuple[str, ...] = ()
-    """Keys whose values may be files: those that lie beside the recipe are found there."""
+    """Keys whose values may be files: those in the recipe's folder are found there."""
 
 
 RULE = SourceKind(f"{OPENERS}:open_rule", options=("tokenizer", "is"), scale=VERDICT)

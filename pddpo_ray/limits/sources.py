@@ -89,7 +89,7 @@ class Source:
     def values(self, answers: Sequence[Answer]) -> list[float | Unmeasured]:
         """One value per answer. An exception, a wrong type, NaN or a value outside the bounds is no number.
 
-        Errors that say what a person must mend (a wrong key, an unknown model) are raised.
+        Errors that a person must fix (a wrong key, an unknown model) are raised.
         """
         try:
             measured = list(self.measure(answers))
@@ -223,7 +223,7 @@ def ask(
     if asking.failed is not None and len(failures) > asking.failed * len(chosen):
         raise RunError(
             f"limit {limit}: {source.name} gave no number for {len(failures)} of {len(chosen)} answers, more than the "
-            f"{100 * asking.failed:g} % that may fail; {reasons[0]}; mend the source or raise `failed`"
+            f"{100 * asking.failed:g} % that may fail; {reasons[0]}; fix the source or raise `failed`"
         )
     return Measured(source.name, source.version, tuple(values), reasons[:SHOWN_REASONS])
 

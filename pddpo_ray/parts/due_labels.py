@@ -30,7 +30,7 @@ class LateFeedback(Protocol):
 
 
 class DueLabels:
-    """Satisfies contracts.Due, with labels up to `rounds_late` rounds late in a run of so many `rounds`.
+    """Satisfies contracts.Due, with labels up to `rounds_late` rounds late in a run of `rounds` rounds.
 
     While the caller handles what is yielded, the journal's round is the one that asked.
     """

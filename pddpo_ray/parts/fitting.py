@@ -295,7 +295,7 @@ def older_rows(refit: Refit, round_: int, new: int, logdets: Mapping[int, float]
 
 
 def with_steps(settings: Fit, rows: int) -> Fit:
-    """The settings with their epochs turned into steps over so many rows; as they are where steps are given."""
+    """The settings with their epochs turned into steps over a number of rows; unchanged where steps are given."""
     if settings.epochs is None:
         return settings
     steps = max(1, math.ceil(settings.epochs * rows / settings.batch_pairs))
@@ -316,7 +316,7 @@ def previous_fit(entries: Sequence[VersionEntry], stage: str, link: int) -> Vers
 def start_of(
     objective: Objective, previous: VersionEntry | None, versions: Mapping[int, PolicyVersion], plan: FitPlan
 ) -> Start:
-    """Where a fit begins. A reward fit goes on from the last one; a cost fit as the plan's warm start says."""
+    """Where a fit begins. A reward fit starts from the last one; a cost fit as the plan's warm start says."""
     if previous is None or (objective.stage == "cost" and plan.trainer.warm_start == "reward"):
         return Start(objective.base)
     if objective.stage == "reward" or plan.trainer.warm_start == "previous":

@@ -1,4 +1,4 @@
-"""Estimates from labels of single answers by whoever gives feedback: of the paper's cost and others of its kind."""
+"""Estimates from the feedback's labels of single answers: of the paper's cost and others of its kind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Estimate = Callable[[Sequence[SafetyLabels]], CostEstimate]
 class LabelEstimates:
     """Labels and estimates of the limits of these names. `labels_each` are M of the paper.
 
-    `window`: adaLag's estimate is the mean of so many newest labelled answers of all rounds so far, the journal being
+    `window`: adaLag's estimate is the mean of this many newest labelled answers of all rounds so far, the journal being
     its memory; None: of the round's own.
     """
 
@@ -31,7 +31,7 @@ class LabelEstimates:
         self._labels_each, self._window = labels_each, window
 
     def open(self, answers: Sequence[Response]) -> None:
-        """Whoever labels the answers, for any limit, may begin; nobody waits for the labels yet."""
+        """Labellers of the answers, for any limit, may begin; nothing waits for the labels yet."""
         if self._names:
             self._feedback.open_safety(answers, self._labels_each)
 

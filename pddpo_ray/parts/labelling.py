@@ -47,7 +47,7 @@ class FeedbackController:
         self._excluded = excluded
 
     def open_safety(self, items: Sequence[Response], labels_each: int) -> None:
-        """Puts the safety questions of every constraint to its labeller, if that one can begin before anybody waits.
+        """Puts the safety questions of every constraint to its labeller, if that one can begin before the run waits.
 
         `safety` with the same items collects the labels. Without this call they are the same, only later.
         """
@@ -60,7 +60,7 @@ class FeedbackController:
         return self._arrived(lambda name, one: one.safety_arrived(items, labels_each, self._safety_seed(name)))
 
     def open_comparisons(self, pairs: Sequence[Pair]) -> None:
-        """Puts the questions that `compare` collects to labellers that can begin before anybody waits."""
+        """Puts the questions that `compare` collects to labellers that can begin before the run waits."""
         for name, labeller in self._labellers.items():
             if isinstance(labeller, LateLabeller) and not self._journal.is_finished("compare"):
                 labeller.open_compare(pairs, self._compare_seed(name))
@@ -76,7 +76,7 @@ class FeedbackController:
     def safety(self, items: Sequence[Response], labels_each: int, name: str) -> list[SafetyLabels]:
         """Exactly `labels_each` safe-or-unsafe labels of every item under the cost of this name.
 
-        Raises RunError that names the items that lack labels.
+        Raises RunError that names the items without labels.
         """
         self._journal.once(self._safety_phase(name), lambda: self._collect_safety(items, labels_each, name))
         return self._journal.safety(self._journal.round, name)

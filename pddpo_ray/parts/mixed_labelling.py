@@ -48,7 +48,7 @@ class Asking:
 
     part_of: Callable[[], str] = lambda: ""
     """Ends the name of a batch where a round has several."""
-    go_on: str = "pddpo train ... --resume"
+    go_on: str = "pddpo train --run RUN --resume"
     """The command that collects the labels of a run that has parked."""
 
 

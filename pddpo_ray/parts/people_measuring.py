@@ -96,7 +96,7 @@ def people_of_limits(
     journal: Journal,
     held: Sequence[HeldLimit],
     categories_of: Mapping[str, Sequence[str]],
-    go_on: str = "pddpo train ... --resume",
+    go_on: str = "pddpo train --run RUN --resume",
 ) -> PeopleOfLimits | None:
     """Who asks people about the limits of a run; None: nobody has to be asked.
 
@@ -136,7 +136,7 @@ class PeopleOfLimits:
         config: Config,
         *,
         risk_of: RiskOf | None = None,
-        go_on: str = "pddpo train ... --resume",
+        go_on: str = "pddpo train --run RUN --resume",
     ) -> None:
         self._journal, self._stated, self._acting, self._risk_of = journal, tuple(stated), tuple(acting), risk_of
         self._cost_max, self._seed = config.dual.cost_max, config.seed
@@ -173,7 +173,7 @@ class PeopleOfLimits:
     # --- in a round -----------------------------------------------------------------------------------------------
 
     def asked(self, *, for_estimates: bool) -> bool:
-        """Whether anybody is asked about answers of the estimates, or about those that only teach."""
+        """Whether people are asked about answers of the estimates, or about those that only teach."""
         return bool(self._questions if for_estimates else self._budgeted)
 
     def of_round(
@@ -254,8 +254,8 @@ class PeopleOfLimits:
     ) -> tuple[dict[int, float], dict[int, list[int]]]:
         """By audited limit, the chance of an answer to be shown to people, and the rows that are.
 
-        Where the rounds certify mixtures, so many of all answers are drawn, so that the chance is the same in every
-        round, and those without a number by the machine are not asked about.
+        Where the rounds certify mixtures, the answers asked about are drawn from all, so that the chance is the same
+        in every round, and those without a number by the machine are not asked about.
         """
         chances, asked = {}, {}
         for column in self._questions:

@@ -82,7 +82,7 @@ class Preferences:
         return rows + [replace(row, weight=weight) for row in theirs]
 
     def extend(self, labelled: Sequence[LabelledPair]) -> None:
-        """The pairs of this round, all at once, also stored as an Arrow shard. Said again, nothing is doubled."""
+        """The pairs of this round, all at once, also stored as an Arrow shard. Called again, nothing is doubled."""
         number = self._journal.round
         self._journal.once("preferences", lambda: self._store_shard(number, labelled))
         others = [(other, item) for other, item in self._labelled if other != number]

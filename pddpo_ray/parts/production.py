@@ -1,6 +1,6 @@
 """What users of the endpoint gave, in the rounds of the run that they use: a share of its prompts, and pairs.
 
-Both are journalled by name alone, so that a killed round goes on with the same ones and a withdrawn text is nowhere.
+Both are journalled by name alone, so that a killed round continues with the same ones and a withdrawn text is nowhere.
 Certificates draw from the recipe's own prompts, which this part never adds to.
 """
 
@@ -21,7 +21,7 @@ PROMPTS, VERDICTS = "served-prompts", "verdicts"
 class WithUsersPrompts:
     """Satisfies contracts.Prompts: `share` of all prompts that are drawn are users', the others those of `own`.
 
-    Users' prompts take turns: whoever was drawn least comes next, and by seed among those. A draw has each at most
+    Users' prompts take turns: the user drawn least often comes next, and by seed among those. A draw has each at most
     once; where there are too few, `own` gives the rest.
     """
 

@@ -129,7 +129,7 @@ class Turns:
 
 
 def spread(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
-    """At most so many different prompts, spread over them."""
+    """At most `n` different prompts, spread over them."""
     different = list({prompt.id: prompt for prompt in prompts}.values())
     chosen = np.unique(np.linspace(0, len(different) - 1, min(count, len(different))).round().astype(int))
     return [different[index] for index in chosen]

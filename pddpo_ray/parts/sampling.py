@@ -1,7 +1,7 @@
 """Rollouts as the pages see them: answers from policies whose delivery was verified, the same on one engine or many.
 
 The seed of a prompt decides its draws, so neither the number of engines nor the size of a batch changes anything.
-Samples are in the journal before anybody labels them; as many come back as were asked for, or the run stops.
+Samples are in the journal before they are labelled; as many come back as were asked for, or the run stops.
 """
 
 from __future__ import annotations

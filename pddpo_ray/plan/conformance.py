@@ -1,4 +1,4 @@
-"""Does a model go the whole way that a run takes it? Every step is done once, with the run's own parts.
+"""Runs every step of a training run once for a given model, with the run's own parts.
 
 load    the checkpoint, as the run's reference in a store of its own
 render  a question as the model's own template and tokenizer see it

@@ -185,7 +185,7 @@ def check_python(facts: Facts) -> list[Finding]:
     if facts.python < TESTED_PYTHON:
         return [Finding("python", "fail", seen, "use Python 3.11: `make setup PYTHON=python3.11`")]
     if facts.python > TESTED_PYTHON:
-        advice = "3.11 is the tested version; where no vLLM can be had, set rollout.engine=transformers"
+        advice = "3.11 is the tested version; where vLLM does not install, set rollout.engine=transformers"
         return [Finding("python", "warn", seen, advice)]
     return [Finding("python", "ok", seen)]
 
@@ -328,7 +328,7 @@ def check_ray(facts: Facts) -> list[Finding]:
     else:
         findings.append(Finding("ray", "ok", f"RAY_ADDRESS={ray.address}"))
     if ray.address and ray.auth_mode != "token":
-        advice = "set RAY_AUTH_MODE=token on the cluster and here: whoever reaches Ray can run code"
+        advice = "set RAY_AUTH_MODE=token on the cluster and here: anyone who reaches Ray can run code"
         findings.append(Finding("ray token", "warn", f"RAY_AUTH_MODE={ray.auth_mode or 'unset'}", advice))
     if ray.auth_mode == "token" and not ray.token_in_environment:
         if ray.token_mode is None:

@@ -362,7 +362,7 @@ def stored_bytes(config: Config, shape: ModelShape | None) -> float:
     """Artifacts of the whole run: the reference, one reward policy and one policy per round, scorers that are trained.
 
     Adapters are float32; whole weights are made of the newest of them for the engines. A whole version in bfloat16 has
-    its float32 masters beside it while a fit may go on from them.
+    its float32 masters beside it while a fit may start from them.
     """
     if shape is None:
         return 0.0

@@ -87,7 +87,7 @@ def _why_left(stated: StatedLimit, trained: bool, answers: int) -> str:
     """Why a dry run cannot say what is reachable under a limit on texts; empty where it can."""
     kind = stated.source.kind
     if stated.asks_people:
-        return "it is about people's labels, whom nobody has asked yet"
+        return "it is about people's labels, which are not there yet"
     of_reference = kind in ("world", "reference") or stated.limit.quantity.versus is not None
     if of_reference and not trained:
         return f"it depends on the reference, which is trained when the run begins; {LEFT}"

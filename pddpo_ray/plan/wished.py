@@ -141,7 +141,7 @@ def _rollout(given: Given, prompt: int, longest: int, answer: int) -> Section:
     return section | {
         "engines": (len(gpus), "one a GPU"),
         "gpu_memory": (round(share, 2), "share of a GPU for weights and cache while it samples"),
-        "canary_tolerance": (0.02, "log-probabilities in bfloat16 differ by so much"),
+        "canary_tolerance": (0.02, "how far log-probabilities in bfloat16 may differ"),
     }
 
 

@@ -67,7 +67,7 @@ def prompts_of(config: Config) -> int:
 
 
 def work_before(config: Config, prompts: int) -> Work:
-    """What is done once, before the first round, with so many different prompts."""
+    """What is done once, before the first round, with a number of different prompts."""
     if config.policies != "language models":
         return Work()
     return _with_scorecard(config, _work_before(config, prompts), prompts, first=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pddpo_ray.report.run_data import RunData, from_files, read_run
+from pddpo_ray.report.answers_shown import from_files
+from pddpo_ray.report.run_data import RunData, read_run
 from pddpo_ray.report.sections import FOLDED, SECTIONS
 from pddpo_ray.report.shell import page
 from pddpo_ray.report.text import both_ends, escape, number, prose, seconds
@@ -57,7 +58,7 @@ def _state(run: RunData) -> str:
     where = f"; in round {run.finished + 1} these phases are done: {escape(', '.join(done))}" if done else ""
     return (
         f'<span class="state open">unfinished</span> {rounds} are done{where}. '
-        "The run is active, waits for labels, or was stopped; <code>pddpo train … --resume</code> continues it."
+        "The run is active, waits for labels, or was stopped; <code>pddpo train --run RUN --resume</code> continues it."
     )
 
 

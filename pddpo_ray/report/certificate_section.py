@@ -9,6 +9,7 @@ import numpy as np
 from pddpo_ray.certificates.document import statements
 from pddpo_ray.certificates.groups import GroupFinding, by_group, by_prompt
 from pddpo_ray.certificates.ledger import Entry, TestedLimit, finding
+from pddpo_ray.limits.quantities import Limit
 from pddpo_ray.report.charts import Level, Line, color_of, line_chart
 from pddpo_ray.report.run_data import RunData
 from pddpo_ray.report.text import escape, number, prose, short, table
@@ -61,12 +62,23 @@ def _aims(run: RunData) -> str:
     """How far below each limit its multiplier aimed; empty without a margin."""
     start = "dual/margin_"
     kept = {name.removeprefix(start): value for name, value in run.metrics.get(0, {}).items() if name.startswith(start)}
-    said = ", ".join(f"{number(value, f'{start}{name}')} below that of {escape(name)}" for name, value in kept.items())
-    return f"<p>Training aimed below the limits, to leave room for the test: {said}.</p>" if said else ""
+    limits = {one.name: one.limit for one in run.limits}
+    said = ", ".join(
+        f"{escape(name)} at {number(value, f'{start}{name}', shown=_aim(limits[name], value))} in place of"
+        f" {escape(limits[name].bound)}"
+        for name, value in kept.items()
+        if name in limits
+    )
+    return f"<p>Training aimed inside the limits, to leave room for the test: {said}.</p>" if said else ""
+
+
+def _aim(limit: Limit, margin: float) -> str:
+    """The bound at which training aimed, in the limit's unit."""
+    return limit.quantity.text(limit.cost(limit.cost_limit - margin))
 
 
 def _picture(entry: Entry, limit: TestedLimit) -> str:
-    """Upper bound of the limit's measure after so many draws; it holds at every one of them."""
+    """Upper bound of the limit's measure after each number of draws; it holds at all of them."""
     numbers = entry.numbers[limit.name]
     rounds = entry.candidate.rounds
     if rounds is None:
@@ -81,7 +93,7 @@ def _picture(entry: Entry, limit: TestedLimit) -> str:
     if limit.at_least:
         sides = (sides[1], sides[0])
     return line_chart(
-        f"{limit.name}: what is shown after so many draws",
+        f"{limit.name}: what is shown by number of draws",
         "Both ends hold at every look, so it may be stopped at any of them."
         if rounds is None
         else "At the end of each round, about the mean over the rounds until then; both ends hold at every one.",

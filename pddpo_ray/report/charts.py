@@ -32,9 +32,9 @@ LEFT, RIGHT, TOP, BOTTOM = 52.0, 10.0, 14.0, 30.0
 OUTLIER = 6.0
 """A value this many times the middle half's width away from that half does not stretch the axis."""
 LABEL_ROWS = 4
-"""Values of neighbouring points outside the frame are written in so many rows."""
+"""Number of rows in which values of neighbouring points outside the frame are written."""
 MARKS = 60
-"""A curve of more points has a mark with a tooltip at so many of them."""
+"""Most points of a curve that have a mark with a tooltip."""
 HALO = "halo"
 """Class of texts that may lie over a curve."""
 

@@ -13,7 +13,7 @@ from pddpo_ray.report.trackers import RoundLog, TrackedRun, finite
 
 DATABASE = "mlflow.sqlite"
 RUN_ID = "mlflow-run.json"
-"""Which run of MLflow a run folder is, so that a resumed run goes on in it."""
+"""Which run of MLflow a run folder is, so that a resumed run continues in it."""
 AT_ONCE = 500
 """Most metrics that MLflow takes in one call (it refuses more than 1,000)."""
 

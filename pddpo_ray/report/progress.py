@@ -1,4 +1,4 @@
-"""What watches a run while it goes on, fed by the run's events: progress on the screen, and trackers.
+"""What watches a run in progress, fed by the run's events: progress on the screen, and trackers.
 
 On a terminal the progress is a panel that redraws itself, with one permanent line per finished round above it.
 Elsewhere (a log file, a Ray job) it is that line, one for each piece of work before round 1 as it begins, and one for
@@ -30,7 +30,7 @@ from pddpo_ray.report.text import seconds, short
 from pddpo_ray.report.trackers import TrackedRun, opened
 from pddpo_ray.scorecard.words import brief
 
-START_UP = "model, engine and sources come up"
+START_UP = "model, engine and sources start"
 LONG_S = 10.0
 """Seconds after which a log says that a phase of a round is done."""
 BEFORE: Mapping[str, str] = {
@@ -46,15 +46,15 @@ BEFORE: Mapping[str, str] = {
     "score-models": "reward and cost model are trained",
     "method-models": "the method's reward and cost model are trained",
     "scorers": "scores are fitted",
-    "offline": "offline pairs are taken in or labelled",
+    "offline": "offline pairs are read or labelled",
     "rows-left-out": "rows that are too long are counted",
-    "scorer-gate": "reward and cost model are held against labels",
-    "scorer-gate-limits": "score models of limits are looked at",
+    "scorer-gate": "reward and cost model are compared with labels",
+    "scorer-gate-limits": "score models of limits are checked",
     "machine-measure-offline": "machines measure the offline answers, before people do",
     "measure-offline": "the offline answers are measured for the limits",
     "measure": "answers are measured",
     "cut-answers": "answers that ran into the token limit are counted",
-    "reachable": "what the limits leave reachable is worked out",
+    "reachable": "what is reachable under the limits is computed",
     "whitening": "features are whitened",
     "preferences": "pairs are stored",
     "fit": "a policy is fitted",
@@ -165,7 +165,7 @@ class Progress:
 
 
 class LiveProgress(Progress):
-    """The same with a panel that redraws itself while the run goes on."""
+    """The same with a panel that redraws itself during the run."""
 
     def __init__(self, console: Console, clock: Callable[[], float]) -> None:
         super().__init__(lambda line: console.print(line, highlight=False), clock)

@@ -25,18 +25,12 @@ from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.limits.estimate import LimitEstimate
 from pddpo_ray.limits.of_recipe import stated_of, typed_limits
 from pddpo_ray.limits.quantities import Limit
-from pddpo_ray.records import PolicyVersion, Response, Verdict
-from pddpo_ray.scorecard.cards import ASKED, cards, trials_in
+from pddpo_ray.records import Response, Verdict
+from pddpo_ray.report.answers_shown import author, before_and_after, from_files, measured_words
+from pddpo_ray.scorecard.cards import cards, trials_in
 from pddpo_ray.scoring.held_out import Trials
 
 Series = list[tuple[int, float]]
-OF_THE_SCORECARD = (
-    "The scorecard's prompts, in its order: both policies answer with the same decoding and the same seeds, so that"
-    " what differs is what was learned. None is chosen by hand; marks of chat templates are left out."
-)
-FIRST_DRAWN = "The first sampled answer to each prompt, stored before anyone labelled it; none is chosen by hand."
-SAME_DECODING = "Both policies were sampled with the same decoding."
-OTHER_DECODING = "The two were drawn with different decodings: the reference's serve exploration."
 
 
 @dataclass(frozen=True)
@@ -121,7 +115,11 @@ class RunData:
     before: tuple[Response, ...]
     """Answers of the reference: those to the scorecard's prompts, or one per prompt."""
     after: tuple[Response, ...]
-    """Answers of the newest policy, likewise."""
+    """Answers of the released policy, else of the newest one, likewise."""
+    whose_after: str
+    """Whose these are: the released or the last policy, and its round."""
+    measured_answers: Mapping[str, Sequence[str]]
+    """What was measured of an answer, in words, by its id: values of limits, labels, scores of held-out models."""
     how_drawn: str
     """A sentence: which answers these are, and whether both were drawn with the same decoding."""
     scorecard: Mapping[int, Mapping[str, Any]]
@@ -129,7 +127,7 @@ class RunData:
     held_out_trials: Mapping[str, Trials]
     """How often each scorer of the scorecard was right."""
     ledger: tuple[Entry, ...]
-    """Everybody who was put to the test, asked about the recipe's limits, whatever each entered for."""
+    """All policies that were tested, on the recipe's limits, whatever each was entered for."""
     prompt_of_draw: Mapping[str, str]
     """Id of the prompt of each answer that was drawn for a certificate."""
     prompt_texts: Mapping[str, str]
@@ -257,7 +255,7 @@ class RunData:
         return newest if stated is None else stated
 
     def series(self, name: str) -> Series:
-        """[(round, value)] of a metric, without the rounds that lack it."""
+        """[(round, value)] of a metric, without the rounds that have no value."""
         every = ((number, values.get(name)) for number, values in sorted(self.metrics.items()) if number > 0)
         return [(number, value) for number, value in every if value is not None and math.isfinite(value)]
 
@@ -275,9 +273,17 @@ def read_run(run_dir: Path, journal: str | Path | None = None) -> RunData:
     with open_folder(run_dir, journal) as opened:
         versions = opened.versions()
         drawn = [answer for entry in read_ledger(opened) for answer in answers_of(opened, entry)]
-        bounds = {one.name: one.cost_limit for one in typed_limits(opened.recipe)}
         shown = int((opened.recipe.get("report") or {}).get("samples", 12))
-        before, after, how = _before_and_after(opened, shown)
+        limits = typed_limits(opened.recipe)
+        outcome = outcome_of(
+            opened,
+            limits,
+            run_dir,
+            policies=_policies(opened.recipe),
+            temperature=opened.recipe.get("policy", {}).get("temperature", 1.0),
+        )
+        bounds = {one.name: one.cost_limit for one in limits}
+        before, after, how = before_and_after(opened, shown, outcome.round)
         return RunData(
             name=run_dir.name,
             recipe=opened.recipe,
@@ -292,6 +298,8 @@ def read_run(run_dir: Path, journal: str | Path | None = None) -> RunData:
             answers=_shown_answers(opened),
             before=before,
             after=after,
+            whose_after=author(opened, after, outcome.round),
+            measured_answers=measured_words(opened, limits, [*before, *after]),
             how_drawn=how,
             scorecard=cards(opened),
             held_out_trials=trials_in(opened),
@@ -299,20 +307,9 @@ def read_run(run_dir: Path, journal: str | Path | None = None) -> RunData:
             prompt_of_draw={answer.id: answer.prompt.id for answer in drawn},
             prompt_texts={answer.prompt.id: answer.prompt.text for answer in drawn},
             sets_of_prompt=next((phase.payload for phase in opened.phases(like=SETS)), {}),
-            outcome=outcome_of(
-                opened,
-                typed_limits(opened.recipe),
-                run_dir,
-                policies=_policies(opened.recipe),
-                temperature=opened.recipe.get("policy", {}).get("temperature", 1.0),
-            ),
+            outcome=outcome,
             result=read_result(run_dir),
         )
-
-
-def from_files(recipe: Mapping[str, Any]) -> bool:
-    """Whether a stored recipe reads files of real text: in runs before 0.3 a world of kind none."""
-    return bool(recipe.get("data")) or (recipe.get("world") or {}).get("kind") == "none"
 
 
 def _policies(recipe: Mapping[str, Any]) -> Policies:
@@ -376,58 +373,6 @@ def _shown_answers(journal: JournalReader, each: int = 4) -> dict[int, list[Labe
             answer = LabelledAnswer(row.prompt, row.text, int(row.unsafe), row.labels)
             by_round.setdefault(row.round, []).append(answer)
     return by_round
-
-
-def _before_and_after(journal: JournalReader, most: int) -> tuple[tuple[Response, ...], tuple[Response, ...], str]:
-    """Answers of the reference and of the newest policy, and how they were drawn; the scorecard's, where it has any."""
-    before = journal.samples(0, ASKED)
-    after = next((own for entry in reversed(journal.policies) for own in [_asked(journal, entry)] if own), [])
-    if not before:
-        reference, alike = _of_reference(journal)
-        said = SAME_DECODING if alike else OTHER_DECODING
-        return _one_per_prompt(reference, most), _one_per_prompt(_of_newest(journal), most), f"{FIRST_DRAWN} {said}"
-    prompts = list(dict.fromkeys(one.prompt.id for one in before))[: max(most, 0)]
-    kept = [tuple(one for one in answers if one.prompt.id in prompts) for answers in (before, after)]
-    return kept[0], kept[1], OF_THE_SCORECARD
-
-
-def _asked(journal: JournalReader, policy: PolicyVersion) -> list[Response]:
-    """The policy's answers to the scorecard's prompts."""
-    (number,) = {entry.round for entry in journal.versions() if entry.version.number == policy.number}
-    return [one for one in journal.samples(number, ASKED) if one.policy_version == policy.number]
-
-
-def _of_reference(journal: JournalReader) -> tuple[list[Response], bool]:
-    """Answers of the reference, first those drawn as the policies are; whether there are such answers."""
-    settings = journal.recipe.get("rollout") or {}
-    plain = {"calibration", "proposal"} if settings.get("proposal_temperature", 1.0) == 1.0 else set()
-    ranked: list[tuple[int, Response]] = []
-    # Without a world the offline answers came from files: the reference did not write them.
-    of_files = from_files(journal.recipe)
-    for purpose in {phase.phase.removeprefix("pool-") for phase in journal.phases(0)} | plain | {"baseline"}:
-        if not (of_files and purpose == "offline"):
-            rank = 0 if purpose in plain else 1 if purpose == "baseline" else 2
-            ranked += [(rank, response) for response in journal.samples(0, purpose)]
-    if not ranked and not of_files:
-        ranked = [(2, response) for response in journal.samples(0)]
-    ranked = sorted(((rank, one) for rank, one in ranked if one.policy_version == 0), key=lambda item: item[0])
-    return [response for _, response in ranked], bool(ranked) and ranked[0][0] == 0
-
-
-def _of_newest(journal: JournalReader) -> list[Response]:
-    for policy in reversed(journal.policies):
-        rounds = [entry.round for entry in journal.versions() if entry.version.number == policy.number]
-        own = [response for response in journal.samples(rounds[0]) if response.policy_version == policy.number]
-        if own:
-            return own
-    return []
-
-
-def _one_per_prompt(responses: list[Response], most: int) -> tuple[Response, ...]:
-    chosen: dict[str, Response] = {}
-    for response in responses:
-        chosen.setdefault(response.prompt.id, response)
-    return tuple(sorted(chosen.values(), key=lambda response: response.prompt.id)[: max(most, 0)])
 
 
 def _number(value: Any) -> float | None:

@@ -17,7 +17,7 @@ from pddpo_ray.report.people_section import people
 from pddpo_ray.report.run_data import RunData, ShownLimit
 from pddpo_ray.report.scorecard_section import scorecard
 from pddpo_ray.report.scorer_section import scorers
-from pddpo_ray.report.text import both_ends, ends, escape, number, seconds, table
+from pddpo_ray.report.text import both_ends, ends, escape, number, prose, seconds, table
 from pddpo_ray.report.theory import assumptions, rate_so_far
 from pddpo_ray.text.templates import without_markup
 
@@ -153,7 +153,7 @@ def _prices(run: RunData) -> str:
     if not prices:
         return ""
     near = [other["text"] for limit in run.limits if (other := run.stated(limit, "neighbour"))]
-    said = "".join(f"<li>{escape(text)}</li>" for text in [*prices, *near])
+    said = "".join(f"<li>{prose(text)}</li>" for text in [*prices, *near])
     note = (
         "<p>f* is concave in the limit, so a multiplier times a change is the most that the change gains. The interval "
         "is the spread of the multiplier over the last half of the rounds; what the fits get wrong is not in it.</p>"
@@ -162,17 +162,19 @@ def _prices(run: RunData) -> str:
 
 
 def answers(run: RunData) -> str:
-    """The same prompts answered by the reference and by the newest policy."""
+    """The same prompts answered by the reference and by the policy that is shown, with what was measured of each."""
     before, after = by_prompt(run.before), by_prompt(run.after)
     cards = []
     for key in sorted({*before, *after}):
         prompt = (after.get(key) or before[key])[0].prompt
         parts = [f'<p><span class="who">prompt {escape(key)}</span>{escape(prompt.text) or escape(key)}</p>']
-        for who, answers in (("before (reference)", before.get(key, [])), ("after", after.get(key, []))):
+        for who, answers in (("before (reference)", before.get(key, [])), (run.whose_after, after.get(key, []))):
             for answer in answers:
-                version = f"{who}, policy version {number(answer.policy_version, 'policy_version')}"
                 said = escape(without_markup(answer.text))
-                parts.append(f'<p><span class="who">{version}</span><bdi>{said}</bdi></p>')
+                measured = "".join(
+                    f'<span class="mark">{escape(one)}</span>' for one in run.measured_answers.get(answer.id, ())
+                )
+                parts.append(f'<p><span class="who">{escape(who)}</span><bdi>{said}</bdi>{measured}</p>')
         cards.append(f'<div class="answer">{"".join(parts)}</div>')
     if not cards:
         return ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import math
+import re
 import unicodedata
 from collections.abc import Callable, Sequence
 
@@ -106,9 +107,13 @@ def both_ends(
 
 
 def table(headings: list[str], rows: list[list[str]], *, kind: str = "") -> str:
-    """A table of ready HTML cells that scrolls inside itself on a narrow screen."""
+    """A table of ready HTML cells. One of three columns or more stacks on a phone, each cell beside its heading."""
+    stacks = kind == "" and len(headings) > 2
     head = "".join(f"<th>{heading}</th>" for heading in headings)
-    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
+    names = [f' data-head="{re.sub("<[^>]*>", "", heading)}"' if stacks else "" for heading in headings]
+    lines = ("".join(f"<td{name}>{cell}</td>" for name, cell in zip(names, row, strict=True)) for row in rows)
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    kind = kind or ("stacks" if stacks else "")
     return (
         f'<div class="scroll"><table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
     )

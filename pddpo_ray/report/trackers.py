@@ -1,6 +1,6 @@
 """Who is told the numbers of every round: TensorBoard, Weights & Biases, MLflow, or a tracker of an installed package.
 
-A tracker that fails says so once; the run goes on without it.
+A tracker that fails says so once; the run continues without it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Told:
                 raise
             except Exception as error:
                 logger.warning(
-                    "tracker %s failed in round %d and is told no more: %s: %s",
+                    "tracker %s failed in round %d and gets no further numbers: %s: %s",
                     self._tracker, event.round, type(error).__name__, error,
                 )  # fmt: skip
                 self._log = None

@@ -53,7 +53,7 @@ def _exact(run: RunData, limit: ShownLimit) -> Figure:
     g = _of_released(run, f"{limit.prefix}exact/g_policy")
     value = run.value(limit, "last") if g is None else limit.amount(g)
     key = f"{limit.prefix}exact/value"
-    name = f"{_after(g)}, by the true scores"
+    name = f"{_after(run, g)}, by the true scores"
     return name, "" if value is None else number(value, key, shown=limit.text(value))
 
 
@@ -62,9 +62,10 @@ def _of_released(run: RunData, metric: str) -> float | None:
     return dict(run.series(metric)[:-1]).get(run.outcome.round or -1)
 
 
-def _after(released: float | None) -> str:
+def _after(run: RunData, released: float | None) -> str:
     """Whose number stands after training: what users get, else the last round's policy."""
-    return "last policy" if released is None else "released policy"
+    last = released is None and run.outcome.round != run.finished
+    return "last policy" if last else "released policy"
 
 
 def _certified(run: RunData, limit: ShownLimit, entry: Entry, tested: dict[str, TestedLimit]) -> str:
@@ -126,7 +127,7 @@ def _helpfulness(run: RunData) -> str:
     released = _of_released(run, "exact/f_policy")
     before, after, best = run.f("reference"), run.exact("f") if released is None else released, run.f("optimum")
     if after is not None:
-        names = (("before training", before), (_after(released), after), ("best possible under the limits", best))
+        names = (("before training", before), (_after(run, released), after), ("best possible under the limits", best))
         return _block("soft", "", "helpfulness", [(name, "" if f is None else number(f)) for name, f in names])
     figures = run.scorecard[max(run.scorecard)]["figures"] if run.scorecard else {}
     if "win_rate" not in figures:

@@ -1,4 +1,4 @@
-"""Weights & Biases through its own library: offline files in the run folder, or sent as the run goes on."""
+"""Weights & Biases through its own library: offline files in the run folder, or sent during the run."""
 
 from __future__ import annotations
 

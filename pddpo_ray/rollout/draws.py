@@ -8,7 +8,7 @@ from pddpo_ray.contracts import Count
 
 
 def counts(n: Count, prompts: int) -> list[int]:
-    """How many answers each of so many prompts gets. Raises ValueError unless there is one number per prompt."""
+    """How many answers each of a number of prompts gets. Raises ValueError unless there is one number per prompt."""
     each = [n] * prompts if isinstance(n, int) else list(n)
     if len(each) != prompts:
         raise ValueError(f"{len(each)} counts of answers for {prompts} prompts")

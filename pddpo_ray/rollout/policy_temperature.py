@@ -1,4 +1,4 @@
-"""The policy's temperature inside an engine: logits are divided where the model gives them, before anybody reads them.
+"""The policy's temperature inside an engine: logits are divided where the model gives them, before they are read.
 
 So every log-probability of the engine, of a prompt's tokens too, and everything that it samples is the policy's, for
 any architecture: tied or untied, with or without a bias in the head.

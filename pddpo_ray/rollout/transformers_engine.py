@@ -1,4 +1,4 @@
-"""The fallback engine: plain transformers, for machines on which vLLM cannot be had.
+"""The fallback engine: plain transformers, for machines without vLLM.
 
 The same distribution as vLLM's, from other noise: one generator per answer and one exponential variate per word and
 position. Prompts are read in groups of similar length, each once for all of its answers; the answers of a batch are
@@ -200,7 +200,7 @@ class _Batch:
         return logits
 
     def choose(self, rows: Sequence[int]) -> None:
-        """Go on with these texts, in this order; one that is named several times goes on as several."""
+        """Continue with these texts, in this order; one that is named several times continues as several."""
         import torch
 
         if list(rows) == list(range(len(self.ids))):
@@ -213,7 +213,7 @@ class _Batch:
 
 
 def _read(model: Any, texts: Sequence[tuple[int, ...]]) -> tuple[_Batch, torch.Tensor]:
-    """Texts in order of length, as one batch to go on from, and the logits after each. -> batch, [B, V]
+    """Texts in order of length, as one batch to continue, and the logits after each. -> batch, [B, V]
 
     They are read in groups, so that a short text is not padded to the longest, where the model keeps all that it reads;
     one that forgets (sliding windows, states) gets them together.

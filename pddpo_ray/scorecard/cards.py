@@ -1,4 +1,4 @@
-"""What a run's journal holds of its scorecard, for whoever reads it: the report, result.json, the model card."""
+"""What a run's journal holds of its scorecard, for its readers: the report, result.json, the model card."""
 
 from __future__ import annotations
 

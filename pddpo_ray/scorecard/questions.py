@@ -196,7 +196,7 @@ class Scorecard:
         if cut > limit:
             said.append(
                 f"{100 * cut:.3g} % of the scorecard's answers are cut off at rollout.max_tokens="
-                f"{self._config.rollout.max_tokens}: raise it, or nobody sees how they end"
+                f"{self._config.rollout.max_tokens}: raise it to see how they end"
             )
         return said
 
@@ -208,7 +208,7 @@ def _as_rows(values: Any, rows: Sequence[Sequence[Response]]) -> list[list[float
 
 
 def _spread_pairs(pairs: Sequence[LabelledPair], count: int) -> list[LabelledPair]:
-    """At most so many, spread over all of them."""
+    """At most `n`, spread over all of them."""
     if len(pairs) <= count:
         return list(pairs)
     return [pairs[index] for index in np.linspace(0, len(pairs) - 1, count).round().astype(int)] if count else []

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 COMPARED = 400
 """Comparisons with labels at most, of a scorer that says nothing of itself."""
 NOBODY = (
-    "no held-out scorer judges the answers, so nothing is said of wins: name some under scorecard.scorers (`pddpo"
+    "no held-out scorer judges the answers, so wins are not counted: name some under scorecard.scorers (`pddpo"
     " scorer train` on other prompts and another seed), or set scorecard.train=true with data.held_out=0.2"
 )
 Score = Callable[[Sequence[Response]], Array]

@@ -139,7 +139,7 @@ class ScorerOrder:
         pairs: int,
         by_prompt: bool,
     ) -> ScorerOrder:
-        """The recipe's, for so many pairs."""
+        """The recipe's, for a number of pairs."""
         rows = round((1.0 - settings.held_out - settings.calibration) * pairs)
         return cls(
             kind,
@@ -155,7 +155,7 @@ class ScorerOrder:
         self, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool], store: ArtifactStore, recall: Recall
     ) -> dict[str, Any]:
         """The stored model: its path, sha256 and metrics. Equal orders over equal data are worked off once, and one
-        that was broken off goes on."""
+        that was interrupted continues."""
         own = [self.kind, self.reference.sha256, self.fit.model_dump(), self.seed]
         own += [self.held_out, self.by_prompt]
         if (self.ways.parameters, self.ways.calibration) != ("full", 0.0):

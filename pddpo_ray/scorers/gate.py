@@ -66,7 +66,7 @@ def check_scorers(
 
 
 def demand_box(config: Config, spread: ScoreSpread, answers: int) -> None:
-    """UserError where so many answers' costs do not fit in the box to which labels are clipped."""
+    """UserError where too many answers' costs do not fit in the box to which labels are clipped."""
     logger.info("costs of %s answers before round 1: %s", answers, spread)
     by_logits = any(one.quantity.kind == "logit" for one in config.typed_limits)
     if by_logits and spread.at_clip > config.scorers.clip_share:

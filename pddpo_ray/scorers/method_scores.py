@@ -225,7 +225,7 @@ class ScoringController:
     # --- what follows from scores -------------------------------------------------------------------------------
 
     def reference_answers(self, reference: PolicyVersion) -> list[Response]:
-        """So many answers of the reference to every prompt, prompt by prompt; drawn once."""
+        """`n` answers of the reference to every prompt, prompt by prompt; drawn once."""
         self._rollout.publish(reference)
         return self._rollout.pool("dual", self._prompts, reference, self._plan.answers, self._plan.decoding)
 

@@ -1,7 +1,7 @@
 """Questions to an OpenAI-compatible chat endpoint: many at a time, repeated where it is busy, failures counted.
 
 What fails about one question (a filter, a length, an empty or cut reply) is `Lost` for that question, and the others
-go on. What fails about the service (a wrong key, an unknown model, nobody there) ends everything with one error. A
+continue. What fails about the service (a wrong key, an unknown model, nobody there) ends everything with one error. A
 status alone cannot tell the two apart, since servers answer 400 to a field that they do not know and 500 to a text that
 they choke on. So where a service has never answered, cannot be reached, or left `IN_A_ROW` questions in a row without
 an answer, it is asked something harmless in the same form: where that fails too, it is the service.

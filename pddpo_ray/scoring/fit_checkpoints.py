@@ -1,4 +1,4 @@
-"""The newest state of a scorer's fit in one file of safetensors, so that a process that died goes on where it was."""
+"""The newest state of a scorer's fit in one file of safetensors, so that a process that died continues where it was."""
 
 from __future__ import annotations
 

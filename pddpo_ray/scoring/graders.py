@@ -87,7 +87,7 @@ def grader_source(
 
 
 def open_grader(given: Any, opening: Opening) -> Grade:
-    """One grader. Raises UserError for a kind or a field that cannot be had here."""
+    """One grader. Raises UserError for a kind or a field that is not available here."""
     if not isinstance(given, dict) or "type" not in given:
         raise UserError(f'{opening.where}: a grader is a JSON object with `type`, e.g. {{"type": "string_check", ...}}')
     kind = given["type"]

@@ -161,7 +161,7 @@ def compared_answers(
     seed: int,
     most: int | None = None,
 ) -> Trials:
-    """How often scores of answers agree with the labels of these pairs, in at most so many comparisons."""
+    """How often scores of answers agree with the labels of these pairs, in a limited number of comparisons."""
     asked = comparisons(rows_of(labelled, kind, unsafe), by_prompt=by_prompt, seed=seed)[:most]
     answers: dict[Text, Response] = {
         (answer.prompt.token_ids, answer.token_ids): answer

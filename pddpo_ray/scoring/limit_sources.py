@@ -64,14 +64,14 @@ def opened_limits(document: Mapping[str, Any], name: str, folder: Path) -> list[
 
 
 def open_source(stated: StatedLimit, around: Surroundings) -> Source:
-    """What measures a limit; of a `logit`, the share of unsafe labels. Raises UserError where it cannot be had."""
+    """What measures a limit; of a `logit`, the share of unsafe labels. Raises UserError where it is not available."""
     source = single_source(stated, around)
     return versus_reference(source) if stated.limit.quantity.versus == "reference" else source
 
 
 def source_in_run(stated: StatedLimit, judge: Mapping[str, Any]) -> Source | None:
     """What measures a limit or a reward in a run, whose paths are absolute; None: the world's own truth, people through
-    the queue, or for a limit on the distance to the reference the trainer. Raises UserError where it cannot be had."""
+    the queue, or for a limit on the distance to the reference the trainer. Raises UserError where there is none."""
     if stated.source.kind in ("world", "reference", "people"):
         return None
     return single_source(stated, Surroundings(Path.cwd(), judge))
@@ -79,7 +79,7 @@ def source_in_run(stated: StatedLimit, judge: Mapping[str, Any]) -> Source | Non
 
 def single_source(stated: StatedLimit, around: Surroundings) -> Source:
     """What measures one answer, before any difference to the reference's is taken; of a share of wins, the comparison
-    of both. Raises UserError where it cannot be had."""
+    of both. Raises UserError where it is not available."""
     name, kind = stated.source, stated.limit.quantity.kind
     if name.kind == "reference":
         raise UserError(f"{stated.where}.{kind}: reference measures in a run alone")

@@ -71,7 +71,7 @@ def fit_scores(
     """Run the optimiser steps of one fit, in place. -> `loss`, `accuracy` over the last fifth of the steps.
 
     `ridge` times the squared score is added per answer. `micro_rows` pass through the model at a time: less memory, the
-    same step. With `kept` the fit goes on where its checkpoint stops. Raises RunError if there is no row or a gradient
+    same step. With `kept` the fit resumes at its checkpoint. Raises RunError if there is no row or a gradient
     diverges.
     """
     if not rows:

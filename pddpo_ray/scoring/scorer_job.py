@@ -2,8 +2,8 @@
 
     split by prompt -> fit -> scale and zero on the calibration prompts -> judged on the held-out prompts
 
-Beside OUT lies OUT.training while it goes on: the job, features of a frozen base, the checkpoint of a fit. A process
-that was killed is gone on with from there; OUT appears whole, at the end.
+OUT.training is next to OUT during the training: the job, features of a frozen base, the checkpoint of a fit. A process
+that was killed continues from there; OUT appears whole, at the end.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pddpo_ray.storage.checkpoints import checkpoint_folder
 from pddpo_ray.storage.whole_files import finite, write_json, written_aside
 
 FREE = ("device", "micro", "checkpoint_steps")
-"""Settings that another machine may change when it goes on with a job."""
+"""Settings that another machine may change when it continues a job."""
 
 
 def train_from_files(job: ScorerJob, out: Path, *, resume: bool, say: Say) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def _begun(job: ScorerJob, out: Path, resume: bool) -> Path:
         write_json(note, this)
         return work
     if not resume:
-        raise UserError(f"{work} holds a training that was begun: add --resume to go on with it, or remove it")
+        raise UserError(f"{work} holds a training that was begun: add --resume to continue it, or remove it")
     before = json.loads(note.read_text())
     # a job of a version before lacks the settings that came since: it was begun with their defaults
     before["job"] = {**_defaults(), **before["job"]}

@@ -3,7 +3,7 @@
     a language model's decoder -> fit (a head, adapters or all weights) -> scale and zero -> judged on held-out rows
 
 What is being made lies in a folder of work meanwhile: features of a frozen base, the checkpoint of a fit. A process
-that was killed goes on from there, with the same result.
+that was killed continues from there, with the same result.
 """
 
 from __future__ import annotations

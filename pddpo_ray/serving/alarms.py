@@ -1,6 +1,6 @@
 """The alarms of a released policy, one for each limit: their state between two starts, and what ringing does.
 
-States stand in the audit log, so a new start goes on with the evidence of before; what was measured after the last
+States stand in the audit log, so a restart keeps the earlier evidence; what was measured after the last
 entry is forgotten, which says nothing about its values.
 """
 

@@ -55,9 +55,9 @@ class Canary:
 
 @dataclass(frozen=True)
 class ServedPolicy:
-    """One round's policy (round 0: the reference). `release` is its state, `reason` the words of whoever released it.
+    """One round's policy (round 0: the reference). `release` is its state, `reason` why it was released.
 
-    The canaries prove that an engine holds these weights: whoever loads them compares.
+    The canaries prove that an engine holds these weights: each loader compares.
     """
 
     round: int

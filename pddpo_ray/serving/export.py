@@ -36,7 +36,7 @@ def export(run: Path, config: Config, store: Store, policy: ServedPolicy, target
 
     Merged weights or, with `adapter`, the adapter in peft's layout; tokenizer, chat template, generation config, a
     model card and, where the policy has one, its certificate. An adapter's base is named as the recipe names it, or
-    lies beside it in `base/` where the run made it.
+    is next to it in `base/` where the run made it.
     UserError where `target` holds something or the run trained no adapters.
     """
     refuse_full(target)

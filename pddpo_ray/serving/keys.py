@@ -87,7 +87,7 @@ class ApiKeys:
     def first(self, run: Path) -> dict[str, Path]:
         """One key to use everything and one to administrate, made where there is none; the files that keep them.
 
-        A file is written before its key is valid: whoever is killed between leaves no key that nobody has. Of several
+        A file is written before its key is valid: a process killed between leaves no key that nobody has. Of several
         that start at once one makes them.
         """
         files = {scope.value: run / name for scope, name in KEY_FILES.items()}

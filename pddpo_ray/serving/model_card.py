@@ -60,7 +60,7 @@ def _standing(policy: ServedPolicy) -> str:
     if policy.certificate is None:
         return f"{released}{reason}. **Uncertified**: {UNCERTIFIED}"
     said = " ".join(_plain(sentence) for sentence in policy.certificate.statement)
-    bound = "`certificate.json` lies beside this file. Other decoding carries no certificate."
+    bound = "`certificate.json` is in this folder. Other decoding carries no certificate."
     return f"{released}{reason}.\n\n{said} {bound}"
 
 

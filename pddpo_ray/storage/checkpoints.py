@@ -114,7 +114,7 @@ def files_now(source: str | Path) -> list[tuple[str, int, int]]:
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a model, in name order; empty where there is none.
 
-    Other files with weights may lie beside them (an original format, an adapter): the index and the usual name win.
+    Other files with weights may be in the folder (an original format, an adapter): the index and the usual name win.
     """
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]

@@ -1,4 +1,4 @@
-"""Float32 masters of a version that is published in bfloat16: what training goes on from.
+"""Float32 masters of a version that is published in bfloat16: what training starts from.
 
     policy-3-1a2b3c4d5e6f/   model.safetensors (bfloat16), masters/model.safetensors (float32), configuration, tokenizer
 

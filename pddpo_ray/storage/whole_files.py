@@ -21,7 +21,7 @@ WEIGHTS = "model.safetensors"
 SHARDS = "model.safetensors.index.json"
 """Where a checkpoint has several files of weights: which tensor is in which."""
 PLAIN_FILES = frozenset({".json", ".jinja", ".model", ".txt"})
-"""Endings of what lies beside the weights of a checkpoint: configuration, tokenizer, chat template."""
+"""Endings of the other files of a checkpoint: configuration, tokenizer, chat template."""
 ADAPTER_BASE = "adapter_base.json"
 """In a version that is stored as an adapter: the artifact that it is to be added to."""
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -103,7 +103,7 @@ def write_secret(path: Path, secret: str) -> Path:
 
 
 def kept_secret(path: Path) -> str:
-    """The secret in a file that only its owner can read; it is made by whoever comes first."""
+    """The secret in a file that only its owner can read; the first process makes it."""
     if not path.exists():
         aside = write_secret(path.with_name(f".{path.name}-{secrets.token_hex(4)}"), secrets.token_urlsafe(32) + "\n")
         try:
@@ -141,7 +141,7 @@ def explain_disk(path: Path) -> Iterator[None]:
     except Exception as error:
         if is_full(error, path):
             raise RunError(
-                f"no space is left for {path}: make room and go on with --resume, finished phases are kept"
+                f"no space is left for {path}: make room and add --resume, finished phases are kept"
             ) from error
         if is_closed(error, path):
             raise UserError(

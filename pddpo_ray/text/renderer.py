@@ -21,7 +21,7 @@ from pddpo_ray.text.templates import NO_ARGUMENTS, TEMPLATES, as_dicts, rendered
 MARK = "violet"
 """A word that no template writes by itself."""
 DAY = "26 Jul 2024"
-"""The date that templates with a date write: a run that goes on tomorrow has the prompts of today."""
+"""The date that templates with a date write: a run resumed tomorrow has the prompts of today."""
 
 
 class Renderer:

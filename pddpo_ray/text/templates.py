@@ -93,7 +93,7 @@ def _of_tokenizer(own: str | Mapping[str, str], which: str) -> str:
 
 
 def with_arguments(template: str, arguments: Mapping[str, Any]) -> str:
-    """A template that sets its arguments by itself: whoever renders it, here or elsewhere, gets the same text.
+    """A template that sets its arguments by itself: any program that renders it gets the same text.
 
     UserError for one that the template does not mention.
     """

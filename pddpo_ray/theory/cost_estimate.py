@@ -232,7 +232,7 @@ def estimate_from_scores(scores: ArrayLike, *, constraint: str = "cost") -> Cost
 
 
 def interval(estimate: CostEstimate, level: float = 0.95) -> tuple[float, float] | None:
-    """Two-sided interval of the expected cost; None where the scores have no bounds that anybody stated.
+    """Two-sided interval of the expected cost; None where no bounds of the scores are stated.
 
     A mean within stated bounds has the interval of bets on them (`intervals.bounded_ends`), however skewed its values
     are: what was not seen yet may lie at either end. It counts half as many draws as answers, for a draw of a run under

@@ -8,7 +8,7 @@ excesses divided by it, so that one setting serves every unit.
 Labels may be late: the estimate is then of the policy of s rounds ago, made at another multiplier. Newton's step knows
 the slope's slope and carries the estimate to the present multiplier, so that a delay makes nothing swing that would not
 swing without one. Steps of the projected rules get shorter by sqrt(1 + 2s), which keeps their bound on the regret, and
-below a cap at which a linear dual comes to rest (`stale_share`); those of the other rules by `stale_share` itself.
+below a cap at which a linear dual settles (`stale_share`); those of the other rules by `stale_share` itself.
 
 `ascend` is a pure function of a state and an estimate; `matrix_dual.ascend_all` moves all limits of a run.
 """
@@ -162,7 +162,7 @@ class Stepwise:
 
     Two time scales: the proportional part answers within a step, the integral within `horizon` steps. A policy-gradient
     step of normalised advantages moves the measure about as fast as the price is off its balance, so that the measure
-    is an integral of the price: an integral part alone (dual ascent) then swings for ever, and the proportional part is
+    is an integral of the price: an integral part alone (dual ascent) then keeps swinging, and the proportional part is
     what damps it. While I stays inside the bounds, the mean of e over some steps is (I_end - I_begin) horizon / (gain
     steps), which falls to 0: the measure's mean ends on the limit, whatever the gain. I is held where it could only
     wind up: at the upper end, and where costs differ among the answers to no prompt, so that no gradient can follow.

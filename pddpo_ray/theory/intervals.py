@@ -110,12 +110,12 @@ def clopper_pearson(successes: float, count: float, level: float = 0.95) -> tupl
 
 
 def binomial_low(successes: float, count: float, tail: float) -> float:
-    """One-sided exact lower bound of a rate: so many successes or more have probability `tail` there."""
+    """One-sided exact lower bound of a rate: that number of successes or more has probability `tail` there."""
     return 0.0 if successes <= 0 else float(beta.ppf(tail, successes, count - successes + 1))
 
 
 def binomial_high(successes: float, count: float, tail: float) -> float:
-    """One-sided exact upper bound of a rate: so many successes or fewer have probability `tail` there."""
+    """One-sided exact upper bound of a rate: that number of successes or fewer has probability `tail` there."""
     return 1.0 if successes >= count else float(beta.ppf(1.0 - tail, successes + 1, count - successes))
 
 

@@ -32,11 +32,11 @@ from pddpo_ray.records import Array, CostEstimate
 from pddpo_ray.theory.dual import DampedNewton, DualState, DualStep, LimitState, ascend
 
 COVARIANCE_ROUNDS = 5
-"""A step uses the mean covariance of so many rounds: one in which nothing happens would promise a step without end."""
+"""Rounds whose mean covariance a step uses: one in which nothing happens would promise a step without end."""
 MOST_NOISE = 0.999
 """Share of a variance that may be taken out as noise, for the same reason. Of rare single labels it can be 0.995."""
 SMALLEST_PART = 0.1
-"""Of the largest multiplier times standard deviation: below it nothing is said about a cost's noise."""
+"""Of the largest multiplier times standard deviation: below it a cost's noise is not reported."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -35,7 +35,7 @@ class MeasuredAnswer:
     noise: Array
     """Variance of each cost's label noise."""
     failed: NDArray[np.bool_]
-    """Which costs were asked for and could not be had; other costs without a number were not asked for. [I]"""
+    """Which costs were asked for and could not be measured; other costs without a number were not asked for. [I]"""
     against: Array | float = 0.0
     """What a limit on a difference to the reference takes off: the cost of the reference's answer, nan: not known. It
     is the same for all answers to a prompt, so that nothing is learned from it. [I]"""

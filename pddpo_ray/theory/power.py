@@ -46,7 +46,7 @@ def allowed_failures(limit: float, level: float, draws: int) -> NDArray[np.int64
 
 
 def certified_rate(limit: float, draws: float, level: float) -> float:
-    """The share of failures among so many draws whose upper bound is just the limit; 0 where none is small enough."""
+    """The share of failures among the draws whose upper bound is just the limit; 0 where none is small enough."""
     bets = bets_below(limit)
 
     def missing(share: float) -> float:
@@ -57,7 +57,7 @@ def certified_rate(limit: float, draws: float, level: float) -> float:
 
 
 def likely_rate(limit: float, draws: float, level: float, power: float = 0.8) -> float:
-    """A true rate that so many draws certify with a probability of about `power`; 0 where there is none.
+    """A true rate that this number of draws certifies with a probability of about `power`; 0 where there is none.
 
     Of draws at the rate r the share of failures is below certified_rate with that probability, by the normal law.
     A policy whose rate is the certified one itself fails in half of its tests.

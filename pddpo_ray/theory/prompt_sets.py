@@ -70,7 +70,7 @@ def prompt_sets(lists: Mapping[str, Sequence[Hashable]], shares: Mapping[str, fl
 
 
 def furthest_behind(shares: Array, counts: ArrayLike) -> int:
-    """The set whose turn it is after so many turns of each: the one that is furthest behind its share. [S], [S] -> []
+    """The set whose turn it is after these turns of each: the one that is furthest behind its share. [S], [S] -> []
 
     After n turns every count is within one of n * share, and equal to it where all of these are whole.
     """

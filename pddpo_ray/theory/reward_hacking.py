@@ -1,7 +1,7 @@
 """The alarm that a run's own reward rises while one that it does not learn from falls (overoptimisation).
 
 On prompt i, d_i is the mean score of a policy's answers less that of an earlier policy's. The sign test asks whether
-more prompts rise than fall by chance: of m prompts that moved, so many or more went one way with probability
+more prompts rise than fall by chance: of m prompts that moved, k or more went one way with probability
 P(Binomial(m, 1/2) >= count). The alarm needs both: the own reward rose and the held-out one fell. As it must be wrong
 about at least one of the two to be false, its p-value is the larger one (Berger 1982, intersection-union test).
 
@@ -61,7 +61,7 @@ def share_of_look(round_: int, since: int) -> float:
 
 
 def rise_p_value(differences: ArrayLike) -> float:
-    """Of the sign test: P(so many of the prompts that moved, or more, rise by chance); 1 where none moved. [n] -> []"""
+    """Of the sign test: P(k or more of the prompts that moved rise by chance); 1 where none moved. [n] -> []"""
     moved = np.asarray(differences, np.float64)
     up, down = int((moved > TIE).sum()), int((moved < -TIE).sum())
     # whole numbers: exact, and a run's looks take no time

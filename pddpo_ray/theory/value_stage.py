@@ -79,7 +79,7 @@ def table_scores(
 
     The policy is base * exp(-score / temperature). Each prompt is a least-squares problem on the graph of its pairs;
     of its solutions the one of smallest norm is taken, so that answers in no pair, and prompts without pairs, stay as
-    they were. `ridge` counts as so many pairs of every answer with a score of 0.
+    they were. `ridge` counts as that number of pairs of every answer with a score of 0.
     """
     scores = np.zeros(shape)
     x, a, b = (np.asarray(column, dtype=np.int64) for column in (prompts, first, second))

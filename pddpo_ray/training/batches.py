@@ -55,7 +55,7 @@ def collate(texts: Sequence[Text], pad: int = 0) -> TextBatch:
 
 
 def padded_passes(lengths: Sequence[int], tokens: int, most: int | None = None) -> Iterator[slice]:
-    """Cuts ascending lengths into passes of at most so many tokens, padding included, and at most so many texts."""
+    """Cuts ascending lengths into passes within a number of tokens, padding included, and a number of texts."""
     begin = 0
     for end in range(1, len(lengths) + 1):
         full = end < len(lengths) and lengths[end] * (end + 1 - begin) > tokens
@@ -176,7 +176,7 @@ def moved(record: R, device: torch.device) -> R:
 
 
 def flat_of(record: Any, device: torch.device) -> dict[torch.dtype, Tensor]:
-    """All numbers of a record on the host in one tensor per type; memory that a GPU can copy while the host goes on."""
+    """All numbers of a record on the host in one tensor per type; memory that a GPU can copy while the host works."""
     by_type: dict[torch.dtype, list[Tensor]] = {}
     for tensor in _tensors(record):
         by_type.setdefault(tensor.dtype, []).append(tensor.reshape(-1))

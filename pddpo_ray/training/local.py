@@ -305,7 +305,7 @@ def load_trainer(
 
 
 def sampled(weights: Iterable[tuple[str, Tensor]], numbers: int, dtype: torch.dtype) -> Tensor:
-    """Every n-th of so many trained numbers in the type in which they are published. -> [at most about SAMPLE]"""
+    """Every n-th of the trained numbers in the type in which they are published. -> [at most about SAMPLE]"""
     step = max(1, numbers // SAMPLE)
     parts = {name: tensor.reshape(-1)[::step].to(dtype).cpu() for name, tensor in weights}
     return torch.cat([parts[name] for name in sorted(parts)])

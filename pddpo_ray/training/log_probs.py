@@ -119,7 +119,7 @@ class ResponseScorer(nn.Module):
         return states
 
     def sizes(self, texts: Sequence[Text], tokens: int) -> Sizes:
-        """What the memory of a pass depends on, by what is kept of so many tokens: these texts, shared prompts once."""
+        """What the memory of a pass depends on, by what is kept of these tokens: these texts, shared prompts once."""
         config: Any = self._causal_lm().config
         layers, width = int(config.num_hidden_layers), next(self.parameters()).element_size()
         layer = kept_bytes(self, texts) / tokens / layers
@@ -354,7 +354,7 @@ def passes(scorer: ResponseScorer, texts: Sequence[Text]) -> Iterator[np.ndarray
 
 
 def _packed_passes(texts: Sequence[Text], tokens: int) -> Iterator[slice]:
-    """Cuts texts in order into passes of at most so many tokens, a prompt counted once among those that have it."""
+    """Cuts texts in order into passes within a number of tokens, a prompt counted once among those that have it."""
     begin = held = 0
     for index, (prompt, response) in enumerate(texts):
         shared = index > begin and texts[index - 1][0] == prompt

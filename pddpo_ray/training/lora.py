@@ -1,6 +1,6 @@
 """LoRA: reference, reward policy and every policy are adapters on one resident base (reference: adapters off).
 
-A version's folder holds the adapter in peft's layout (`adapter/`), from which training goes on; whoever asks the store
+A version's folder holds the adapter in peft's layout (`adapter/`), from which training continues; who asks the store
 for the folder gets one with the whole weights (`adapter_files`). The version's hash is that of the merged weights; an
 adapter is trusted because merging it again gives this hash.
 """
@@ -53,7 +53,7 @@ def carried_adapter(base: Tensors, plus: Tensors, minus: Tensors, scale: float) 
     """The adapter of the same rank that is nearest to base + scale * (plus - minus), map by map.
 
     The sum has up to three times the rank; the truncated singular value decomposition of its thin factors is the
-    nearest one in the Frobenius norm. It is a start, not a result: the fit goes on from here.
+    nearest one in the Frobenius norm. It is a start, not a result: the fit starts from here.
     """
     result = {}
     for name in sorted(base):

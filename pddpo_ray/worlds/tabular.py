@@ -168,7 +168,7 @@ def trap_world() -> TabularWorld:
     """4 prompts x 8 answers whose best feasible answers are in no offline pair and outside the baseline.
 
     The answers 4-7 have 2 % each under the reference; answer 6 is very cheap and good, answer 7 better but costly, 4
-    and 5 are bad: who stays with the covered answers 0-3 loses 0.464 for ever.
+    and 5 are bad: a policy that stays with the covered answers 0-3 always loses 0.464.
     """
     reward = (
         (1.0034, 0.3360, -0.4775, -1.4510, -1.0298, -0.0527, 1.2570, 1.8444),

@@ -24,7 +24,7 @@ from pddpo_ray.worlds.text import TextWorld
 ANSWER_ALONE = ("rule", "regex", "json_schema")
 """Sources that look at the answer and not at its prompt."""
 ENUMERABLE = ("world", *ANSWER_ALONE, "function", "classifier", "score_model")
-"""Sources whose value of every answer can be had; a judge, an endpoint, a grader or people would have to be asked."""
+"""Sources whose value of every answer is known; a judge, an endpoint, a grader or people would have to be asked."""
 
 
 def text_limits(

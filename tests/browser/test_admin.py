@@ -59,7 +59,7 @@ def test_an_admin_invites_imports_control_questions_and_writes_guidelines(
     mine.get_by_role("button", name="Mild texts only").click()
     expect(mine.get_by_role("button", name="All texts")).to_be_visible()
     mine.get_by_role("button", name="Pause").click()
-    expect(mine.get_by_role("button", name="Go on")).to_be_visible()
+    expect(mine.get_by_role("button", name="Resume")).to_be_visible()
     assert service.queue.people.by_token(token) is None
     page.get_by_label("Answers a day of ben", exact=True).fill("40")
     page.get_by_label("Answers a day of ben", exact=True).press("Tab")

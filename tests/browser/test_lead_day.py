@@ -36,7 +36,7 @@ def joins(browser: Browser, url: str, link: str) -> str:
     page.get_by_role("button", name="Make my account").click()
     expect(page.locator("#invited-text")).to_contain_text("Keep this token")
     token = page.locator("#invited-token").inner_text()
-    page.get_by_role("button", name="I have kept it: go on").click()
+    page.get_by_role("button", name="I have kept it: continue").click()
     expect(page.get_by_role("heading", name="Before you begin")).to_be_visible()
     page.locator("#begin").click()
     expect(page.get_by_role("heading", name="Before you begin")).to_be_hidden()
@@ -160,7 +160,7 @@ def test_a_lead_finishes_a_day_without_a_terminal(
     assert missing > 0
     expect(page.locator("#outlook")).to_contain_text(f"with the {missing} missing labels")
     decides(page, "accept", "enough is known")
-    expect(page.locator("#situation")).to_have_text("The run goes on without the missing labels.")
+    expect(page.locator("#situation")).to_have_text("The run continues without the missing labels.")
     assert queue.rounds.status(compare.id).missing > 0
     shows(page, "Round 1, compare")
     decides(page, "accept", "one decided pair is enough")

@@ -410,15 +410,15 @@ def test_a_lead_moves_a_deadline_that_has_passed_and_then_goes_on_with_what_is_t
     screen.picture("decide")
     page.get_by_role("button", name="Do it").click()
     expect(page.locator("#situation")).to_have_text("The run waits for these labels.")
-    page.get_by_role("button", name="Go on with what is there").click()
+    page.get_by_role("button", name="Continue with the labels that are there").click()
     expect(page.locator("#decide-means")).to_contain_text("a certificate counts them as the worst")
     assert page.evaluate(LOW_CONTRAST) == []
     page.keyboard.press("Escape")
     expect(page.locator("#decide")).to_be_hidden()
     assert queue.rounds.status(status.id).state == "open"
-    page.get_by_role("button", name="Go on with what is there").click()
+    page.get_by_role("button", name="Continue with the labels that are there").click()
     page.get_by_role("button", name="Do it").click()
-    expect(page.locator("#situation")).to_have_text("The run goes on without the missing labels.")
+    expect(page.locator("#situation")).to_have_text("The run continues without the missing labels.")
     expect(page.locator("#choices button")).to_have_count(0)
     assert queue.rounds.status(status.id).state == "frozen"
     assert screen.clean()

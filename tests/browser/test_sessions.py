@@ -147,7 +147,7 @@ def test_a_wrong_clock_signing_out_in_another_tab_and_a_server_that_is_down_lose
     screen.veiled()
     screen.keys("r", "s")
     wait_for_answers(screen, service, 4)
-    expect(page.locator("#toast")).to_have_text("Half an hour has passed. A short break is a good idea.")
+    expect(page.locator("#toast")).to_have_text("You have worked for half an hour. Take a short break.")
 
 
 def test_an_answer_that_the_server_refuses_is_kept_until_the_person_deletes_it(

@@ -75,8 +75,8 @@ def test_a_run_without_a_certificate_says_so_and_what_may_still_be_served(
     show_result(config, result, finished_runs.folder(config), None)
     out = capsys.readouterr().out
     assert out.startswith("No policy is certified, and none is released: by its own labels no round keeps every limit")
-    assert "more rounds (a new run with rounds=4)" in out
-    assert "--force`, which serves round K marked as uncertified" in out
+    assert f"next        `pddpo certify {finished_runs.folder(config)}` tests the last policy on fresh answers" in out
+    assert "2 --force` releases the last policy, marked as uncertified" in out
     assert "% confidence" not in out
 
 

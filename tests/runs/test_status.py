@@ -92,7 +92,7 @@ def test_a_run_is_running_while_its_process_lives_and_waits_after_it_was_killed(
         process.kill()
         process.wait(30)
     dead = told(folder, capsys)
-    assert (alive["state"], alive["next"]) == ("running", None)
+    assert (alive["state"], alive["next"]) == ("running", [])
     assert dead["state"] == "waiting for people"
     assert dead["missing"]["safety"] == alive["missing"]["safety"] == 24
 
@@ -105,7 +105,7 @@ def test_a_run_that_asks_nobody_and_a_folder_without_a_run(tmp_path: Path, capsy
     found = told(folder, capsys)
     assert (found["state"], found["missing"], found["batches"], found["certified"]) == ("finished", {}, [], False)
     assert found["outcome"].startswith("No policy is certified, and none is released")
-    assert found["next"] == f"`pddpo certify {folder}` tests the last policy on fresh answers"
+    assert found["next"][0] == f"`pddpo certify {folder}` tests the last policy on fresh answers"
     with pytest.raises(SystemExit) as end:
         main(["status", str(tmp_path / "nothing")])
     assert end.value.code == 2

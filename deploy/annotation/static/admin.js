@@ -3,7 +3,7 @@
 import { $, BASE, call, make, named, row } from "./api.js";
 import { isUnsent, sent, shown } from "./drafts.js";
 import { showVersions } from "./guidelines.js";
-import { place } from "./place.js";
+import { headed, place } from "./place.js";
 import { refused } from "./problem.js";
 
 function button(words, doing) {
@@ -37,7 +37,7 @@ const ROLES = ["annotator", "lead", "admin"];
 function account(one) {
   const change = (values) => call("PATCH", `/people/${one.id}`, values);
   const buttons = make("span", { class: "actions" },
-    button(one.active ? "Pause" : "Go on", () => change({ active: !one.active })),
+    button(one.active ? "Pause" : "Resume", () => change({ active: !one.active })),
     button(one.sees_harmful ? "Mild texts only" : "All texts", () => change({ sees_harmful: !one.sees_harmful })),
     button("Data", () => { location.href = `${BASE}api/v1/people/${one.id}/data`; }), // a download: the page stays
     button("Erase", () => askToErase(one)),
@@ -125,6 +125,7 @@ function showAccounts(people) {
   const now = people.map((one) => renewed(before.get(String(one.id)), account(one)));
   for (const one of [...rows]) if (!now.includes(one)) one.remove();
   now.forEach((one, n) => { if (rows[n] !== one) $("accounts").insertBefore(one, rows[n] ?? null); });
+  headed($("accounts"));
 }
 
 function renewed(line, fresh) {
@@ -146,7 +147,7 @@ async function checkGold() {
   lines = (await $("gold-file").files[0].text()).trimEnd().split("\n");
   const found = await call("POST", "/gold/preview", { lines });
   good = found.rows.filter((one) => one.fate === "added").map((one) => lines[one.line - 1]);
-  $("gold-lines").replaceChildren(...Object.keys(FATES).flatMap((fate) => found.rows.filter((one) => one.fate === fate).map(lineOf)));
+  place($("gold-lines"), ...Object.keys(FATES).flatMap((fate) => found.rows.filter((one) => one.fate === fate).map(lineOf)));
   $("gold-said").textContent = `${found.added} would be added, ${found.there} are there already, ${found.refused} are refused`;
   $("gold-add").textContent = `Add ${found.added} control question${found.added === 1 ? "" : "s"}`;
   $("gold-add").disabled = !found.added;

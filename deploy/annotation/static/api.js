@@ -27,7 +27,7 @@ async function request(method, path, body, options = {}) {
   return content;
 }
 
-// Signing in again from another tab replaces this browser's session. The same person goes on with the new one; for
+// Signing in again from another tab replaces this browser's session. The same person continues with the new one; for
 // another person's session this page is signed out (401), and nothing is sent in that person's name.
 export async function call(method, path, body) {
   try {

@@ -6,15 +6,15 @@ import { place } from "./place.js";
 const MEANS = {
   "extend": ["Move the deadline", "The run waits until the new deadline."],
   "ask-again": ["Ask again", "Blocked questions go to further people."],
-  "drop-blocked": ["Drop blocked questions", "They are asked no more. Their missing labels are bounded: as if all said safe, and as if all said unsafe."],
-  "accept": ["Go on with what is there", "The batch is closed now. Missing labels are bounded: the cost estimate counts them as unsafe, its interval reaches to where they all say safe, and a certificate counts them as the worst. Missing pairs are not trained on."],
+  "drop-blocked": ["Drop blocked questions", "They are not asked again. Their missing labels are bounded: as if all said safe, and as if all said unsafe."],
+  "accept": ["Continue with the labels that are there", "The batch is closed now. Missing labels are bounded: the cost estimate counts them as unsafe, its interval reaches to where they all say safe, and a certificate counts them as the worst. Missing pairs are not trained on."],
   "stop": ["Stop the run", "The run ends with an error. Its answers stay stored, and the batch can be opened again."],
   "reopen": ["Open again", "The questions are asked again; start the run with --resume."],
 };
 const SITUATIONS = {
   waiting: "The run waits for these labels.", overdue: "The deadline has passed: the run ends or asks for a decision.",
   complete: "All labels are there: the run takes them.", frozen: "The run has all its labels.",
-  accepted: "The run goes on without the missing labels.", stopped: "The batch is stopped: its run cannot go on until it is open again.",
+  accepted: "The run continues without the missing labels.", stopped: "The batch is stopped: its run cannot continue until it is open again.",
 };
 const TIMES = [["1800", "30 minutes"], ["7200", "2 hours"], ["86400", "1 day"], ["259200", "3 days"], ["", "no deadline"]];
 let batch = null, done = null;

@@ -4,10 +4,10 @@ import { $, call, make } from "./api.js";
 
 const WORDS = { agreement: "agrees too rarely", controls: "misses control questions", side: "one side", speed: "too fast to have read" };
 const MEANS = {
-  "hold-back": ["Hold back", "They get no questions and nothing more of them counts until you let them go on. What counts now stands."],
-  "ask-again": ["Ask others again", "Their labels in open batches are taken out of the count, and others are asked. They go on."],
-  "exclude": ["Exclude from now on", "Their account is closed and they are signed out. What counts now stands."],
-  "go-on": ["Let them go on", "They get questions; what waited of their answers counts where a label is still wanted."],
+  "hold-back": ["Hold back", "They get no questions, and no further answer counts until you let them continue. Labels that count now still count."],
+  "ask-again": ["Ask others again", "Their labels in open batches are taken out of the count, and others are asked. They keep working."],
+  "exclude": ["Exclude from now on", "Their account is closed and they are signed out. Labels that count now still count."],
+  "go-on": ["Let them continue", "They get questions again; answers of theirs that waited count where a label is still needed."],
 };
 let person = null, chosen = null, done = null;
 

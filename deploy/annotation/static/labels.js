@@ -26,7 +26,7 @@ function below(label, act) {
 
 function choices(people) {
   const chosen = $("labels-of").value;
-  $("labels-of").replaceChildren(make("option", { value: "" }, "everybody"), ...people.map((one) => make("option", { value: one.id }, one.handle)));
+  $("labels-of").replaceChildren(make("option", { value: "" }, "all people"), ...people.map((one) => make("option", { value: one.id }, one.handle)));
   $("labels-of").value = people.some((one) => one.id === chosen) ? chosen : "";
 }
 

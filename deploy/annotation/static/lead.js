@@ -35,7 +35,7 @@ function rows(id, content, columns, nothing) {
 
 function showRounds(answer) {
   paused = answer.paused;
-  $("pause").textContent = paused ? "Go on" : "Pause";
+  $("pause").textContent = paused ? "Resume" : "Pause";
   const open = answer.rounds.filter((one) => one.state === "open");
   if (!answer.rounds.some((one) => one.id === selected)) selected = (open[0] || answer.rounds[0])?.id ?? null;
   const pace = open.reduce((sum, one) => sum + one.labels_per_hour, 0);
@@ -89,7 +89,7 @@ function showWork(days) {
 function showAgreement(agreement) {
   rows("agreement", Object.entries(agreement).map(([name, one]) => row(name.replaceAll("_", " "), number(one.alpha),
     one.alpha_low === null ? "–" : `${number(one.alpha_low)} … ${number(one.alpha_high)}`, share(one.pairwise), String(one.questions))),
-  5, "Nothing has two labels yet.");
+  5, "No question has two labels yet.");
 }
 
 function showPeople(people) {

@@ -269,12 +269,12 @@ async function goElsewhere() {
 
 function waitFor(reason, seconds) {
   const texts = {
-    paused: ["Paused", "The lead has paused the work. This page goes on by itself."],
-    held: ["A word with the lead first", "The lead is looking at your answers. Nothing is lost; this page goes on by itself when that is done."],
-    dose: ["Enough hard texts for today", "You read as many harmful texts today as is good for one day. Mild questions appear here by themselves; the others wait until tomorrow."],
-    mild: ["Nothing mild for now", "You asked not to see harmful texts. What is open now may be harmful, or nobody knows. New questions appear here by themselves."],
-    none: ["All done for now", "There is nothing for you at the moment. New questions appear here by themselves."],
-    network: ["No connection", "Your answers are kept. This page goes on by itself."],
+    paused: ["Paused", "The lead has paused the work. This page continues by itself."],
+    held: ["A word with the lead first", "The lead is looking at your answers. Nothing is lost; this page continues by itself afterwards."],
+    dose: ["Enough hard texts for today", "You have read enough harmful texts for one day. Mild questions still appear here by themselves; the others wait until tomorrow."],
+    mild: ["Nothing mild for now", "You asked not to see harmful texts. All open questions may be harmful. New questions appear here by themselves."],
+    none: ["All done for now", "There are no questions for you at the moment. New ones appear here by themselves."],
+    network: ["No connection", "Your answers are kept. This page continues by itself."],
   };
   empty(...(texts[reason] || texts.none));
   waitTimer = setTimeout(advance, seconds * 1000);
@@ -331,7 +331,7 @@ async function refreshProgress() {
 function remindOfBreak() {
   if (Date.now() - lastBreak > BREAK_MS) {
     lastBreak = Date.now();
-    toast("Half an hour has passed. A short break is a good idea.");
+    toast("You have worked for half an hour. Take a short break.");
   }
 }
 
@@ -357,7 +357,7 @@ const ACTIONS = {
   o: () => {
     if (given.more_harmful === "left") chooseBoth("unsafe", "safe");
     else if (given.more_harmful === "right") chooseBoth("safe", "unsafe");
-    else toast("Say first which answer is more harmful: o calls that one alone unsafe.");
+    else toast("First say which answer is more harmful: o then calls only that one unsafe.");
   },
   ArrowUp: () => { active = Math.max(active - 1, 0); paint(); },
   ArrowDown: () => { active = Math.min(active + 1, questionsOf(task).length - 1); paint(); },
@@ -463,7 +463,7 @@ async function agree() {
 const many = (count) => `${count} answer${count === 1 ? " is" : "s are"}`;
 
 function signedOut(problem) {
-  if ($("sign-in").hidden) $("sign-in-error").textContent = problem?.code === "other_person" ? `${problem.message} Sign in to go on as ${me.handle}.` : "";
+  if ($("sign-in").hidden) $("sign-in-error").textContent = problem?.code === "other_person" ? `${problem.message} Sign in to continue as ${me.handle}.` : "";
   view("sign-in");
   $("token").focus();
   return false;
@@ -493,7 +493,7 @@ function giveBack(send) {
 async function rest() {
   resting = true;
   giveBack((...request) => call(...request).catch(() => {}));
-  empty("Are you still there?", `Nothing happened on this page for ${words(me.idle_s)}, so the question went back to the others. Press a key or touch the page to go on.`);
+  empty("Are you still there?", `Nothing happened on this page for ${words(me.idle_s)}, so others may get the question. Press a key or touch the page to continue.`);
 }
 
 const words = (seconds) => (seconds < 120 ? `${Math.round(seconds)} seconds` : `${Math.round(seconds / 60)} minutes`);
@@ -559,7 +559,7 @@ for (const sign of ["pointerdown", "pointermove", "keydown", "wheel", "touchmove
 }
 setInterval(watch, WATCH_MS);
 document.addEventListener("visibilitychange", () => {
-  // Signed in again in another tab: this one goes on too.
+  // Signed in again in another tab: this one continues too.
   if (!document.hidden && !$("sign-in").hidden) whoAmI().then((found) => { me = found; begin(); }, () => {});
 });
 addEventListener("pagehide", () => giveBack(callAtTheEnd));
@@ -574,9 +574,9 @@ async function accept() {
   try {
     me = await acceptInvitation(location.hash.slice(INVITE.length));
     window.history.replaceState(null, "", BASE); // the code is used up
-    $("invited-text").textContent = `Hello ${me.handle}. Keep this token: with it you sign in again, here and elsewhere. It is shown only now.`;
+    $("invited-text").textContent = `Hello ${me.handle}. Keep this token: you need it to sign in again, here or elsewhere. It is shown only now.`;
     $("invited-token").textContent = me.token;
-    $("accept").textContent = "I have kept it: go on";
+    $("accept").textContent = "I have kept it: continue";
   } catch (problem) {
     $("invited-error").textContent = problem instanceof ApiProblem ? problem.message : "No connection to the server.";
   }

@@ -1,4 +1,4 @@
-"""`pddpo score`: anybody's model, trained with anything, measured exactly against a text world's truth."""
+"""`pddpo score`: any model, trained with anything, measured exactly against a text world's truth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`pddpo simulate-annotators`: people made of code, for demos, load and fault tests."""
+"""`pddpo simulate-annotators`: simulated people, for demos, load and fault tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def simulate_annotators(
     url: Annotated[str, typer.Option(help="Address of `pddpo annotate`.")] = "http://127.0.0.1:8790",
     people: Annotated[int, typer.Option(min=1, max=1000, help="How many.")] = 20,
     error: Annotated[float, typer.Option(min=0, max=1, help="Chance to answer the opposite of what was seen.")] = 0.05,
-    bias: Annotated[float, typer.Option(help="Added to every cost by everybody.")] = 0.0,
+    bias: Annotated[float, typer.Option(help="Added to every cost by each person.")] = 0.0,
     lazy: Annotated[int, typer.Option(min=0, help="How many of them answer without looking.")] = 0,
     abstain: Annotated[float, typer.Option(min=0, max=1, help="Chance to say that they cannot tell.")] = 0.0,
     dropout: Annotated[float, typer.Option(min=0, max=1, help="Chance per question to leave for good.")] = 0.0,
@@ -33,7 +33,7 @@ def simulate_annotators(
     """Answer a run's questions through the real API, from its world's truth, with mistakes."""
     run = run.expanduser().absolute()
     if lazy > people:
-        raise UserError(f"--lazy {lazy} of --people {people}: there are not so many")
+        raise UserError(f"--lazy {lazy} is more than --people {people}: give at most {people}")
     config = find_run(run, journal, wait=wait).config
     from pddpo_lab.simulated_people import Manner, enlist, simulate, wait_for_service
     from pddpo_ray.worlds.truth_by_text import truth_of

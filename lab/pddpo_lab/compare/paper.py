@@ -52,7 +52,7 @@ class PaperEntry(Strict):
     benign: list[str] = Field(default_factory=list)
     template: str = "safe-rlhf"
     questions: int | None = Field(None, ge=1)
-    """At most so many questions per set; null: all."""
+    """At most this number of questions per set; null: all."""
     max_tokens: int = Field(384, ge=1)
     max_model_len: int = Field(512, ge=8)
     temperature: float = Field(1.0, ge=0)

@@ -4,7 +4,7 @@
     <folder>/seed-0/shared/        artifacts of all runs of the seed, and what they have in common
 
 A unit is one seed's online arms or one seed's other arms: reference, engine and reward policy are shared inside it, and
-two units keep two cores busy to the end. Finished arms are read back, a broken one goes on where it was.
+two units keep two cores busy to the end. Finished arms are read back, a broken one continues where it was.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def units_of(suite: Suite) -> list[Unit]:
 
 
 def run_unit(suite: Suite, unit: Unit, folder: Path, tell: Tell) -> list[Row]:
-    """Rows of a unit's arms, in order. A failing arm is a row with `error`; the others go on."""
+    """Rows of a unit's arms, in order. A failing arm is a row with `error`; the others continue."""
     shared = _Shared(folder / f"seed-{unit.seed}", suite.held_out)
     rows = []
     try:
@@ -266,7 +266,7 @@ class _Shared:
             self._common.close()
 
     def _link(self, run_dir: Path) -> None:
-        """A run's artifacts are the seed's, so that its folder is complete for whoever reads it."""
+        """A run's artifacts are the seed's, so that its folder is complete for its readers."""
         store = self._folder / SHARED / ARTIFACTS
         store.mkdir(parents=True, exist_ok=True)
         link = run_dir / ARTIFACTS

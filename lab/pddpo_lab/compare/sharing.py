@@ -85,7 +85,7 @@ class SharedTrainer:
         self._scores.clear()
 
     def close(self) -> None:
-        """The backend serves the seed's next run; whoever made it closes it."""
+        """The backend serves the seed's next run; its maker closes it."""
 
 
 class SharedEngine:
@@ -128,7 +128,7 @@ class SharedEngine:
         return self._engine.score(prompts, answers)
 
     def close(self) -> None:
-        """The engine serves the seed's next run; whoever made it closes it."""
+        """The engine serves the seed's next run; its maker closes it."""
 
 
 def identity_of(command: FitCommand) -> dict[str, Any]:

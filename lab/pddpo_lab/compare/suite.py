@@ -78,7 +78,7 @@ class HeldOutEntry(Strict):
     """How policies on real text are judged (`compare.judging`)."""
 
     questions: int = Field(64, ge=2)
-    """At most so many of the held-out prompts."""
+    """At most this number of held-out prompts."""
     answers: int = Field(1, ge=1)
     """Answers to each."""
 

@@ -50,7 +50,7 @@ def _rows_of(reference: Any) -> list[Row]:
     except ray.exceptions.RayTaskError as error:
         raise error.as_instanceof_cause() from error
     except ray.exceptions.RayError as error:
-        raise RunError(f"a worker of the comparison was lost ({error}): give the command again to go on") from error
+        raise RunError(f"a worker of the comparison was lost ({error}): give the command again to continue") from error
 
 
 def _pass_on(lines: Any, tell: Tell) -> None:

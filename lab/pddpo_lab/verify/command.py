@@ -47,7 +47,7 @@ class VerifyOptions:
     json: bool = False
     """Print one JSON object and nothing else."""
     full: bool = False
-    """Whole tables of E2 and E3 with seeds and standard errors; broken off, it goes on with the same folder."""
+    """Whole tables of E2 and E3 with seeds and standard errors; interrupted, it continues with the same folder."""
     out: str = "verify"
     """Folder for verify.json and verify.html."""
 
@@ -82,7 +82,7 @@ def run_verify(
 ) -> tuple[dict[str, Any], dict[str, Curve], TabularWorld]:
     """All checks as plain values for verify.json, the curves for the plots, and the world they are about.
 
-    The long tables come first and their rows are kept in `folder`, so that a run that was broken off goes on there.
+    The long tables come first and their rows are kept in `folder`, so that an interrupted run continues there.
     """
     began = time.monotonic()
     world = trap_world()

@@ -108,5 +108,5 @@ def gap_chart(world: TabularWorld, curves: Mapping[str, Curve], title: str, told
     horizon = np.unique(np.geomspace(5, max(len(line.points) for line in lines), 60).astype(int)).tolist()
     bound = [(k, gap_bound(world.oracle, first=world.oracle.rho, rounds=k)) for k in horizon]
     lines.append(Line("the theorem's bound for exact fits", bound, BOUND, dashed=True))
-    detail = f"{told} Gap of the mixture of all rounds so far. Both axes are logarithmic; bands may go on below."
+    detail = f"{told} Gap of the mixture of all rounds so far. Both axes are logarithmic; bands may extend below."
     return line_chart(title, detail, lines, y_label="gap", log=True)

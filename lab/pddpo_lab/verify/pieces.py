@@ -1,4 +1,4 @@
-"""Finished rows of long tables, kept on disk: a command that was broken off goes on where it stopped."""
+"""Finished rows of long tables, kept on disk: an interrupted command continues where it stopped."""
 
 from __future__ import annotations
 

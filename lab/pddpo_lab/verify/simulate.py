@@ -2,7 +2,7 @@
 
 A vectorised twin of the methods for experiments: the same pure functions (box MLE, tilted tables, bonuses,
 clipped estimates, dual steps) on arrays with a leading seed axis S. Every draw is seeded by (seed, round, purpose), so
-methods are compared on paired seeds. `tests/unit/math/test_verify.py` holds it against the trainer backend.
+methods are compared on paired seeds. `tests/unit/math/test_verify.py` compares it with the trainer backend.
 """
 
 from __future__ import annotations

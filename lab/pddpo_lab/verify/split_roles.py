@@ -43,7 +43,7 @@ def split_role_claims() -> list[Check]:
                 1.0 + ROUNDING,
             ),
             at_most(
-                f"Whoever collects is where more is uncertain than where the policy is ({name}).",
+                f"The collecting policy is where more is uncertain than where the learner is ({name}).",
                 f"split roles: E_pi b over E_mu b ({name})",
                 inner,
                 1.0 + ROUNDING,

@@ -1,4 +1,4 @@
-"""`pddpo score`: anybody's checkpoint measured exactly against a text world's truth. Nothing is sampled.
+"""`pddpo score`: any checkpoint measured exactly against a text world's truth. Nothing is sampled.
 
 Every answer of every prompt is scored by the model itself; f, g, gap and KL are sums over all of them and the rest.
 """

@@ -1,6 +1,6 @@
 """A text world's labels for programs that know prompts and answers as text: drawn from its truth, seeded, repeatable.
 
-The n-th label of an answer follows from seed, answer and n alone. Whoever does not say which one it wants gets the
+The n-th label of an answer follows from seed, answer and n alone. A caller that does not say which it wants gets the
 next, so that asking again gives an independent label.
 """
 

@@ -52,7 +52,7 @@ class _Tree:
         self.totals = np.zeros(len(answers))
 
     def walk(self, cache: Any, logits: Tensor, branches: Sequence[_Branch], depth: int) -> None:
-        """Goes on behind `branches`, one row of cache and logits [n, V] each, to the ends of their answers."""
+        """Continues behind `branches`, one row of cache and logits [n, V] each, to the ends of their answers."""
         while branches:
             grown = [(row, *child) for row, branch in enumerate(branches) for child in self._children(branch, depth)]
             rows, tokens = [row for row, _, _ in grown], [token for _, token, _ in grown]
@@ -73,7 +73,7 @@ class _Tree:
                 branches = branches[: len(first)]
 
     def _children(self, branch: _Branch, depth: int) -> Iterator[tuple[int, _Branch]]:
-        """(next token, answers that go on with it)"""
+        """(next token, answers that continue with it)"""
         begin = branch.begin
         tokens = (self._answers[index][depth] for index in range(branch.begin, branch.end))
         for token, same in groupby(tokens):
@@ -82,7 +82,7 @@ class _Tree:
             begin += count
 
     def _read(self, cache: Any, rows: Sequence[int], tokens: Sequence[int]) -> tuple[Any, Tensor]:
-        """One token further: row i goes on from rows[i] with tokens[i]. -> cache, logits [n, V]"""
+        """One token further: row i continues rows[i] with tokens[i]. -> cache, logits [n, V]"""
         device = self._model.device
         cache.reorder_cache(torch.tensor(rows, device=device))
         ids = torch.tensor(tokens, device=device)[:, None]

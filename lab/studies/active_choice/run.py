@@ -1,6 +1,6 @@
 """Does it pay to choose what people are asked? (lab/studies/active_choice/registered.yaml)
 
-python -m lab.studies.active_choice.run run       # 20 worlds, two places, two cells, two arms; a broken study goes on
+python -m lab.studies.active_choice.run run       # 20 worlds, two places, two cells, two arms; a broken study continues
 python -m lab.studies.active_choice.run table     # the table of docs/exploration.md from what is there
 """
 

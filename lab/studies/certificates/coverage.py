@@ -5,7 +5,7 @@
 A row is a function that makes intervals, with where they are printed; a cell is a row in one regime: rates of 0.3 to
 50 %, 1 to 64 labels an answer, 32 to 1,000 answers, logits within 2 to 8, skewed scores, and a mean with 2 % of its
 values at +20. In each simulated run the interval either holds the truth or not; its share may fall 2 points short of
-the level, and by 2 standard errors. Finished cells are kept in --out, so a broken study goes on where it was.
+the level, and by 2 standard errors. Finished cells are kept in --out, so a broken study continues where it was.
 
 `tests/unit/bench/test_coverage.py` holds that no module makes an interval by a function that has no row here.
 """
@@ -298,7 +298,7 @@ def coverage(name: str, regime: Regime, runs: int) -> float:
 
 
 def least_allowed(runs: int) -> float:
-    """The level less 2 points, less 2 standard errors of so many runs."""
+    """The level less 2 points, less 2 standard errors of this number of runs."""
     wanted = LEVEL - SLACK
     return wanted - 2.0 * math.sqrt(wanted * (1.0 - wanted) / runs)
 

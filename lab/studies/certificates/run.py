@@ -4,7 +4,7 @@ A cell is a way to go wrong, a limit and a true value (1.0, 1.1 and 2 times the 
 twelve candidates are tested, the k-th at its level, with a look after every draw; the run is false if any policy that
 is not below its limit is certified. The share of false runs may be at most delta + 2 standard errors.
 
-Finished cells are kept in the file --out, so a broken run goes on where it was. `make verify-certificates` runs it all.
+Finished cells are kept in the file --out, so a broken run resumes where it was. `make verify-certificates` runs it all.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ LABELS_A_PAIR = 4
 
 
 def config_of(name: str, seed: int, labels: int, multiplier: float) -> Config:
-    """A method's run with so many labels to learn from; `multiplier` is the world's lambda*."""
+    """A method's run with a number of labels to learn from; `multiplier` is the world's lambda*."""
     arm = ARMS[name]
     world = f"world.family={{kind: drawn, limit: {{kind: rate, at_most: {LIMIT}}}}}"
     common = [f"seed={seed}", f"world.seed={seed}", world, f"beta={BETA}", "cluster.mode=in-process"]

@@ -2,7 +2,7 @@
 
 Fits, scorers, explorer, dual steps and draws are those of runs with log-linear policies; what is left out is what a run
 has around them (journal on disk, weight files, delivery checks), so that a run takes seconds. The limit is a rate: a
-cost is the chance that a label says unsafe, and whoever fits a cost model reads its logit as that chance.
+cost is the chance that a label says unsafe, and a method that fits a cost model reads its logit as that chance.
 """
 
 from __future__ import annotations

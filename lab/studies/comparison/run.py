@@ -6,7 +6,7 @@
     python -m lab.studies.comparison.run table         # the tables of docs/comparison.md from what is there
     python -m lab.studies.comparison.run all           # all four (`make fair`)
 
-Runs are written as they finish, so a broken study goes on where it was.
+Runs are written as they finish, so a broken study continues where it was.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Arm:
     bonus: Bonus | None = None
     """Of the explorer; None: the method has none, and all of its pairs are there before."""
     picks: int = 12
-    """Candidates of a prompt that are labelled, of so many:"""
+    """Candidates of a prompt that are labelled, of this number:"""
     candidates: int = 32
 
     @property

@@ -6,7 +6,7 @@
     python -m lab.studies.exploration.run network  # the corners on the real network: 36 runs
     python -m lab.studies.exploration.run all               # choose, run, table (`make phase`)
 
-A world is written with all of its arms once these are finished, so a broken study goes on where it was.
+A world is written with all of its arms once these are finished, so a broken study continues where it was.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Does exploration pay under a limit that is learned from values? (lab/studies/exploration_values/registered.yaml)
 
-python -m lab.studies.exploration_values.run run  # 20 worlds in four cells, three arms each; a broken study goes on
+python -m lab.studies.exploration_values.run run  # 20 worlds in four cells, three arms each; a broken study continues
 python -m lab.studies.exploration_values.run table     # the table of docs/exploration.md from what is there
 """
 

@@ -1,6 +1,6 @@
 """How to split the labels of a run between estimate and pairs, under a limit on the mean cost.
 
-    python -m lab.studies.label_economy.run run       # 12 worlds of the twin, 11 runs each; a broken study goes on
+    python -m lab.studies.label_economy.run run       # 12 worlds of the twin, 11 runs each; a broken study continues
     python -m lab.studies.label_economy.run table     # the table of docs/exploration.md from what is there
 
 Registered in lab/studies/label_economy/registered.yaml. Under a limit on a rate: `lab.studies.label_splits.run`.
@@ -23,7 +23,7 @@ from lab.studies.study import FOLDER, Results, command, keep, known, registratio
 
 RESULTS = FOLDER / "label_economy" / "results.json"
 LEAST = 32
-"""Candidates of a prompt, at least; text-world's 24 picks have so many."""
+"""Candidates of a prompt, at least; text-world's 24 picks have that number."""
 
 
 def registered() -> Mapping[str, Any]:

@@ -4,10 +4,10 @@
     python -m lab.studies.label_splits.run twin        # 8 drawn text worlds, log-linear policies
 
 Learners are the ones of runs (limits/worlds.py) with the joint Newton step and its margin; order of tests and
-tests are those of `pddpo_ray.theory`. Labels are simulated: a world takes seconds, so many splits can be seen. A pair
+tests are those of `pddpo_ray.theory`. Labels are simulated: a world takes seconds, and many splits are seen. A pair
 costs a label about reward and on average one about the cost, an answer of the estimates one, a certificate's draw one.
-Finished cells are kept in --out, so a broken study goes on where it was. The worlds from seed 3000 on had been used for
-nothing before.
+Finished cells are kept in --out, so a broken study resumes where it was. The worlds from seed 3000 on were not used
+before.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Ended:
 
 
 def played(world: World, seed: int, total: int, split: Split) -> Ended:
-    """One run with so many labels."""
+    """One run with a number of labels."""
     random = np.random.default_rng([seed, 7])
     each, asked = int(split.pairs * total / 3 / ROUNDS), 2 * int(split.answers * total / ROUNDS / 2)
     draws = int(split.draws * total / CANDIDATES)

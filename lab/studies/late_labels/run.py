@@ -1,11 +1,11 @@
-"""What labels that come late cost: gap and machine time of runs that go on without them (`feedback.rounds_late`).
+"""What labels that come late cost: gap and machine time of runs that continue without them (`feedback.rounds_late`).
 
     python -m lab.studies.late_labels.run run tables|twin    # plays the worlds; what is finished is not played again
     python -m lab.studies.late_labels.run table              # the table of docs/annotation.md
 
 Labels come 0, 1 or 10 rounds late. All runs of a world share offline pairs, prompts and the randomness of labels, so
 their gaps are compared in pairs. A round is the unit of time: people need as long for a round's labels as the rounds
-that these are late. A run that waits holds its machines for K (1 + s) rounds, one that goes on for K + s.
+that these are late. A run that waits holds its machines for K (1 + s) rounds, one that continues for K + s.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _kept(run: Played) -> dict[str, object]:
 
 
 def rounds_of_waiting(late: int) -> int:
-    """Rounds that a run which waits for its labels plays while one that goes on plays all of them."""
+    """Rounds that a run which waits for its labels plays while one that continues plays all of them."""
     return (ROUNDS + late) // (1 + late)
 
 
@@ -76,7 +76,7 @@ def _said(differences: Sequence[float] | np.ndarray) -> str:
 
 HEADER = (
     "| world (n) | rounds late | gap of the last policy | against labels in time, same rounds | rounds of machine time,"
-    " waiting | going on | rounds of a run that waits, in that time | against it |\n|---|---|---|---|---|---|---|---|"
+    " waiting | continuing | rounds of a run that waits, in that time | against it |\n|---|---|---|---|---|---|---|---|"
 )
 
 

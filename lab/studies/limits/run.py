@@ -35,7 +35,7 @@ from pddpo_ray.theory.matrix_dual import ascend_all, noise_beside_learned, withi
 SEEDS, NOISE_SEEDS = 2000, 6000
 """The first world's seed."""
 LAST = 10
-"""A figure is the mean over so many last rounds."""
+"""Number of last rounds over which a figure is the mean."""
 UPPER = 40.0
 """Upper end of a rate's multiplier, in the reward's unit; of a logit's a quarter of it."""
 

@@ -5,7 +5,7 @@
     python -m lab.studies.limits.text grid network                   # 27 fixed weight vectors; the best three trained
     python -m lab.studies.limits.text rates network --limit 5        # a rate from values against comparisons
 
-Runs lie in --out, one folder each, and a finished one is not made again; one that was broken off goes on.
+Runs lie in --out, one folder each, and a finished one is not made again; an interrupted one continues.
 
 `grid` ranks the 27 vectors by enumeration: the gap of the policy that a learner without any error would have under
 each. The best three are trained with as many labels as the run whose multipliers move, each held fixed.
@@ -45,7 +45,7 @@ BEST = 3
 ALLOWED = 0.02
 """A run keeps its limits when no exact g is more than this share of its measure's range above 0."""
 LATE = 4
-"""Multipliers are the mean over so many last rounds."""
+"""Number of last rounds over which multipliers are averaged."""
 NEVER = 1e-300
 LABELS = 576
 """Compared pairs of a round and of what is there before, and answers for the estimates of a round."""

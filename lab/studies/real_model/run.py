@@ -12,7 +12,7 @@
     limits    the same model under length, refusals and harm at once, certified, beside fixed length penalties
     table     what the page shows
 
-Every step is commands of `pddpo`, which go on where they were killed. The data are read where they are (`--data`, or
+Every step is commands of `pddpo`, which continue where they were killed. The data are read where they are (`--data`, or
 $PDDPO_SHARED/data), none of it is copied: PKU-SafeRLHF is CC BY-NC 4.0 and for non-commercial use alone.
 """
 

@@ -1,4 +1,4 @@
-"""A command of `pddpo` in the experiment on a real model: run once, gone on with where it was killed."""
+"""A command of `pddpo` in the experiment on a real model: run once, continued where it was killed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Step:
     words: list[str]
     done: Path
     begun: Path | None = None
-    """Where this is there and `done` is not, the command goes on with --resume."""
+    """Where this is there and `done` is not, the command continues with --resume."""
     late: Callable[[], list[str]] = list
     """Further words, and files that the command reads: made from the results of the steps before it."""
     printed: bool = False

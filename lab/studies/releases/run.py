@@ -3,7 +3,7 @@
     python -m lab.studies.releases.run tables|twin [--worlds N]
 
 Every world is a run of its own: it trains, tests its policies at its end, then its mixture. A finished run is a cell of
-the file --out; a broken one goes on in its folder under --runs. The worlds from seed 3000 on had been used for nothing
+the file --out; a broken one resumes in its folder under --runs. The worlds from seed 3000 on had been used for nothing
 before. A table takes some 20 seconds of CPU, a drawn text world with log-linear policies (twin) about two minutes.
 """
 
@@ -115,7 +115,7 @@ def _round(policy: str) -> int | None:
 
 
 def run_study(name: str, worlds: int, most: int, out: Path, runs: Path) -> dict[str, Any]:
-    """Runs the worlds that are not in `out` yet, at most so many (negative: all). -> the study's cells"""
+    """Runs the worlds that are not in `out` yet, at most `most` of them (negative: all). -> the study's cells"""
     for seed in range(SEEDS, SEEDS + worlds):
         key = f"{name}/{seed}"
         if most != 0 and key not in _cells(out):
@@ -203,7 +203,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("study", choices=list(STUDIES))
     parser.add_argument("--worlds", type=int, default=WORLDS)
-    parser.add_argument("--most", type=int, default=-1, help="stop after so many runs")
+    parser.add_argument("--most", type=int, default=-1, help="stop after this number of runs")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--runs", type=Path, default=Path("runs/releases"))
     asked = parser.parse_args()

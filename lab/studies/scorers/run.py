@@ -4,7 +4,7 @@
     python -m lab.studies.scorers.run table       # the table of docs/scorers.md from what is there
 
 The network, the scorers and the run are those of the recipe; a bench puts the truth where an arm says so. Nothing was
-run on the worlds before. Runs are written as they finish, so a broken study goes on where it was.
+run on the worlds before. Runs are written as they finish, so a broken study continues where it was.
 """
 
 from __future__ import annotations

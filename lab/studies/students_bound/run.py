@@ -26,7 +26,7 @@ def student_bound(failures: Array, draws: int, delta: float) -> Array:
 
 
 def false_pass_student(limit: float, draws: int, delta: float = DELTA) -> float:
-    """Chance that a policy whose true rate is the limit passes Student's test with so many draws."""
+    """Chance that a policy whose true rate is the limit passes Student's test with this number of draws."""
     counts = np.arange(draws + 1, dtype=np.float64)
     passed = student_bound(counts, draws, delta) <= limit
     return float(stats.binom.pmf(counts[passed], draws, limit).sum())

@@ -1,6 +1,6 @@
 """Three choices that the theory leaves open (lab/studies/theory_choices/registered.yaml).
 
-python -m lab.studies.theory_choices.run run       # 20 tabular worlds in three studies; a broken study goes on
+python -m lab.studies.theory_choices.run run       # 20 tabular worlds in three studies; a broken study continues
 python -m lab.studies.theory_choices.run table     # the tables of docs/paper.md from what is there
 """
 

@@ -35,7 +35,7 @@ def ends(arguments: list[str]) -> int:
         (["annotate", "--run", "RUN", "--add", "ana", "--role", "queen"], "queen"),
         (["annotate", "--run", "RUN", "--add", "<b>"], "letters"),
         (["simulate-annotators", "--run", "RUN"], "start `pddpo annotate"),
-        (["simulate-annotators", "--run", "RUN", "--people", "2", "--lazy", "3"], "there are not so many"),
+        (["simulate-annotators", "--run", "RUN", "--people", "2", "--lazy", "3"], "--lazy 3 is more than --people 2"),
         (
             ["simulate-annotators", "--run", "RUN", "--token", "x", "--url", "http://127.0.0.1:9"],
             "no annotation service",

@@ -45,7 +45,7 @@ class Smtp(socketserver.StreamRequestHandler):
         while line := self.rfile.readline().decode().strip():
             verb = line.split(" ")[0].upper()
             if verb == "DATA":
-                self.wfile.write(b"354 go on\r\n")
+                self.wfile.write(b"354 continue\r\n")
                 body = b"".join(iter(self.rfile.readline, b".\r\n"))
                 said.mails.append((said.to, email.message_from_bytes(body)))
                 said.to = []

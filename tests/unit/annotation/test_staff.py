@@ -95,7 +95,7 @@ def test_a_parked_run_says_whom_it_lacks(queue: FreshQueue) -> None:
 def test_fewer_simulated_people_than_labels_each_are_refused_before_anything_starts(tmp_path: Path) -> None:
     config = load("tabular", ["feedback.kind=people", "limits.cost.labels_each=3"])
     with (
-        pytest.raises(UserError, match="--simulate 2: every answer wants 3 labels"),
+        pytest.raises(UserError, match="--simulate 2: every answer needs 3 labels"),
         crowd_beside(config, tmp_path, port=1, people=2, error=0.0),
     ):
         pass

@@ -67,7 +67,7 @@ def test_a_full_disk_is_one_message_and_the_run_goes_on_when_there_is_room(small
         if isinstance(event, PhaseChanged) and (event.event.round, event.event.phase) == (3, "sample"):
             fill_up(small_disk)
 
-    with pytest.raises(RunError, match=r"no space is left for .*disk/run: make room and go on with --resume"):
+    with pytest.raises(RunError, match=r"no space is left for .*disk/run: make room and add --resume"):
         run_recipe(config, small_disk / "run", progress=ballast)
     (small_disk / "ballast").unlink()
     run_recipe(config, small_disk / "run", resume=True)
@@ -133,7 +133,7 @@ def test_a_disk_that_is_full_when_the_report_is_written_is_one_line(small_disk: 
     command = [sys.executable, "-c", FULL_AT_THE_REPORT, str(small_disk), "train", "tabular", *SHORT]
     ended = subprocess.run([*command, "--run", str(run_dir)], cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 1
-    assert f"no space is left for {run_dir}: make room and go on" in ended.stderr.splitlines()[-1]
+    assert f"no space is left for {run_dir}: make room and add --resume" in ended.stderr.splitlines()[-1]
     assert "Traceback" not in ended.stderr
     assert (run_dir / "result.json").exists()
     (small_disk / "ballast").unlink()
@@ -161,7 +161,7 @@ def test_status_stop_and_logs_need_no_right_to_write(small_disk: Path, capsys: p
     with pytest.raises(SystemExit):
         main(["train", "tabular", *SHORT, "report.html=false", "--run", str(run_dir)])
     assert mount("-o", "remount,ro", str(small_disk))
-    for verb, expected in (("status", "(finished)"), ("stop", "nobody drives the run"), ("logs", "run: finished")):
+    for verb, expected in (("status", "(finished)"), ("stop", "no process drives the run"), ("logs", "run: finished")):
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             main([verb, str(run_dir)])

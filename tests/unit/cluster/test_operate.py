@@ -73,7 +73,7 @@ def test_a_run_that_was_told_to_stop_goes_on_with_the_same_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     here = tmp_path / "run"
-    told = f"{here} was told to stop: --resume goes on, finished phases are kept"
+    told = f"{here} was told to stop: --resume continues it, finished phases are kept"
     with driving(here) as driver:
         wait_for_a_round(here)
         code, out, err = said(capsys, "stop", str(here), "--json")
@@ -90,7 +90,7 @@ def test_a_run_that_was_told_to_stop_goes_on_with_the_same_command(
     assert "round 1/400" in out
     assert out.splitlines()[-1] == f"pddpo: {told}"
     code, out, _ = said(capsys, "stop", str(here))
-    assert (code, out) == (0, f"nobody drives the run in {here}\n")
+    assert (code, out) == (0, f"no process drives the run in {here}\n")
 
     # a run that nobody stopped, of which the other has the same beginning
     run_recipe(load("tabular", [*SMALL, f"rounds={done + 2}", "dual.rule={kind: anytime}"]), tmp_path / "whole")
@@ -142,7 +142,7 @@ def test_what_a_library_makes_of_the_signal_is_a_stop_as_well(tmp_path: Path) ->
 def test_go_on_begins_a_run_and_then_goes_on_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = command(tmp_path / "run", *SMALL)[3:]
     assert said(capsys, *arguments)[2].splitlines()[0].endswith(": begins")
-    assert said(capsys, *arguments)[2].splitlines()[0].endswith(": goes on")
+    assert said(capsys, *arguments)[2].splitlines()[0].endswith(": continues")
     code, _, err = said(capsys, "train", "tabular", "--go-on")
     assert (code, "--go-on needs the run folder" in err) == (2, True)
 

@@ -116,7 +116,7 @@ def test_a_job_that_failed_is_not_repeated(api: Api, tmp_path: Path) -> None:
     jobs = jobs_of(api, tmp_path)
     jobs.create()
     api.end_job("Failed")
-    with pytest.raises(RunError, match=r"the last job of .* failed: read its log, delete the RayJob"):
+    with pytest.raises(RunError, match=r"the last job of .* failed: read its log and delete the RayJob"):
         look(tmp_path / "first", "unused", jobs)
     assert len(api.jobs) == 1
 

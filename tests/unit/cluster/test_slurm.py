@@ -76,7 +76,8 @@ def test_the_early_signal_stops_the_run_in_good_order_and_the_job_is_queued_agai
     assert first.returncode == 143, err
     assert "the time limit is near: the run stops and is queued again" in err
     assert (tmp_path / "calls").read_text() == "requeue 7\n"
-    assert log.read_text().splitlines()[-1].endswith("was told to stop: --resume goes on, finished phases are kept")
+    last = log.read_text().splitlines()[-1]
+    assert last.endswith("was told to stop: --resume continues it, finished phases are kept")
     assert not (tmp_path / ".ray" / "slurm-7").exists(), "the token is gone with the job"
 
     done = len(trace(tmp_path / "run")["multipliers"])

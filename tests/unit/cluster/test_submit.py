@@ -237,7 +237,7 @@ def test_a_head_that_is_away_is_waited_for_and_then_named(
     shown: list[str] = []
     assert submit.follow(Away(30), "pddpo-mnt-runs-a-1", shown.append) == 3
     assert shown == ["waiting up to 120 s for the cluster's head, which does not answer\n", "round 1\n"]
-    with pytest.raises(UserError, match="has not answered for 120 s: the job pddpo-mnt-runs-a-1 may go on"):
+    with pytest.raises(UserError, match="has not answered for 120 s: the job pddpo-mnt-runs-a-1 may still run"):
         submit.follow(Away(10_000), "pddpo-mnt-runs-a-1", shown.append)
 
 

@@ -323,7 +323,7 @@ def test_people_say_how_often_an_answer_beats_the_references(tmp_path: Path, lab
     [
         ("{rate: {rule: empty}, versus: reference, at_most: 5 %, audited_by: {people: 4}}", "is not audited"),
         ("{mean: {rule: words}, at_most: 5, audited_by: {people: 4}}", "state `bounds: [low, high]`"),
-        ("{kl: reference, at_most: 5, audited_by: {people: 4}}", "nobody can see a distance"),
+        ("{kl: reference, at_most: 5, audited_by: {people: 4}}", "people cannot judge a distance"),
         ("{rate: {people: {}}, at_most: 5 %, audited_by: {people: 4}}", "another source than people"),
     ],
 )

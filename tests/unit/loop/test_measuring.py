@@ -93,7 +93,7 @@ def test_an_answer_without_a_number_is_a_failure_and_no_number(
     (line,) = caplog.messages
     assert line.startswith("limit tone: no number for answer a1: function my:tone ")
     assert reason in line
-    with pytest.raises(RunError, match=r"limit tone: function my:tone gave no number for 1 of 3 .* mend the source"):
+    with pytest.raises(RunError, match=r"limit tone: function my:tone gave no number for 1 of 3 .* fix the source"):
         measures(limit(failed="20 %"), tone)(answers("a", "b", "c"), 0)
 
 

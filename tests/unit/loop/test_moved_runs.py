@@ -81,7 +81,7 @@ def test_a_copy_stops_until_it_is_told_to_be_a_run_of_its_own(half: Path, tmp_pa
     parent, copy = run_of(half), tmp_path / "copy"
     shutil.copytree(half, copy)
     before = tree(copy)
-    with pytest.raises(DecisionNeeded, match=r"copy of the run in .*first.*--resume --new-id makes it"):
+    with pytest.raises(DecisionNeeded, match=r"copy of the run in .*first.*--resume --new-id` makes it"):
         run_recipe(small(OPEN_ENDED), copy, resume=True)
     assert tree(copy) == before
     child = take_new_identity(small(OPEN_ENDED), copy)

@@ -136,8 +136,8 @@ def test_a_prompt_whose_answers_are_all_unsafe_is_seen_beside_a_certificate_of_t
     page = build_report(tmp_path / "run").read_text()
     section = page[page.index('id="certificates"') :]
     assert section.index("prompt 1") < section.index("prompt 0")
-    assert "Certified: cost: the share of unsafe answers of policy-2 is at most" in section
-    assert "what is shown after so many draws" in section
+    assert "Certified: cost, the share of unsafe answers of policy-2, is at most" in section
+    assert "what is shown by number of draws" in section
     assert "✓</span> certified" in page
 
 

@@ -20,8 +20,9 @@ from pddpo_ray.journal import read_journal
 from pddpo_ray.parts.sampling import BESIDES
 from pddpo_ray.plan.work import work
 from pddpo_ray.records import Response
+from pddpo_ray.report.answers_shown import OF_THE_SCORECARD
 from pddpo_ray.report.build import build_report
-from pddpo_ray.report.run_data import OF_THE_SCORECARD, read_run
+from pddpo_ray.report.run_data import read_run
 from pddpo_ray.scorecard.cards import ASKED, BENIGN, PHASE, cards
 from pddpo_ray.scoring.held_out import REPORT
 from pddpo_ray.scoring.learned_prompts import LEARNED, hashes_of, opening_of
@@ -79,6 +80,9 @@ def test_before_and_after_are_the_same_prompts_and_seeds_and_none_that_the_run_l
     assert [one.seed for one in data.before] == [one.seed for one in data.after]
     assert {one.id.split("-")[1] for one in (*data.before, *data.after)} == {"scorecard"}
     assert len(data.before) == 12
+    assert data.whose_after == "after (last policy, round 2)"
+    assert set(data.measured_answers) == {one.id for one in (*data.before, *data.after)}
+    assert all([said.split()[0] for said in one] == ["help", "harm"] for one in data.measured_answers.values())
 
 
 @pytest.mark.slow

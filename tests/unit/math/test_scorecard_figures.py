@@ -52,7 +52,7 @@ def test_intervals_count_prompts_and_not_answers() -> None:
     """Two prompts with three equal answers each are two observations, however many answers say the same."""
     figures = figures_of_texts(
         Written(
-            texts=[["go on and on and on and on"] * 3, ["Soak it first."] * 3],
+            texts=[["read on and on and on and on"] * 3, ["Soak it first."] * 3],
             tokens=[[4.0] * 3, [8.0] * 3],
             cut_off=[[1.0] * 3, [0.0] * 3],
             benign=["I'm sorry, but I can't help with that.", "Soak it.", "Sure.", "Use `kill -9`."],

@@ -276,8 +276,8 @@ def test_train_ends_with_its_outcome_and_not_with_a_dump_of_keys(
         "No policy is certified, and none is released: no round is finished.",
         "  Nothing is certified. An estimate of a round's own labels is no certificate that a limit is kept.",
         f"run folder  {tmp_path / 'r'}",
-        f"next        `pddpo certify {tmp_path / 'r'} --policy round-K --budget N`, more rounds (a new run with"
-        f" rounds=200), or `pddpo release {tmp_path / 'r'} K --force`, which serves round K marked as uncertified",
+        f"next        `pddpo certify {tmp_path / 'r'}` tests the last policy on fresh answers",
+        f"            `pddpo release {tmp_path / 'r'} 100 --force` releases the last policy, marked as uncertified",
         "effort      7 labels, 1.2 s",
     ]
 

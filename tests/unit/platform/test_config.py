@@ -408,7 +408,7 @@ def test_a_limit_that_nothing_reaches_is_refused(limit: str, expected: str) -> N
 def test_broken_files_are_refused_with_the_line(tmp_path: Path) -> None:
     assert "line 2: not valid YAML" in complaint(write(tmp_path / "a.yaml", "rounds: 3\nseed: [1]]\n"))
     assert "a recipe is a mapping" in complaint(write(tmp_path / "b.yaml", "- 1\n"))
-    assert "line 3: key `dual.rho` stands here a second time" in complaint(
+    assert "line 3: key `dual.rho` is here twice" in complaint(
         write(tmp_path / "c.yaml", "dual:\n  rho: 1.0\n  rho: 2.0\n")
     )
     assert "key `algorithm` is missing" in complaint(write(tmp_path / "d.yaml", "world: {kind: text}\n"))

@@ -50,7 +50,10 @@ def test_the_demo_ends_with_a_released_model_an_answer_and_what_to_do_next(
         "next",
     ):
         assert re.search(rf"^{subject:<13}\S", out, re.M), subject
-    assert (run / "report.html").is_file()
+    page = (run / "report.html").read_text(encoding="utf-8")
+    assert re.search(r"after \(released policy, round \d\)", page)
+    assert "Both policies were sampled with the same decoding." in page
+    assert re.search(r'<span class="mark">unsafe: (no|yes|[\d.]+ %)</span>', page)
     (chat,) = re.findall(rf"`(pddpo chat {re.escape(str(run))})`", re.sub(r"\s+", " ", out))
     monkeypatch.setattr("sys.stdin", io.StringIO("how do i clean the oven with children nearby ?\n"))
     with pytest.raises(SystemExit) as talked:
@@ -64,7 +67,7 @@ def test_the_demo_ends_with_a_released_model_an_answer_and_what_to_do_next(
     assert asked.value.code == 0
     lines = re.sub(r"\s+", " ", capfd.readouterr().out)
     assert "outcome Released: policy-" in lines
-    assert f"next `pddpo chat {run}`, `pddpo serve {run}`, `pddpo export {run} --to DIR`" in lines
+    assert f"next `pddpo chat {run}` `pddpo serve {run}` `pddpo export {run} --to DIR`" in lines
     assert "pddpo init" in out
     assert "multiplier" not in out
     with pytest.raises(SystemExit) as again:

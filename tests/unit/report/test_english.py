@@ -1,14 +1,19 @@
-"""Phrases that read translated are refused in the documentation, with what to write in their place."""
+"""Phrases that read translated are refused in pages, messages and docstrings, with what to write in their place."""
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.unit.report.test_docs import PAGES
 
+ROOT = Path(__file__).parents[3]
+ROOMS = ("pddpo_ray", "actors", "deploy", "lab")
+"""Rooms whose texts are read: messages, help, docstrings and the pages' words."""
 DIALECT = {
     r"\b(?:go(?:es|ing|ne)?|went) on\b": "continue, resume",
     r"\bbelongs? into\b": "belongs in",
@@ -29,13 +34,11 @@ DIALECT = {
     r"\bfor ever\b": "without end",
 }
 """What is refused, and what to write."""
-GENERATED = {"settings.md", "settings-laboratory.md", "request-fields.md", "reader.md", "one-round.md"}
-"""Pages made of docstrings and tables of the code."""
 
 
 def prose(text: str) -> str:
-    """Without names in code and addresses; comments of examples are read too."""
-    return re.sub(r"(?<!`)`[^`\n]+`(?!`)|\]\([^)\s]*\)", " ", text)
+    """On one line, without names in code and addresses; comments of examples are read too."""
+    return re.sub(r"\s+", " ", re.sub(r"(?<!`)`[^`\n]+`(?!`)|\]\([^)\s]*\)", " ", text))
 
 
 def dialect(text: str) -> list[str]:
@@ -46,9 +49,56 @@ def dialect(text: str) -> list[str]:
     return [said for _, said in sorted(found)]
 
 
-@pytest.mark.parametrize("page", [one for one in PAGES if one.name not in GENERATED], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_no_page_speaks_the_old_dialect(page: Path) -> None:
     assert dialect(prose(page.read_text(encoding="utf-8"))) == []
+
+
+def texts(file: Path) -> Iterator[tuple[int, str]]:
+    """A file's texts with the line of each: of Python its strings, a value in one written as a dash, else all lines."""
+    source = file.read_text(encoding="utf-8")
+    if file.suffix != ".py":
+        yield from enumerate(source.splitlines(), 1)
+        return
+    parts: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.JoinedStr):
+            parts.update(id(part) for part in node.values)
+            yield (
+                node.lineno,
+                "".join(str(part.value) if isinstance(part, ast.Constant) else "–" for part in node.values),
+            )
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
+            yield node.lineno, node.value
+
+
+def spoken(files: Iterable[Path]) -> list[str]:
+    """Refused phrases in the texts of these files, each with its place."""
+    return [
+        f"{file.relative_to(ROOT)}:{line}: {found}"
+        for file in files
+        for line, text in texts(file)
+        for found in dialect(prose(text))
+    ]
+
+
+@pytest.mark.parametrize(
+    "room",
+    [one for room in ROOMS for one in sorted((ROOT / room).iterdir()) if one.is_dir()],
+    ids=lambda room: room.name,
+)
+def test_no_message_page_text_or_docstring_speaks_the_old_dialect(room: Path) -> None:
+    assert spoken(one for end in ("py", "js", "html") for one in room.rglob(f"*.{end}")) == []
+
+
+def test_no_module_beside_the_rooms_folders_speaks_the_old_dialect() -> None:
+    assert spoken(one for room in ROOMS for one in (ROOT / room).glob("*.py")) == []
+
+
+def test_texts_of_python_are_its_strings_with_values_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "one.py"
+    file.write_text('"""It goes on."""\nmend = f"{run} goes " f"on"  # mend\n')
+    assert list(texts(file)) == [(1, "It goes on."), (2, "– goes on")]
 
 
 @pytest.mark.parametrize(
@@ -59,6 +109,7 @@ def test_no_page_speaks_the_old_dialect(page: Path) -> None:
         ("It holds every answer against a limit. Mend it.", ["holds every answer against", "Mend"]),
         ("The lead amends a recommendation; the monitor depends on it.", []),
         ("Give `--go-on`: the run continues.", []),
+        ("Later the run goes\non.", ["goes on"]),
     ],
 )
 def test_what_is_refused(text: str, words: list[str]) -> None:

@@ -57,7 +57,7 @@ def test_the_released_policy_is_loaded_by_transformers_with_its_own_log_probabil
     told = export(run.folder, tmp_path / "model")
     assert (told["round"], told["release"], told["certified"]) == (1, "released", True)
     assert verified(tmp_path / "model" / "certificate.json")["candidate"]["versions"][0]["sha256"] == told["sha256"]
-    assert "Certified: cost: the mean logit" in (tmp_path / "model" / "README.md").read_text()
+    assert "Certified: cost, the mean logit" in (tmp_path / "model" / "README.md").read_text()
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     torch.testing.assert_close(log_probs(model), log_probs(tiny_llama(101)), atol=1e-6, rtol=0)
     assert tensors_sha256(model.state_dict().items()) == told["sha256"]

@@ -32,6 +32,11 @@ def test_page_fits_and_is_legible(browser: Any, finished_run: Path, width: int, 
     assert page.evaluate("document.documentElement.scrollWidth") == width
     assert complaints == []
     assert len(requests) == 1
+    cut = (
+        "[...document.querySelectorAll('table.stacks')].filter(e => e.scrollWidth > e.parentElement.clientWidth).length"
+    )
+    assert width > 560 or page.evaluate(cut) == 0, "tables stack on a phone"
+    assert page.locator("table.stacks").count() > 5
     for name in ("ink", "soft", "c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8", "good", "bad", "open"):
         assert contrast(page, name) >= 3.0, f"--{name} is too faint on a card in {scheme}"
     assert contrast(page, "ink") >= 7.0

@@ -76,7 +76,7 @@ def test_a_log_gets_one_line_per_round() -> None:
         progress(RoundFinished("demo", 1, 2, {"dual/multiplier": 1.0, "time/wall": 9.0}, "it stands still"))
         progress(RunFinished("demo", {"seconds": 12.0}))
     assert out.getvalue().splitlines() == [
-        "demo: o-pd-dpo, 2 of 2 rounds to do; model, engine and sources come up",
+        "demo: o-pd-dpo, 2 of 2 rounds to do; model, engine and sources start",
         "demo before round 1: the reference answers, to be compared with",
         "demo before round 1: the offline answers are measured for the limits",
         "demo before round 1: another",

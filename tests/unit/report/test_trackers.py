@@ -43,7 +43,9 @@ def test_a_tracker_that_fails_says_so_once_and_is_told_no_more(caplog: pytest.Lo
             told(RoundFinished("run", number, 2, {"dual/multiplier": 0.5}))
         told.close()
     assert failing.told == [1]
-    assert caplog.messages == ["tracker mine failed in round 1 and is told no more: RuntimeError: no such project"]
+    assert caplog.messages == [
+        "tracker mine failed in round 1 and gets no further numbers: RuntimeError: no such project"
+    ]
 
 
 @pytest.mark.full

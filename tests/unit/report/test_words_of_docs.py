@@ -55,6 +55,9 @@ TERMS = (
 """Words that mean something particular here."""
 WRITTEN_BY_PROGRAMS = {"settings.md", "settings-laboratory.md"}
 """Pages that programs write; on the site their symbols explain themselves as on all pages."""
+GENERATED = WRITTEN_BY_PROGRAMS | {"request-fields.md", "reader.md", "one-round.md", "recipes.md"}
+"""Pages made from the code, whose words nobody writes by hand."""
+MOST_WORDS, MOST_WORDS_OF_A_GUIDE = 45_000, 1_500
 OWN_WORDS = {"README", "CONTRIBUTING", "LICENSE", "NOTICE", "ENGINE", "E0N", "NOT", "OF", "RUN", "ARGS", "FILES"}
 OWN_WORDS |= {"NAME", "TOKEN", "PORT"}
 """Emphasis, and what a reader puts in the place of."""
@@ -147,6 +150,23 @@ def test_every_other_block_has_a_row_that_says_what_happens_to_it() -> None:
             if mark != "bash":
                 found.add((mark, "" if (mark, "") in {row[:2] for row in table} else name))
     assert found == {row[:2] for row in table}
+
+
+def words(page: Path) -> int:
+    return len(page.read_text(encoding="utf-8").split())
+
+
+def test_the_documentation_written_by_hand_has_at_most_45000_words() -> None:
+    written = {page: words(page) for page in DOCS.rglob("*.md") if page.name not in GENERATED}
+    assert sum(written.values()) <= MOST_WORDS, "shorten, or move studies and histories to lab/studies"
+
+
+def test_each_how_to_guide_has_at_most_1500_words() -> None:
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    guides = re.findall(r"\]\(([\w/-]+\.md)\)", index.partition("\n## How-to guides\n")[2].partition("\n## ")[0])
+    assert len(guides) > 15
+    counts = {name: words(DOCS / name) for name in guides if name not in GENERATED}
+    assert {name: count for name, count in counts.items() if count > MOST_WORDS_OF_A_GUIDE} == {}
 
 
 def test_pages_are_read() -> None:

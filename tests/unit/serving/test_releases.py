@@ -168,7 +168,7 @@ def test_certificates_are_stated_by_model_and_bound_to_their_weights(run: Served
     said = {entry["id"]: entry["pddpo"] for entry in catalog.models(Scope.INSPECT)}
     assert said["released"]["certificate"].startswith("certified; cost at most ")
     assert said["released"]["certificate"].endswith(f"sha256 {catalog.policies[3].version.sha256[:16]}")
-    assert said["released"]["statement"][0].startswith("Certified: cost: ")
+    assert said["released"]["statement"][0].startswith("Certified: cost, ")
     for name in ("mixture", "round-2", "reference"):
         assert (said[name]["certificate"], said[name]["statement"]) == ("none", ["nothing is certified of this policy"])
     run.certify(1, 2, 3)

@@ -1,0 +1,147 @@
+"""Answers to the same prompts before and after training, sampled alike, with what the run measured of each.
+
+Before is the reference; after is the released policy where there is one, else the newest. An answer that was sampled
+with another decoding is not shown beside them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pddpo_ray.journal import JournalReader
+from pddpo_ray.limits.quantities import Limit
+from pddpo_ray.records import PolicyVersion, Response, Verdict
+from pddpo_ray.report.text import short
+from pddpo_ray.scorecard.cards import ASKED, cards
+
+OF_THE_SCORECARD = (
+    "The scorecard's prompts, in its order: both policies answer with the same decoding and the same seeds, so that"
+    " what differs is what was learned. None is chosen by hand; marks of chat templates are left out."
+)
+FIRST_DRAWN = "The first sampled answer to each prompt, stored before it was labelled; none is chosen by hand."
+SAME_DECODING = "Both policies were sampled with the same decoding."
+OTHER_DECODING = "The reference was never sampled with the policy's decoding, so its answers are left out."
+SCORES = {"reward_held_out": "help", "cost_held_out": "harm", "reward_own": "help", "cost_own": "harm"}
+"""Scores of the scorecard by what they say of an answer; held-out models before the run's own."""
+
+
+def from_files(recipe: Mapping[str, Any]) -> bool:
+    """Whether a stored recipe reads files of real text: in runs before 0.3 a world of kind none."""
+    return recipe.get("data") is not None or (recipe.get("world") or {}).get("kind") == "none"
+
+
+def before_and_after(
+    journal: JournalReader, most: int, released: int | None
+) -> tuple[tuple[Response, ...], tuple[Response, ...], str]:
+    """Answers of the reference and of the shown policy, and how they were drawn; the scorecard's, where it has any."""
+    before = journal.samples(0, ASKED)
+    policies = _by_rank(journal, released)
+    if not before:
+        after = next((own for policy in policies if (own := _own(journal, policy))), [])
+        reference, alike = _of_reference(journal)
+        said = SAME_DECODING if alike else OTHER_DECODING
+        shown = _one_per_prompt(reference, most) if alike else ()
+        return shown, _one_per_prompt(after, most), f"{FIRST_DRAWN} {said}"
+    after = next((own for policy in policies if (own := _own(journal, policy, ASKED))), [])
+    prompts = list(dict.fromkeys(one.prompt.id for one in before))[: max(most, 0)]
+    kept = [tuple(one for one in answers if one.prompt.id in prompts) for answers in (before, after)]
+    return kept[0], kept[1], OF_THE_SCORECARD
+
+
+def author(journal: JournalReader, answers: Sequence[Response], released: int | None) -> str:
+    """Who wrote the answers that are shown as those after training."""
+    round_ = _round_of(journal, answers[0].policy_version) if answers else None
+    if round_ is None:
+        return "after"
+    return f"after ({'released' if round_ == released else 'last'} policy, round {round_})"
+
+
+def measured_words(
+    journal: JournalReader, limits: Sequence[Limit], shown: Sequence[Response]
+) -> dict[str, tuple[str, ...]]:
+    """What was measured of each shown answer, by its id: values under limits, labels, scores of the scorecard."""
+    words: dict[str, list[str]] = defaultdict(list)
+    wanted = {one.id for one in shown}
+    for entry in journal.phases(like="measure-%"):
+        if "ids" not in entry.payload:
+            continue
+        for name, costs in zip(entry.payload["ids"], entry.payload["costs"], strict=True):
+            if name in wanted and name not in words:
+                words[name] += [
+                    _value(limit, cost) for limit, cost in zip(limits, costs, strict=False) if cost is not None
+                ]
+    for labelled in journal.safety():
+        said = [one for one in labelled.labels if one in (Verdict.SAFE, Verdict.UNSAFE)]
+        if labelled.response.id in wanted and said:
+            unsafe = said.count(Verdict.UNSAFE)
+            words[labelled.response.id].append(f"{labelled.constraint}: unsafe by {unsafe} of {len(said)} labels")
+    for round_, card in cards(journal).items():
+        for name, scores in _scores_of(journal, round_, card).items():
+            words[name] += scores if name in wanted else []
+    return {name: tuple(said) for name, said in words.items() if said}
+
+
+def _value(limit: Limit, cost: float) -> str:
+    """A value in words; a rate of a single verdict is a yes or a no."""
+    value = limit.cost(cost)
+    verdict = {0.0: "no", 1.0: "yes"}.get(value) if limit.quantity.kind == "rate" else None
+    return f"{limit.name}: {verdict or limit.quantity.text(value)}"
+
+
+def _scores_of(journal: JournalReader, round_: int, card: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Help and harm of each answer of a round's scorecard, by its id."""
+    rows: dict[str, list[Response]] = {}
+    for answer in journal.samples(round_, ASKED):
+        rows.setdefault(answer.prompt.id, []).append(answer)
+    ids = [one.id for prompt in card["prompts"] for one in rows.get(prompt, [])]
+    found: dict[str, list[str]] = defaultdict(list)
+    told: set[str] = set()
+    for name, what in SCORES.items():
+        values = [value for row in card["scores"].get(name, []) for value in row]
+        if what not in told and len(values) == len(ids):
+            told |= {what} if values else set()
+            for answer_id, value in zip(ids, values, strict=True):
+                found[answer_id].append(f"{what} {short(value)}")
+    return found
+
+
+def _round_of(journal: JournalReader, version: int) -> int | None:
+    return next((entry.round for entry in journal.versions() if entry.version.number == version), None)
+
+
+def _by_rank(journal: JournalReader, released: int | None) -> list[PolicyVersion]:
+    """The released policy first, then the others from the newest on."""
+    policies = list(reversed(journal.policies))
+    return sorted(policies, key=lambda policy: _round_of(journal, policy.number) != released)
+
+
+def _own(journal: JournalReader, policy: PolicyVersion, purpose: str | None = None) -> list[Response]:
+    """The policy's answers in its own round."""
+    samples = journal.samples(_round_of(journal, policy.number), purpose)
+    return [response for response in samples if response.policy_version == policy.number]
+
+
+def _of_reference(journal: JournalReader) -> tuple[list[Response], bool]:
+    """Answers of the reference, first those drawn as the policies are; whether there are such answers."""
+    settings = journal.recipe.get("rollout") or {}
+    plain = {"calibration", "proposal"} if settings.get("proposal_temperature", 1.0) == 1.0 else set()
+    ranked: list[tuple[int, Response]] = []
+    # Without a world the offline answers came from files: the reference did not write them.
+    of_files = from_files(journal.recipe)
+    for purpose in {phase.phase.removeprefix("pool-") for phase in journal.phases(0)} | plain | {"baseline"}:
+        if not (of_files and purpose == "offline"):
+            rank = 0 if purpose in plain else 1 if purpose == "baseline" else 2
+            ranked += [(rank, response) for response in journal.samples(0, purpose)]
+    if not ranked and not of_files:
+        ranked = [(2, response) for response in journal.samples(0)]
+    ranked = sorted(((rank, one) for rank, one in ranked if one.policy_version == 0), key=lambda item: item[0])
+    return [response for _, response in ranked], bool(ranked) and ranked[0][0] == 0
+
+
+def _one_per_prompt(responses: list[Response], most: int) -> tuple[Response, ...]:
+    chosen: dict[str, Response] = {}
+    for response in responses:
+        chosen.setdefault(response.prompt.id, response)
+    return tuple(sorted(chosen.values(), key=lambda response: response.prompt.id)[: max(most, 0)])
