@@ -1,23 +1,49 @@
-"""Prompts of the kept limit on SmolLM2's length.
+"""A limit on SmolLM2's length, kept and certified: seeds 0, 1 and 2 (docs/real-model.md, `make real`).
 
-    python -m lab.studies.real_model.kept_length --data FOLDER --out FOLDER
+    python -m lab.studies.real_model.kept_length --data FOLDER                # some 30 minutes a seed on an idle core
+    python -m lab.studies.real_model.kept_length --data FOLDER --seeds 1      # one of them
 
-Questions of HH-RLHF of one turn and at most 18 words, each asked for one short sentence: 600 for the rounds
-(`rounds.jsonl`), the others of the training file for the certificate (`certify.jsonl`), those of the test file for the
-check afterwards (`fresh.jsonl`). The commands that read them stand in `lab/studies/real_model/kept_length.json`.
+    prompts    questions of HH-RLHF of one turn and at most 18 words, each asked for one short sentence: 600 for the
+               rounds, the others of the training file for the certificate, those of the test file for the check
+    train      one round of O-PD-DPO under the limit alone, certified at its end
+    evaluate   the reference and the released policy answer the same fresh prompts
+    table      what the page shows, and `kept_length.json`
+
+Every step is commands of `pddpo`; what is done is not done again, and a run goes on where it was killed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from lab.studies.real_model.own_draws import asked_once
+from lab.studies.real_model.step import REFERENCE, TOKENS, Step, answers_of, do
+from pddpo_ray.journal import read_journal
 
 SUFFIX = " Answer in one short sentence."
 ROUNDS = 600
+POLICY = "policy"
+SHOWN = 10
+"""Answers before and after: the first of the fresh prompts, in the order that the seed drew."""
+QUESTIONS = 120
+LIMIT = {"mean": {"rule": "words"}, "at_most": 14.2, "bounds": [0, TOKENS]}
+"""At most 60 % of the reference's 23.6 words."""
+SETTINGS = [
+    *["rounds=1", "limits.unsafe=null", "limits.helpful=null", f"limits.length={json.dumps(LIMIT)}"],
+    f"rollout={{engine: transformers, max_tokens: {TOKENS}, candidates: 6, canary_tolerance: 1.0e-3, canaries: 2}}",
+    *["feedback.reward=null", "feedback.cost=null", "scorers.parameters=head", "feedback.responses=128"],
+    *["data.prompt_count=160", "data.prompt_tokens=64", "explore.calibration=640", "offline.pairs=64"],
+    *["dual.rho=3.0", "dual.margin=1.2", "dual.rule={kind: newton, damping: 1.0}"],
+    "trainer.first_cost={epochs: 1, learning_rate: 5e-4, batch_pairs: 48}",
+    *["trainer.threads=1", "scorecard.prompts=0", "report.html=false"],
+]
 
 
 def questions(file: Path) -> list[str]:
@@ -27,18 +53,131 @@ def questions(file: Path) -> list[str]:
     return order
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m lab.studies.real_model.kept_length")
-    parser.add_argument(
-        "--data", type=Path, required=True, help="folder with preferences_helpful_{train,test}.jsonl.gz"
-    )
-    parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
-    train, test = (questions(given.data / f"preferences_helpful_{part}.jsonl.gz") for part in ("train", "test"))
-    given.out.mkdir(parents=True, exist_ok=True)
+def write_prompts(data: Path, out: Path) -> None:
+    """`rounds.jsonl`, `certify.jsonl` and `fresh.jsonl`; no question is in two of them."""
+    train, test = (questions(data / f"preferences_helpful_{part}.jsonl.gz") for part in ("train", "test"))
+    out.mkdir(parents=True, exist_ok=True)
     for name, asked in (("rounds", train[:ROUNDS]), ("certify", train[ROUNDS:]), ("fresh", test)):
         rows = [json.dumps({"prompt": one + SUFFIX}) + "\n" for one in asked]
-        (given.out / f"{name}.jsonl").write_text("".join(rows))
+        (out / f"{name}.jsonl").write_text("".join(rows))
+
+
+def run_folder(work: Path, seed: int) -> Path:
+    return work / "kept-length" / f"seed-{seed}"
+
+
+def steps(data: Path, work: Path, seeds: Sequence[int], extra: Sequence[str] = ()) -> list[Step]:
+    """Every command, in order. `extra` are overrides of the runs."""
+    model, prompts = work / "model", work / "kept-length" / "prompts"
+    made = [Step("model", ["model", "fetch", "smollm2", "--to", str(model)], model / "model.safetensors")]
+    for seed in seeds:
+        run, out = run_folder(work, seed), work / "kept-length" / f"evaluation-{seed}"
+        certificate = {"certify": "end", "draws": 1500, "candidates": 2, "scope": "population"}
+        words = [
+            *["train", "smollm2", f"seed={seed}", f"model.reference={model}", *SETTINGS],
+            f"data.helpful={json.dumps([str(data / 'preferences_helpful_train.jsonl.gz')])}",
+            f"data.prompts={json.dumps([str(prompts / 'rounds.jsonl')])}",
+            f"certificate={json.dumps(certificate | {'prompts': [str(prompts / 'certify.jsonl')]})}",
+            *[*extra, "--run", str(run)],
+        ]
+        made.append(Step("train", words, run / "result.json", run / "journal.sqlite"))
+        models = [f"{REFERENCE}={model}", f"{POLICY}={run}@policy-1"]
+        asked = [
+            *["evaluate", *models, "--reference", f"{REFERENCE}={model}", "--set", str(prompts / "fresh.jsonl")],
+            *["--questions", str(QUESTIONS), "--max-tokens", str(TOKENS), "--policy-temperature", "0.7"],
+            *["--template", "tokenizer", "--seed", str(seed), "--out", str(out)],
+        ]
+        made.append(Step("evaluate", asked, out / "evaluation.json"))
+        made += [_measured(out, name) for name in (REFERENCE, POLICY)]
+    return made
+
+
+def _measured(folder: Path, name: str) -> Step:
+    """The limit on the fresh answers of one model, with its interval."""
+    limit, answers = folder / "limit.yaml", folder / f"{name}.jsonl"
+
+    def write() -> list[str]:
+        limit.write_text(json.dumps({"limits": {"length": LIMIT}}))
+        rows = [{"prompt": prompt, "response": said[name]} for (_, prompt), said in answers_of(folder).items()]
+        answers.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return []
+
+    words = ["limits", "check", str(limit), "--on", str(answers), "--json"]
+    # 6: the reference is above the limit, which is an answer too
+    return Step("evaluate", words, folder / f"{name}.json", late=write, printed=True, ends=(0, 5, 6))
+
+
+# --- results --------------------------------------------------------------------------------------------------------
+
+
+def result(work: Path, seed: int) -> dict[str, Any]:
+    """What one seed's run, certificate and check on fresh prompts say."""
+    run, out = run_folder(work, seed), work / "kept-length" / f"evaluation-{seed}"
+    with read_journal(run / "journal.sqlite") as journal:
+        fits = {name: value for name, value in journal.metrics()[1].items() if name.startswith("fit/")}
+    said = list(answers_of(out).items())
+    words = {name: [len(answer[name].split()) for _, answer in said] for name in (REFERENCE, POLICY)}
+    less = [after - before for before, after in zip(words[REFERENCE], words[POLICY], strict=True)]
+    values = {name: json.loads((out / f"{name}.json").read_text())["length"] for name in words}
+    kl = next(iter(json.loads((out / "evaluation.json").read_text())["sets"].values()))["measures"][POLICY]["kl"]
+    return {
+        "certificate": json.loads((run / "certificate.json").read_text()),
+        "fit_of_the_cost_stage": fits,
+        "fresh": {
+            **{
+                name: {
+                    "mean": value["estimate"],
+                    "standard_error": _error(words[name]),
+                    "interval_95": [value["low"], value["high"]],
+                    "n": value["n"],
+                }
+                for name, value in values.items()
+            },
+            "difference": {"mean": statistics.fmean(less), "standard_error": _error(less)},
+            "kl": {"mean": kl["value"], "standard_error": kl["standard_error"]},
+        },
+        "first_answers": [{"prompt": prompt, **answers} for (_, prompt), answers in said[:SHOWN]],
+    }
+
+
+def _error(values: Sequence[float]) -> float:
+    return statistics.stdev(values) / len(values) ** 0.5
+
+
+def table(results: dict[int, dict[str, Any]]) -> str:
+    """The page's table in Markdown, a row a seed."""
+    lines = [
+        "| seed | certificate | words of the reference, fresh prompts | of the policy | less, paired | KL, nats |",
+        "|---|---|---|---|---|---|",
+    ]
+    for seed, one in sorted(results.items()):
+        fresh = one["fresh"]
+        before, after = (_cell(fresh[name]) for name in (REFERENCE, POLICY))
+        less, kl = (f"{abs(fresh[key]['mean']):.1f} ± {fresh[key]['standard_error']:.1f}" for key in ("difference", "kl"))
+        lines.append(f"| {seed} | {one['certificate']['state']} | {before} | {after} | {less} | {kl} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(one: dict[str, Any]) -> str:
+    low, high = one["interval_95"]
+    return f"{one['mean']:.1f} ± {one['standard_error']:.1f} ({low:.1f} to {high:.1f}; {one['n']})"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path(os.environ.get("PDDPO_SHARED", "../shared")) / "data")
+    parser.add_argument("--work", type=Path, default=Path("runs/real-model"))
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("overrides", nargs="*", help="further settings of the runs")
+    options = parser.parse_args(arguments)
+    seeds = [int(seed) for seed in options.seeds.split(",")]
+    data, work = options.data.absolute(), options.work.absolute()
+    write_prompts(data, work / "kept-length" / "prompts")
+    for step in steps(data, work, seeds, options.overrides):
+        do(step)
+    results = {seed: result(work, seed) for seed in seeds}
+    (work / "kept-length" / "kept_length.json").write_text(json.dumps(results, indent=1, ensure_ascii=False))
+    print(table(results))
 
 
 if __name__ == "__main__":
