@@ -121,6 +121,7 @@ chaos: setup
 # reads REAL_DATA (docs/real-model.md) and goes on where it was killed; ARGS="--seeds 0,1,2" are for it.
 real: setup
 	$(BIN)/pytest -m real
+	$(BIN)/python -m lab.studies.real_model.kept_length --data $(REAL_DATA)
 	$(BIN)/python -m lab.studies.real_model.run --data $(REAL_DATA) $(ARGS)
 
 compare: setup

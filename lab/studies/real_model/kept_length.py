@@ -37,11 +37,11 @@ LIMIT = {"mean": {"rule": "words"}, "at_most": 14.2, "bounds": [0, TOKENS]}
 """At most 60 % of the reference's 23.6 words."""
 SETTINGS = [
     *["rounds=1", "limits.unsafe=null", "limits.helpful=null", f"limits.length={json.dumps(LIMIT)}"],
-    f"rollout={{engine: transformers, max_tokens: {TOKENS}, candidates: 6, canary_tolerance: 1.0e-3, canaries: 2}}",
+    f"rollout={{engine: transformers, max_tokens: {TOKENS}, candidates: 6, canary_tolerance: 1.0e-3}}",
     *["feedback.reward=null", "feedback.cost=null", "scorers.parameters=head", "feedback.responses=128"],
     *["data.prompt_count=160", "data.prompt_tokens=64", "explore.calibration=640", "offline.pairs=64"],
     *["dual.rho=3.0", "dual.margin=1.2", "dual.rule={kind: newton, damping: 1.0}"],
-    "trainer.first_cost={epochs: 1, learning_rate: 5e-4, batch_pairs: 48}",
+    "trainer.stages.first_cost={epochs: 1, learning_rate: 5e-4, batch_pairs: 48}",
     *["trainer.threads=1", "scorecard.prompts=0", "report.html=false"],
 ]
 
@@ -121,7 +121,7 @@ def result(work: Path, seed: int) -> dict[str, Any]:
     values = {name: json.loads((out / f"{name}.json").read_text())["length"] for name in words}
     kl = next(iter(json.loads((out / "evaluation.json").read_text())["sets"].values()))["measures"][POLICY]["kl"]
     return {
-        "certificate": json.loads((run / "certificate.json").read_text()),
+        "certificate": _certified(json.loads((run / "certificate.json").read_text())),
         "fit_of_the_cost_stage": fits,
         "fresh": {
             **{
@@ -140,6 +140,21 @@ def result(work: Path, seed: int) -> dict[str, Any]:
     }
 
 
+def _certified(certificate: dict[str, Any]) -> dict[str, Any]:
+    """Verdict, bounds and draws, without the single numbers, which stand in the run."""
+    (numbers,) = certificate["numbers"].values()
+    (version,) = certificate["candidate"]["versions"]
+    return {
+        "state": certificate["state"],
+        "statement": certificate["candidate"]["statement"],
+        **certificate["findings"]["length"],
+        "draws": len(numbers),
+        "mean": statistics.fmean(numbers),
+        "standard_error": _error(numbers),
+        "sha256_of_the_weights": version["sha256"],
+    }
+
+
 def _error(values: Sequence[float]) -> float:
     return statistics.stdev(values) / len(values) ** 0.5
 
@@ -153,7 +168,9 @@ def table(results: dict[int, dict[str, Any]]) -> str:
     for seed, one in sorted(results.items()):
         fresh = one["fresh"]
         before, after = (_cell(fresh[name]) for name in (REFERENCE, POLICY))
-        less, kl = (f"{abs(fresh[key]['mean']):.1f} ± {fresh[key]['standard_error']:.1f}" for key in ("difference", "kl"))
+        less, kl = (
+            f"{abs(fresh[key]['mean']):.1f} ± {fresh[key]['standard_error']:.1f}" for key in ("difference", "kl")
+        )
         lines.append(f"| {seed} | {one['certificate']['state']} | {before} | {after} | {less} | {kl} |")
     return "\n".join(lines) + "\n"
 
