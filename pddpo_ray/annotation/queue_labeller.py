@@ -185,11 +185,15 @@ class PeopleLabeller:
 
     def comparisons_arrived(self, pairs: Sequence[Pair], seed: int) -> bool:
         """Whether `compare` has nothing to wait for."""
-        return self._arrived("compare", self._pair_questions(pairs), 1, 0, self._several(pairs))
+        return not pairs or self._arrived("compare", self._pair_questions(pairs), 1, 0, self._several(pairs))
 
     def compare(self, pairs: Sequence[Pair], seed: int) -> list[LabelledPair]:
         """One label of every pair: what a lead decided where people differ, else the first that arrived. A tie is an
-        abstention and enters neither data set, nor does a missing label, nor an answer that contradicts itself."""
+        abstention and enters neither data set, nor does a missing label, nor an answer that contradicts itself.
+
+        Where a round's candidates are all alike it has no pair, and nobody is asked."""
+        if not pairs:
+            return []
         snapshot = self._collect("compare", self._pair_questions(pairs), 1, 0, self._several(pairs))
         given = {entry.item: entry.given for entry in reversed(snapshot.answers)} | dict(snapshot.adjudicated)
         return [_labelled(pair, given.get(pair.id)) for pair in pairs]

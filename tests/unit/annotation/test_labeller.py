@@ -83,6 +83,13 @@ def test_preferences_come_back_whatever_side_the_screen_showed(queue: FreshQueue
     ]
 
 
+def test_a_round_without_a_pair_asks_nobody(queue: FreshQueue) -> None:
+    people = labeller(queue, Waiting(10.0), never)
+    assert people.comparisons_arrived([], seed=0)
+    assert people.compare([], seed=0) == []
+    assert queue.rounds.all() == []
+
+
 def test_a_run_that_died_while_waiting_asks_nothing_twice(queue: FreshQueue) -> None:
     crowd = Crowd(queue, answers=4)
     calls = 0
