@@ -9,7 +9,7 @@
     evaluate   the reference and the released policy answer the same fresh prompts
     table      what the page shows, and `kept_length.json`
 
-Every step is commands of `pddpo`; what is done is not done again, and a run goes on where it was killed.
+Every step is commands of `pddpo`; what is done is not done again, and a run continues where it was killed.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def test_a_run_aims_below_its_limit_says_so_and_ends_with_a_higher_multiplier(
     assert "the dual of cost aims 0.15 below the limit 0.3" in caplog.text
     section = certificates(read_run(tmp_path / "margin"))
     assert "Training aimed inside the limits, to leave room for the test: cost at " in section
-    assert ">0.15</data> in place of 0.3." in section
+    assert ">15 %</data> in place of 30 %." in section
     run_recipe(small(*RATE, *quiet), tmp_path / "plain")
     assert certificates(read_run(tmp_path / "plain")) == ""
     trace = {}

@@ -100,7 +100,7 @@ def test_a_card_is_counted_from_the_rounds_own_answers_and_said_everywhere(
     assert last["truncated"]["count"] == 6  # prompts, not answers
     assert {"win_rate", "kl", "kl_token", "refusals", "distinct_1", "distinct_2", "repetition"} <= set(last)
     assert {"reward_held_out", "reward_own", "cost_held_out", "cost_own", "agrees_better"} <= set(last)
-    assert last["refusals"]["count"] == len(answers(run, 2, BENIGN)) == 4
+    assert last["refusals"]["count"] == len(answers(run, 2, BENIGN)) == 16
     assert "12: raise it" in card["notes"]["2"][0]  # a model that knows nothing runs into 12 tokens
     assert card["alarm"] == {"rang": False, "first": None, "compared": True}
     with read_journal(run / JOURNAL) as journal:

@@ -59,7 +59,7 @@ GENERATED = WRITTEN_BY_PROGRAMS | {"request-fields.md", "reader.md", "one-round.
 """Pages made from the code, whose words nobody writes by hand."""
 MOST_WORDS, MOST_WORDS_OF_A_GUIDE = 45_000, 1_500
 OWN_WORDS = {"README", "CONTRIBUTING", "LICENSE", "NOTICE", "ENGINE", "E0N", "NOT", "OF", "RUN", "ARGS", "FILES"}
-OWN_WORDS |= {"NAME", "TOKEN", "PORT"}
+OWN_WORDS |= {"NAME", "TOKEN", "PORT", "FOLDER"}
 """Emphasis, and what a reader puts in the place of."""
 
 
