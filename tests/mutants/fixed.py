@@ -246,8 +246,8 @@ FIXED = (
     mutant(
         "the projection left out",
         "theory/dual ascend",
-        "multiplier = min(max(proposed, old.lower), old.upper)",
-        "multiplier = proposed",
+        "multiplier = min(max(price / old.scale, old.lower), old.upper)",
+        "multiplier = price / old.scale",
         "test_projection_at_both_ends_and_its_messages",
     ),
     mutant(

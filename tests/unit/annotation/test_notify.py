@@ -144,5 +144,5 @@ def test_a_secret_that_is_not_in_the_environment_is_one_clear_line(monkeypatch: 
     assert config.people.tell.smtp == "mail.example.org:587"  # type: ignore[union-attr]
     with pytest.raises(UserError, match="smtp"):
         load("text-world-people", ["people.tell={mail_to: [ana@example.org], smtp: nowhere}"])
-    with pytest.raises(UserError, match="nobody"):
+    with pytest.raises(UserError, match="no one is notified"):
         load("text-world-people", ["people.tell={}"])

@@ -157,7 +157,6 @@ def test_multipliers_stand_still_while_the_trainer_warms_up(tmp_path: Path) -> N
         ({"rule": {"kind": "log"}, "rho": 1.0}, None, r"counts in ranges of the measure; state `bounds"),
         ({"rule": {"kind": "fixed"}}, None, "the rule fixed needs `first`"),
         ({"rule": {"kind": "lgo"}}, [0, 10], r"length\.dual\.rule.*lgo"),
-        ({"lower": 30.0}, [0, 10], "bounds are reversed"),
         ("log", [0, 10], "says how its multiplier moves"),
     ],
 )
