@@ -17,15 +17,15 @@ from pathlib import Path
 import numpy as np
 
 from bench.ratio import Ratio, of_pairs
+from pddpo_ray.annotation.answer_forms import PAIR_FIELDS
 from pddpo_ray.annotation.answers import Answers, Submission
 from pddpo_ray.annotation.leases import Lease, Leases
 from pddpo_ray.annotation.people import People, Person, Role
-from pddpo_ray.annotation.questions import PAIR_FIELDS, Question
-from pddpo_ray.annotation.queue_labeller import SAFETY_PRIORITY
 from pddpo_ray.annotation.queue_rules import Rules
 from pddpo_ray.annotation.rounds import Rounds
 from pddpo_ray.journal import Journal
 from pddpo_ray.journal.transactions import Store
+from pddpo_ray.parts.questions import Question
 
 MEDIAN_S, SIGMA = 20.0, 0.8
 """Of the lognormal time for an answer; the mean is 27.5 s."""
@@ -94,7 +94,7 @@ def batches(asked: Round) -> list[Batch]:
     provenance = {"policy_version": 2, "second_policy_version": 2}
     safety = [Question("safety", f"a{i}", "", f"answer {i}", None, provenance) for i in range(asked.answers)]
     pairs = [Question("pair", f"p{i}", "", f"one {i}", f"two {i}", provenance) for i in range(asked.pairs)]
-    return [("safety", safety, asked.labels_each, SAFETY_PRIORITY), ("compare", pairs, 1, 0)]
+    return [("safety", safety, asked.labels_each, 1), ("compare", pairs, 1, 0)]
 
 
 @dataclass

@@ -19,13 +19,13 @@ from bench.ratio import Ratio, of_pairs
 from pddpo_ray.annotation.answers import Answers, Submission
 from pddpo_ray.annotation.leases import Lease, Leases, NoQuestion
 from pddpo_ray.annotation.people import People, Person, Role
-from pddpo_ray.annotation.questions import Question
 from pddpo_ray.annotation.queue_rules import Rules
 from pddpo_ray.annotation.rounds import Rounds
 from pddpo_ray.journal.annotation_schema import task
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.schema import run as run_table
 from pddpo_ray.journal.transactions import Store
+from pddpo_ray.parts.questions import Question
 
 LABELS_EACH, PEOPLE, TENS = 3, 20, 10
 CLIENTS, EACH = 16, 20

@@ -26,6 +26,7 @@ KINDS: Mapping[str, str] = {
     "sources": "source",
     "rules": "rule",
     "trackers": "tracker",
+    "labellers": "labeller",
     "commands": "command",
 }
 """What can be extended: the end of an entry point's group, and what one of it is called."""
@@ -56,7 +57,17 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
         "tokens", "words", "characters", "sentences", "refusal", "empty", "reading_grade", "repeats",
     ),
     "trackers": _in("pddpo_ray.config.report", "tensorboard", "wandb", "mlflow"),
-    "commands": {},
+    "labellers": {"people": "pddpo_ray.annotation:PEOPLE"},
+    "commands": {
+        "annotate": "deploy.annotation.command:annotate",
+        "annotations": "pddpo_ray.annotation.commands.annotations:app",
+        "serve": "deploy.serving.command:serve",
+        "export": "pddpo_ray.serving.commands.export:export",
+        "chat": "pddpo_ray.serving.commands.chat:chat",
+        "submit": "deploy.jobs.commands:submit",
+        "stop": "deploy.jobs.commands:stop",
+        "logs": "deploy.jobs.commands:logs",
+    },
 }  # fmt: skip
 """Entry points of this project itself. They stand here and not in its metadata, which a checkout may have of an older
 version."""

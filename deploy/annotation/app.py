@@ -17,13 +17,14 @@ from sqlalchemy import Engine, select
 
 from deploy.annotation import admin, lead, trainer_routes, work
 from deploy.annotation.description import describe
-from deploy.annotation.listening import listen, sole_server
 from deploy.annotation.queue_service import Parts, QueueService, WebSettings
 from deploy.web.http_errors import ApiError, Failure
+from deploy.web.listening import listen
 from deploy.web.web_app import healthy, web_app
 from pddpo_ray.annotation.queue_rules import Problem, QueueError, Rules
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.schema import run as run_table
+from pddpo_ray.journal.server_lock import sole_server
 from pddpo_ray.journal.transactions import Clock, now_ms
 
 STATIC = Path(__file__).parent / "static"

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from deploy.annotation.schemas import GoldQuestion
 from deploy.annotation.trainer_routes import question_of
 from pddpo_ray.annotation.controls import Controls, Fate
-from pddpo_ray.annotation.questions import Question
 from pddpo_ray.annotation.queue_rules import QueueError
+from pddpo_ray.parts.questions import Question
 
 SHOWN = 200
 """Characters of a prompt that a preview has."""

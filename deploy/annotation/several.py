@@ -13,10 +13,11 @@ from fastapi.responses import RedirectResponse
 from sqlalchemy import Engine
 
 from deploy.annotation.app import answering, create_app, largest_body, problem, ready
-from deploy.annotation.listening import listen, sole_server
 from deploy.annotation.queue_service import QueueService, WebSettings
+from deploy.web.listening import listen
 from deploy.web.web_app import healthy, web_app
 from pddpo_ray.annotation.queue_rules import Rules
+from pddpo_ray.journal.server_lock import sole_server
 from pddpo_ray.journal.transactions import Clock, now_ms
 
 

@@ -11,9 +11,9 @@ from deploy.annotation.access import API
 from deploy.annotation.lead import RoundId
 from deploy.annotation.queue_service import Caller, Parts
 from deploy.annotation.schemas import FreezeBody, QuestionBody, RoundBody
-from pddpo_ray.annotation.questions import Question
 from pddpo_ray.annotation.queue_rules import Problem, QueueError
 from pddpo_ray.annotation.rounds import Snapshot
+from pddpo_ray.parts.questions import Question
 
 router = APIRouter(prefix=API, tags=["trainer"])
 

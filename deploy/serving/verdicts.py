@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from sqlalchemy import Connection, select, update
 
 from deploy.serving.entrance import Reply
-from pddpo_ray.annotation.questions import Question
 from pddpo_ray.annotation.queue_rules import Rules
 from pddpo_ray.annotation.rounds import Rounds
 from pddpo_ray.journal.annotation_schema import question_round, task
 from pddpo_ray.journal.audit import record_event
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.journal.withdrawing import NOTES
+from pddpo_ray.parts.questions import Question
 
 PURPOSE = "served"
 PRIORITY: Mapping[str, int] = {"unsafe": 10, "down": 5, "up": 0}

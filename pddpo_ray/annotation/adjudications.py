@@ -9,12 +9,13 @@ from collections.abc import Mapping
 
 from sqlalchemy import Connection, insert, select
 
-from pddpo_ray.annotation.questions import GOLD_ANSWERS, contradicts_itself
+from pddpo_ray.annotation.answer_forms import GOLD_ANSWERS
 from pddpo_ray.annotation.queue_rules import Problem, QueueError
 from pddpo_ray.journal.annotation_schema import adjudication, annotator, question_round, task
 from pddpo_ray.journal.audit import record_event
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.transactions import Store
+from pddpo_ray.parts.questions import contradicts_itself
 
 
 class Adjudications:

@@ -16,17 +16,18 @@ from typing import Any
 
 from sqlalchemy import Connection, exists, func, insert, select, update
 
+from pddpo_ray.annotation.answer_forms import REASONS, STORED, screen_form, stored_form
 from pddpo_ray.annotation.given_labels import keys_read, why_fixed
 from pddpo_ray.annotation.leases import Lease, Leases, demand_mine, promote, settle, take_seat, withdraw
 from pddpo_ray.annotation.offers import ANSWERED_TODAY, midnight
 from pddpo_ray.annotation.people import Person
-from pddpo_ray.annotation.questions import REASONS, STORED, Given, screen_form, stored_form
 from pddpo_ray.annotation.queue_rules import Outcome, Problem, QueueError, Rules
 from pddpo_ray.annotation.rounds import GOLD
 from pddpo_ray.journal.annotation_schema import annotator, answer, lease, question_round, seat, task, withdrawal
 from pddpo_ray.journal.audit import record_event
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.transactions import Store
+from pddpo_ray.parts.questions import Given
 
 NOTE_MAX = 2000
 REPLIES = ("label", "abstain", "skip", "flag")

@@ -24,9 +24,9 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, select
 
+from pddpo_ray.annotation.answer_forms import OF_LIMITS_ALONE, STORED
 from pddpo_ray.annotation.answers import Answers, Submission
 from pddpo_ray.annotation.people import People, Person, Role
-from pddpo_ray.annotation.questions import OF_LIMITS_ALONE, STORED, TIE, contradicts_itself
 from pddpo_ray.annotation.queue_rules import Outcome, QueueError, Rules
 from pddpo_ray.data.example import Answer, Example, Message
 from pddpo_ray.data.formats import Render
@@ -34,6 +34,7 @@ from pddpo_ray.data.problems import Good
 from pddpo_ray.journal.annotation_schema import annotator, answer, question_round, seat, task
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.transactions import Store
+from pddpo_ray.parts.questions import TIE, contradicts_itself
 
 OF_SAFETY = task.c.asks.is_(None) & task.c.kind.not_in(OF_LIMITS_ALONE)
 """Questions that are no limit's own."""

@@ -7,11 +7,11 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
-from pddpo_ray.annotation.questions import Given
 from pddpo_ray.annotation.rounds import ADJUDICATED, CountedAnswer
 from pddpo_ray.journal.annotation_schema import annotator, answer, question_round, seat, snapshot, task, withdrawal
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.transactions import Store
+from pddpo_ray.parts.questions import Given
 
 BACK = {"undo": "taken back", "void": "taken out"}
 """What a withdrawal makes of a label: by its author, or by a lead."""

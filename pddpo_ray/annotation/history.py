@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 from sqlalchemy import exists, func, select
 
+from pddpo_ray.annotation.answer_forms import screen_form
 from pddpo_ray.annotation.people import Person
-from pddpo_ray.annotation.questions import Given, screen_form
 from pddpo_ray.annotation.queue_rules import Rules
 from pddpo_ray.journal.annotation_schema import answer, question_round, task, withdrawal
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.transactions import Store
+from pddpo_ray.parts.questions import Given
 
 PROMPT_MAX = 300
 """Letters of a prompt that a list shows."""

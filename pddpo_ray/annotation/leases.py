@@ -34,7 +34,6 @@ from pddpo_ray.annotation.offers import (
     midnight,
 )
 from pddpo_ray.annotation.people import Person
-from pddpo_ray.annotation.questions import Given, Turns
 from pddpo_ray.annotation.queue_rules import Outcome, Problem, QueueError, Rules
 from pddpo_ray.annotation.rounds import DROPPED, GOLD
 from pddpo_ray.journal.annotation_schema import annotator, answer, lease, question_round, seat, task, withdrawal
@@ -42,6 +41,7 @@ from pddpo_ray.journal.audit import record_event
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.rows import record_of
 from pddpo_ray.journal.transactions import Store
+from pddpo_ray.parts.questions import Given, Turns
 
 
 def demand_mine(connection: Connection, person: Person, lease_id: str) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import Connection, func, insert, select, update
 
-from pddpo_ray.annotation.questions import LANGUAGE
+from pddpo_ray.annotation.answer_forms import LANGUAGE
 from pddpo_ray.annotation.queue_rules import Problem, QueueError
 from pddpo_ray.journal.annotation_schema import annotator, answer, campaign, guideline, login, question_round, task
 from pddpo_ray.journal.audit import record_event

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Select, exists, func, select
 
+from pddpo_ray.annotation.answer_forms import AGREED_ON, STORED, screen_form
 from pddpo_ray.annotation.flags import Labels, Record, flags, too_fast
-from pddpo_ray.annotation.questions import AGREED_ON, STORED, screen_form
 from pddpo_ray.annotation.queue_rules import Rules
 from pddpo_ray.annotation.rounds import RoundStatus
 from pddpo_ray.annotation.worklog import worked_ms

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pddpo_ray.annotation.questions import LANGUAGE, UNKNOWN_RISK, Kind, Question, Turns
+from pddpo_ray.annotation.answer_forms import LANGUAGE
 from pddpo_ray.data.dialogue import messages
 from pddpo_ray.data.fields import identity, text
 from pddpo_ray.data.problems import Fault, Limits, RowError, shown
 from pddpo_ray.data.text_files import json_lines
 from pddpo_ray.errors import UserError
+from pddpo_ray.parts.questions import UNKNOWN_RISK, Kind, Question, Turns
 from pddpo_ray.text.templates import for_reading
 
 ANSWERS: Mapping[str, tuple[str, ...]] = {"safety": ("response",), "compare": ("first", "second")}

@@ -15,7 +15,6 @@ from typing import Any
 from sqlalchemy import insert, select
 
 from pddpo_ray.annotation.question_files import AskedRow
-from pddpo_ray.annotation.questions import Question
 from pddpo_ray.annotation.queue_rules import Rules
 from pddpo_ray.annotation.rounds import Rounds
 from pddpo_ray.errors import UserError
@@ -24,6 +23,7 @@ from pddpo_ray.journal.database import now_ms, open_database, reading
 from pddpo_ray.journal.identity import QUESTIONS_ALONE, new_identity
 from pddpo_ray.journal.schema import run
 from pddpo_ray.journal.transactions import Store
+from pddpo_ray.parts.questions import Question
 from pddpo_ray.storage.whole_files import JOURNAL
 
 RULES = Rules(backlog_max=1_000_000_000)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from pddpo_ray.config import QueueConfig
+
 
 @dataclass(frozen=True)
 class Rules:
@@ -33,6 +35,11 @@ class Rules:
     """Missing labels above which no new round is opened: the sampler waits for the people."""
     seed: int = 0
     """Of screen orders, gold and ties."""
+
+    @classmethod
+    def of(cls, settings: QueueConfig) -> Rules:
+        """The same in the run and in the service."""
+        return cls(lease_s=settings.lease_s, gold_rate=settings.gold_rate)
 
     @property
     def lease_ms(self) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Integer, case, cast, func, insert, literal, select, update
 
-from pddpo_ray.annotation.questions import Question, demand_gold, round_digest
+from pddpo_ray.annotation.answer_forms import demand_gold, round_digest
 from pddpo_ray.annotation.queue_rules import Problem, QueueError, Rules
 from pddpo_ray.journal.annotation_schema import (
     adjudication,
@@ -27,6 +27,7 @@ from pddpo_ray.journal.audit import record_event
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.rows import columns_of, record_of
 from pddpo_ray.journal.transactions import Store
+from pddpo_ray.parts.questions import Question
 
 GOLD = "gold"
 """Purpose of the batch of control questions; it belongs to round 0 and is never frozen."""
@@ -67,6 +68,11 @@ class RoundStatus:
     @property
     def missing(self) -> int:
         return self.wanted - self.counted
+
+    @property
+    def name(self) -> str:
+        """On the command line: `2/safety`."""
+        return f"{self.round}/{self.purpose}"
 
     @property
     def complete(self) -> bool:

@@ -21,7 +21,8 @@ from pddpo_ray.config import Config
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.parts.labelling import FeedbackController
-from pddpo_ray.parts.mixed_labelling import Asking, MixedFeedbackController
+from pddpo_ray.parts.mixed_labelling import MixedFeedbackController
+from pddpo_ray.parts.people import Asking
 from pddpo_ray.parts.people_measuring import people_of_limits
 from pddpo_ray.parts.sampling import Proposal, RolloutController
 from pddpo_ray.records import Array, Decoding, Prompt, Response

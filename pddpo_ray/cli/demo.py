@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from pddpo_ray.backends.machine import inspect_machine
-from pddpo_ray.cli.chat import chat
 from pddpo_ray.cli.train import (
     check_resources,
     execute,
@@ -21,6 +20,7 @@ from pddpo_ray.cli.train import (
     write_report,
 )
 from pddpo_ray.config import Config, load
+from pddpo_ray.registry import command
 from pddpo_ray.storage.whole_files import explain_disk
 
 RECIPE = "demo"
@@ -81,7 +81,7 @@ def _show(config: Config, result: dict[str, Any], folder: Path, given: Path, pag
         return
     _say("asked", QUESTION)
     _say("answered", "", nl=False)
-    chat(folder, prompt=QUESTION, max_tokens=config.rollout.max_tokens)
+    command("chat")(folder, prompt=QUESTION, max_tokens=config.rollout.max_tokens)
     if page is not None:
         _say("report", str(page))
     _say("next", f"talk with it: `pddpo chat {given}`; serve it to any OpenAI client: `pddpo serve {given}`")

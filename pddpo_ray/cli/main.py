@@ -19,30 +19,23 @@ from typer.core import TyperGroup
 
 from pddpo_ray import __version__, registry
 from pddpo_ray.cli import (
-    annotate,
     certify,
-    chat,
     data,
     demo,
     doctor,
     evaluate,
     explain,
-    export,
     init,
     limits,
     model,
-    operate,
     recipes,
     release,
     report,
     scorer,
-    serve,
     status,
-    submit,
     train,
     withdraw,
 )
-from pddpo_ray.cli import annotations as annotation_files
 from pddpo_ray.errors import PddpoError, UserError, missing_extra
 from pddpo_ray.registry import LAB, NO_LAB
 
@@ -93,21 +86,14 @@ VERBS: dict[str, Callable[..., Any]] = {
     "train": train.train,
     "report": report.report,
     "status": status.status,
-    "stop": operate.stop,
-    "logs": operate.logs,
     "doctor": doctor.doctor,
     "recipes": recipes.recipes,
     "explain": explain.explain,
     "init": init.init,
-    "annotate": annotate.annotate,
-    "serve": serve.serve,
-    "export": export.export,
-    "chat": chat.chat,
     "certify": certify.certify,
     "release": release.release,
     "rollback": release.rollback,
     "withdraw": withdraw.withdraw,
-    "submit": submit.submit,
     "evaluate": evaluate.evaluate,
 }
 for _name, _verb in VERBS.items():
@@ -117,7 +103,6 @@ app.add_typer(limits.app, name="limits")
 app.add_typer(certify.app, name="certificate")
 app.add_typer(model.app, name="model")
 app.add_typer(scorer.app, name="scorer")
-app.add_typer(annotation_files.app, name="annotations")
 
 
 MISSING = (errno.ENOENT, errno.EISDIR, errno.EEXIST)

@@ -8,13 +8,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from pddpo_ray.errors import UserError
 from pddpo_ray.storage.whole_files import JOURNAL
 
 if TYPE_CHECKING:
-    from pddpo_ray.annotation.queue_rules import Rules
     from pddpo_ray.config import Config
     from pddpo_ray.journal.transactions import Store
 
@@ -28,15 +27,6 @@ class FoundRun:
     folder: Path
     id: str
     config: Config
-    database: str
-
-
-@dataclass(frozen=True)
-class FoundQueue:
-    """Questions for people, of a run or alone, and where their database is."""
-
-    id: str
-    rules: Rules
     database: str
 
 
@@ -57,51 +47,18 @@ def find_run(run: Path, journal: str | None, *, wait: bool = False) -> FoundRun:
             time.sleep(LOOK_S)
 
 
-def load_of_run(run: Path, overrides: Sequence[str] = ()) -> Config:
-    """The recipe that the run in this folder has, with overrides; `journal=URL` among them says where its database is.
+class Stored(Protocol):
+    """What is kept in a database under an id: a run, or questions without one."""
 
-    Raises UserError if there is no run.
-    """
-    from pddpo_ray.config import load, to_yaml
+    @property
+    def id(self) -> str: ...
 
-    journal = next((text.partition("=")[2] for text in overrides if text.startswith("journal=")), None)
-    stored = find_run(run, journal)
-    with tempfile.TemporaryDirectory(prefix="pddpo-recipe-") as folder:
-        recipe = Path(folder) / "recipe.yaml"
-        recipe.write_text(to_yaml(stored.config), encoding="utf-8")
-        return load(str(recipe), overrides)
+    @property
+    def database(self) -> str: ...
 
 
 @contextmanager
-def queue_of(run: Path, journal: str | None, *, to_read: bool = False) -> Iterator[tuple[Store, Rules]]:
-    """The queue's database in this folder, and the queue's rules."""
-    stored = find_queue(run, journal)
-    with store_of(stored, to_read=to_read) as store:
-        yield store, stored.rules
-
-
-def find_queue(run: Path, journal: str | None) -> FoundQueue:
-    """The questions in this folder, of a run or of a file. Raises UserError if there are none."""
-    from pddpo_ray.annotation.question_store import RULES
-    from pddpo_ray.config import Config
-    from pddpo_ray.journal.identity import QUESTIONS_ALONE, open_folder
-
-    folder = run.expanduser().absolute()
-    with open_folder(folder, journal, questions_alone=True) as opened:
-        alone = opened.recipe == QUESTIONS_ALONE
-        rules = RULES if alone else rules_for(Config.of_run(opened.recipe))
-        return FoundQueue(opened.run_id, rules, journal or str(folder / JOURNAL))
-
-
-def rules_for(config: Config) -> Rules:
-    """The queue's rules of a run."""
-    from pddpo_ray.parts.mixed_labelling import rules_of
-
-    return rules_of(config.people)
-
-
-@contextmanager
-def store_of(stored: FoundRun | FoundQueue, *, to_read: bool = False) -> Iterator[Store]:
+def store_of(stored: Stored, *, to_read: bool = False) -> Iterator[Store]:
     """The run's database while the block lasts; `to_read`: nothing in the folder is written."""
     from pddpo_ray.journal.database import open_database
     from pddpo_ray.journal.read_only import open_to_read

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pddpo_ray.cli.decide import name_of
 from pddpo_ray.cli.next_steps import labelled, resume_command, steps_after
 from pddpo_ray.cli.output import print_columns, print_json
-from pddpo_ray.cli.recipe_of_run import FoundRun, find_run, rules_for, store_of
+from pddpo_ray import registry
+from pddpo_ray.cli.recipe_of_run import FoundRun, find_run, store_of
 
 if TYPE_CHECKING:
-    from pddpo_ray.annotation.rounds import RoundStatus
     from pddpo_ray.journal.transactions import Store
 
 KINDS = {
@@ -47,20 +46,19 @@ def status(
 
 def about(stored: FoundRun, store: Store) -> dict[str, Any]:
     """What the command says, for programs."""
-    from deploy.annotation.listening import served_at
-    from pddpo_ray.annotation.quality import Quality
-    from pddpo_ray.annotation.rounds import Rounds
     from pddpo_ray.certificates.outcome import outcome_of
     from pddpo_ray.journal.lock import is_driven
     from pddpo_ray.journal.reading import JournalReader
+    from pddpo_ray.journal.server_lock import served_at
 
-    rules, config, journal = rules_for(stored.config), stored.config, JournalReader(store.engine, store.run)
+    config, journal = stored.config, JournalReader(store.engine, store.run)
     done = journal.next_round - 1
-    batches = [one for one in Rounds(store, rules).all() if one.state != "frozen"]
+    asked = registry.code_of("labellers", "people").pending(config.people, store)
+    batches = asked["batches"]
     driven, finished = is_driven(store.engine, store.run), done >= stored.config.rounds
     missing: dict[str, int] = {}
     for one in batches:
-        missing[one.kind] = missing.get(one.kind, 0) + one.missing
+        missing[one["kind"]] = missing.get(one["kind"], 0) + one["missing"]
     outcome = None
     if finished:
         outcome = outcome_of(journal, config.typed_limits, stored.folder, policies=config.policies)
@@ -71,30 +69,12 @@ def about(stored: FoundRun, store: Store) -> dict[str, Any]:
         "rounds_done": done,
         "rounds": stored.config.rounds,
         "missing": missing,
-        "batches": [_batch(store, stored, one) for one in batches],
-        "flags": Quality(store).flagged(),
+        "batches": batches,
+        "flags": asked["flags"],
         "page": served_at(stored.database),
         "outcome": outcome and outcome.headline,
         "certified": outcome and bool(outcome.certificate),
         "next": steps_after(outcome, config, stored.folder) if outcome else [] if driven else _next(stored, batches),
-    }
-
-
-def _batch(store: Store, stored: FoundRun, one: RoundStatus) -> dict[str, Any]:
-    from pddpo_ray.annotation.decisions import Decisions
-    from pddpo_ray.annotation.quality import Quality
-    from pddpo_ray.annotation.staff import Staff
-
-    rules = rules_for(stored.config)
-    counts = {name: getattr(one, name) for name in ("kind", "missing", "wanted", "out", "blocked", "deadline_ms")}
-    left_s = None if one.deadline_ms is None else (one.deadline_ms - store.clock()) / 1000
-    return {
-        "batch": name_of(one),
-        **counts,
-        "deadline_s": left_s,
-        "lacking": Staff(store, rules).lacking(one),
-        **Quality(store).pace(one),
-        **Decisions(store, rules).about(one),
     }
 
 
@@ -114,10 +94,10 @@ def _words(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def _next(stored: FoundRun, batches: list[RoundStatus]) -> list[str]:
+def _next(stored: FoundRun, batches: list[dict[str, Any]]) -> list[str]:
     """What to do where no process drives an unfinished run."""
     resume = f"`{resume_command(stored.folder, stored.config.journal)}`"
-    if any(not one.complete for one in batches):
+    if any(one["missing"] for one in batches):
         decide = f"`pddpo annotations decide --run {shlex.quote(str(stored.folder))}`"
         return [f"answer the questions, or {decide} shows what can be decided", f"{resume} continues the run then"]
     return [f"{resume} continues it"]

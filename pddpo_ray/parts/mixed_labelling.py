@@ -1,5 +1,4 @@
-"""People as the labeller of a run, alone or beside a model. In mixed feedback the model answers everything, people what
-it is least sure of and a random share.
+"""Mixed feedback: a model answers everything, people what it is least sure of and a random share.
 
     costs of all N answers by the model ──► people label the unsure ones and some drawn evenly
                                         ──► estimate = model's mean + weighted corrections (theory.people_estimates)
@@ -11,45 +10,32 @@ costs accuracy of the fits there, never the limit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from scipy.special import expit
 
-from pddpo_ray.annotation.languages import recogniser
-from pddpo_ray.annotation.queue_labeller import Overlap, PeopleLabeller, Waiting
-from pddpo_ray.annotation.queue_rules import Rules
-from pddpo_ray.annotation.risks import RiskOf
-from pddpo_ray.annotation.tell import Teller
-from pddpo_ray.config import Config, MixedFeedback, QueueConfig
+from pddpo_ray.config import Config, MixedFeedback
 from pddpo_ray.contracts import Labeller
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
 from pddpo_ray.parts.labelling import FeedbackController
-from pddpo_ray.parts.risks import stated_risk
+from pddpo_ray.parts.people import Asking, RiskOf, people_labeller, stated_risk
 from pddpo_ray.records import HARM, Array, CostEstimate, LabelledPair, Pair, Response, SafetyLabels
-from pddpo_ray.theory.cost_estimate import Mode, clipped_logit, estimate_from_shares, share_bounds, with_missing
+from pddpo_ray.theory.cost_estimate import Mode, clipped_logit, share_bounds, with_missing
 from pddpo_ray.theory.measured_draws import corrected_by_people
-from pddpo_ray.theory.people_estimates import FromShares, Sample, mixed_from_shares, sample_for_people
+from pddpo_ray.theory.people_estimates import Sample, mixed_from_shares, sample_for_people
 from pddpo_ray.theory.seeds import generator, seed_of
 from pddpo_ray.worlds.truth_by_text import imperfect_model
 
 MODEL = "model"
 PEOPLE = "people"
+NOISE, BIAS = 0.7, 0.3
+"""Errors of the scores that a world gives in a model's place: their deviation by text, and what is added to costs. A
+quarter of the labels at the safety boundary are wrong, more of them unsafe."""
 TOSSED = "tossed-"
 """Phase of a batch of a certificate: the model's number of every draw, and whether the coin shows it to people."""
-
-
-@dataclass(frozen=True)
-class Asking:
-    """How people are asked outside a round's own batches."""
-
-    part_of: Callable[[], str] = lambda: ""
-    """Ends the name of a batch where a round has several."""
-    go_on: str = "pddpo train --run RUN --resume"
-    """The command that collects the labels of a run that has parked."""
 
 
 class ScoringModel(Protocol):
@@ -213,33 +199,6 @@ def share_of_people(settings: MixedFeedback) -> float:
     return (settings.unsure + settings.random) / settings.responses
 
 
-def people_labeller(
-    config: Config,
-    journal: Journal,
-    *,
-    asking: Asking | None = None,
-    risk_of: RiskOf | None = None,
-) -> PeopleLabeller:
-    """Asks in the journal's present round; what it says about people is kept as metrics of that round."""
-    settings, asking = config.people, asking or Asking()
-    each = min(settings.overlap_each, config.labels_each) if config.labelled else settings.overlap_each
-    return PeopleLabeller(
-        journal.engine,
-        journal.run_id,
-        lambda: journal.round,
-        rules_of(settings),
-        waiting_of(settings),
-        overlap=Overlap(settings.overlap, each),
-        estimate=_estimate(config),
-        risk_of=risk_of,
-        language_of=recogniser(settings.languages) if settings.languages else None,
-        record=journal.add_metrics,
-        part_of=asking.part_of,
-        go_on=asking.go_on,
-        tell=None if settings.tell is None else Teller(settings.tell, journal.run_id),
-    )
-
-
 def mixed_feedback(
     constraint: str,
     config: Config,
@@ -274,26 +233,3 @@ def mixed_feedback(
 def _unsafe_chance(model: ScoringModel) -> RiskOf:
     """What the model thinks of an answer, for people who opted out of harmful texts."""
     return lambda items: expit(model.costs(items)).tolist()
-
-
-NOISE, BIAS = 0.7, 0.3
-"""Errors of the scores that a world gives in a model's place: their deviation by text, and what is added to costs. A
-quarter of the labels at the safety boundary are wrong, more of them unsafe."""
-POLL_S = 0.2
-"""How often a run looks whether people's labels are there: one query, which any database answers at that rate."""
-
-
-def rules_of(settings: QueueConfig) -> Rules:
-    """The queue's rules, the same in the run and in the service."""
-    return Rules(lease_s=settings.lease_s, gold_rate=settings.gold_rate)
-
-
-def waiting_of(settings: QueueConfig) -> Waiting:
-    """How long a run waits for people."""
-    return Waiting(settings.deadline_s, settings.park_after_s, settings.missing == "decide", POLL_S)
-
-
-def _estimate(config: Config) -> FromShares:
-    return lambda shares: estimate_from_shares(
-        shares, labels_each=config.labels_each, cost_max=config.dual.cost_max, mode=config.signal
-    )

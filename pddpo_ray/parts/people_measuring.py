@@ -19,17 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pddpo_ray.annotation.questions import (
-    UNKNOWN_RISK,
-    Question,
-    better_question,
-    number_question,
-    safety_question,
-)
-from pddpo_ray.annotation.queue_labeller import PeopleLabeller, Waiting
-from pddpo_ray.annotation.risks import RiskOf
-from pddpo_ray.annotation.tell import Teller
-from pddpo_ray.config import Config
+from pddpo_ray.config import Config, QueueConfig
 from pddpo_ray.contracts import MeasuredCosts
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal
@@ -38,8 +28,9 @@ from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.limits.sources import chosen_for, within_budget
 from pddpo_ray.parts.held_limit import HeldLimit
 from pddpo_ray.parts.measuring import Tokens, cost_of_value
-from pddpo_ray.parts.mixed_labelling import TOSSED, rules_of, waiting_of
-from pddpo_ray.parts.risks import stated_risk
+from pddpo_ray.parts.mixed_labelling import TOSSED
+from pddpo_ray.parts.people import RiskOf, reached, stated_risk
+from pddpo_ray.parts.questions import UNKNOWN_RISK, Batch, Question, better_question, number_question, safety_question
 from pddpo_ray.records import Array, Response
 from pddpo_ray.theory.cost_estimate import estimate_from_shares
 from pddpo_ray.theory.intervals import bounded_interval
@@ -149,23 +140,17 @@ class PeopleOfLimits:
             and stated[column].asking.answers is not None
             and stated[column].limit.quantity.kind != "logit"  # comparisons teach it
         ]
-        waiting, rules = waiting_of(config.people), rules_of(config.people)
         self._labellers = {
-            column: PeopleLabeller(
-                journal.engine,
-                journal.run_id,
-                lambda: journal.round,
-                rules,
-                _until(waiting, stated[column]),
-                estimate=partial(
+            column: reached(
+                _until(config.people, stated[column]),
+                journal,
+                partial(
                     estimate_from_shares,
                     labels_each=question.labels_each,
                     cost_max=config.dual.cost_max,
                     mode="logit_labels" if stated[column].limit.quantity.kind == "logit" else "unsafe_rate",
                 ),
-                record=journal.add_metrics,
-                go_on=go_on,
-                tell=None if config.people.tell is None else Teller(config.people.tell, journal.run_id),
+                go_on,
             )
             for column, question in self._questions.items()
         }
@@ -210,7 +195,7 @@ class PeopleOfLimits:
         """Whether `of_round` has nothing to wait for."""
         questions = self._of_round(measured, answers, references, seed)[2]
         return all(
-            self._labellers[column].about_arrived(mine, self._questions[column].labels_each, self._batch(column, phase))
+            self._labellers[column].arrived(self._batch(column, mine, phase))
             for column, mine in questions.items()
             if mine
         )
@@ -363,15 +348,14 @@ class PeopleOfLimits:
         """All batches at once, so that people need not wait for each other."""
         for column, mine in questions.items():
             if mine:
-                each = self._questions[column].labels_each
-                self._labellers[column].open_about(mine, each, self._batch(column, phase))
+                self._labellers[column].arrived(self._batch(column, mine, phase))
 
     def _ask(self, column: int, questions: Sequence[Question], phase: str) -> Numbers:
-        each = self._questions[column].labels_each
-        return self._labellers[column].about(questions, each, self._batch(column, phase))
+        batch = self._batch(column, questions, phase)
+        return self._labellers[column].ask(batch).averages(batch)
 
-    def _batch(self, column: int, phase: str) -> str:
-        return f"{phase}-{self._stated[column].limit.name}"
+    def _batch(self, column: int, questions: Sequence[Question], phase: str) -> Batch:
+        return Batch(f"{phase}-{self._stated[column].limit.name}", questions, self._questions[column].labels_each)
 
     def _costs(self, column: int, shares: Sequence[float | None]) -> Array:
         """nan where people gave no whole set of labels. [n]"""
@@ -437,6 +421,7 @@ def _corrected(machine: Numbers, people: Mapping[int, float | None], share: floa
     return [None if np.isnan(number) else number for number in corrected_by_people(f, y, asked, share).tolist()]
 
 
-def _until(waiting: Waiting, stated: StatedLimit) -> Waiting:
+def _until(settings: QueueConfig, stated: StatedLimit) -> QueueConfig:
     """With the limit's own deadline, where it has one."""
-    return waiting if stated.asking.seconds is None else replace(waiting, deadline_s=stated.asking.seconds)
+    seconds = stated.asking.seconds
+    return settings if seconds is None else settings.model_copy(update={"deadline_s": seconds})

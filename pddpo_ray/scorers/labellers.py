@@ -25,8 +25,8 @@ from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.parts.label_estimates import Estimate
 from pddpo_ray.parts.labelling import FeedbackController
-from pddpo_ray.parts.mixed_labelling import Asking, MixedFeedbackController, mixed_feedback, people_labeller
-from pddpo_ray.parts.risks import stated_risk
+from pddpo_ray.parts.mixed_labelling import MixedFeedbackController, mixed_feedback
+from pddpo_ray.parts.people import Asking, people_labeller, stated_risk
 from pddpo_ray.parts.sampling import RolloutController
 from pddpo_ray.records import (
     HARM,

@@ -14,8 +14,8 @@ from typing import Any
 from playwright.sync_api import Page, expect
 from sqlalchemy import select
 
-from pddpo_ray.annotation.questions import Question
 from pddpo_ray.journal.annotation_schema import answer
+from pddpo_ray.parts.questions import Question
 from tests.support.annotation_api import FreshService
 
 PICTURES = os.environ.get("PDDPO_SCREENSHOTS")

@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 from pddpo_ray.annotation.answers import Submission
 from pddpo_ray.annotation.leases import Lease
 from pddpo_ray.annotation.people import Role
-from pddpo_ray.annotation.questions import Question
+from pddpo_ray.parts.questions import Question
 from tests.browser.screen import BAD, GOOD, PROMPT, Screen, pairs, safety
 from tests.browser.test_reading import TABLE, TURNS
 from tests.support.annotation_api import FreshService

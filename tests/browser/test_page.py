@@ -14,10 +14,10 @@ from pddpo_ray.annotation.answers import Submission
 from pddpo_ray.annotation.leases import Lease
 from pddpo_ray.annotation.notice import TEXT, VERSION
 from pddpo_ray.annotation.people import Role
-from pddpo_ray.annotation.questions import contradicts_itself
 from pddpo_ray.journal.annotation_schema import consent
 from pddpo_ray.journal.audit import imbalances
 from pddpo_ray.journal.schema import dual_step
+from pddpo_ray.parts.questions import contradicts_itself
 from tests.browser.screen import (
     HEADINGS,
     LOW_CONTRAST,

@@ -10,12 +10,12 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from pddpo_ray.annotation.answers import Submission
 from pddpo_ray.annotation.leases import Lease, NoQuestion
-from pddpo_ray.annotation.questions import better_question, number_question
-from pddpo_ray.annotation.queue_labeller import PeopleLabeller, Waiting
+from pddpo_ray.annotation.queue_labeller import QueueLabeller, Waiting
 from pddpo_ray.annotation.queue_rules import Outcome, Rules
 from pddpo_ray.journal.annotation_schema import ERASED, answer, audit_event, seat
 from pddpo_ray.journal.audit import imbalances
 from pddpo_ray.journal.database import open_database
+from pddpo_ray.parts.questions import Batch, better_question, number_question
 from pddpo_ray.records import Prompt, Response
 from tests.support.annotation_crowd import crowd_keeps_every_promise
 from tests.support.annotation_queue import FreshQueue, create_run, safety_questions
@@ -110,11 +110,11 @@ def test_limits_questions_of_two_answers_and_of_numbers_work_the_same(database: 
     answers = [Response(f"r{i}", prompt, (2, i), f"answer {i}", 3, 0) for i in range(2)]
     other = Response("o", prompt, (4,), "the reference's", 0, 0)
     waiting = Waiting(deadline_s=600.0, poll_s=0.0)
-    labeller = PeopleLabeller(engine, queue.store.run, lambda: 1, Rules(gold_rate=0.0), waiting)
+    labeller = QueueLabeller(engine, queue.store.run, lambda: 1, Rules(gold_rate=0.0), waiting)
     better = [better_question(one, other, asks="# Which tells more?") for one in answers]
     numbers = [number_question(one, (0.0, 10.0), asks="# How loud is it?") for one in answers]
-    labeller.open_about(better, 2, "measure-answers-tells")
-    labeller.open_about(numbers, 2, "measure-answers-loud")
+    batches = Batch("measure-answers-tells", better, 2), Batch("measure-answers-loud", numbers, 2)
+    assert [labeller.arrived(batch) for batch in batches] == [False, False]
     for person, number in ((queue.person("a"), "2.5"), (queue.person("b"), "7")):
         while isinstance(lease := queue.leases.lease(person), Lease):
             if lease.kind == "number":
@@ -124,7 +124,6 @@ def test_limits_questions_of_two_answers_and_of_numbers_work_the_same(database: 
                 mine = "left" if lease.left.startswith("answer") else "right"
                 said = {"better": mine if number == "2.5" else "tie"}
             queue.answers.answer(person, f"key-{lease.id}", lease.id, Submission("label", said))
-    assert labeller.about(better, 2, "measure-answers-tells") == [0.75, 0.75]
-    assert labeller.about(numbers, 2, "measure-answers-loud") == [4.75, 4.75]
+    assert [labeller.ask(batch).averages(batch) for batch in batches] == [[0.75, 0.75], [4.75, 4.75]]
     assert imbalances(queue.store) == []
     engine.dispose()

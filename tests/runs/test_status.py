@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from deploy.annotation.listening import served_at, sole_server
 from pddpo_ray.annotation.answers import Submission
 from pddpo_ray.annotation.leases import Lease
 from pddpo_ray.cli.main import main
@@ -21,6 +20,7 @@ from pddpo_ray.config import load
 from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import ParkedError
 from pddpo_ray.journal.database import now_ms, open_database
+from pddpo_ray.journal.server_lock import served_at, sole_server
 from tests.runs.test_people_run import SETTINGS
 from tests.support.annotation_queue import FreshQueue
 from tests.unit.loop.small_run import run_of

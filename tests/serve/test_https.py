@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from pddpo_ray.cli.serve import _tls
+from deploy.serving.command import _tls
 from pddpo_ray.errors import UserError
 from tests.support.served_process import served
 from tests.support.served_run import SAFE, make_run

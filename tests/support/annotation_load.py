@@ -18,7 +18,7 @@ import numpy as np
 from sqlalchemy import select
 
 from pddpo_lab.simulated_people import Manner, Tally, enlist, simulate
-from pddpo_ray.annotation.questions import Question, screen_form
+from pddpo_ray.annotation.answer_forms import screen_form
 from pddpo_ray.annotation.queue_rules import Rules
 from pddpo_ray.annotation.rounds import Rounds
 from pddpo_ray.config import load
@@ -27,6 +27,7 @@ from pddpo_ray.journal.annotation_schema import answer
 from pddpo_ray.journal.audit import broken_links, imbalances
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.transactions import Store
+from pddpo_ray.parts.questions import Question
 
 START_S = 180.0
 ANSWERED_S = 600.0

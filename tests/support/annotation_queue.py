@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from sqlalchemy import Engine, insert
 
 from pddpo_ray.annotation.answers import Answers
 from pddpo_ray.annotation.leases import Leases
-from pddpo_ray.annotation.people import People, Person, Role
-from pddpo_ray.annotation.questions import Question
+from pddpo_ray.annotation.people import People as Accounts
+from pddpo_ray.annotation.people import Person, Role
+from pddpo_ray.annotation.queue_labeller import QueueLabeller, Waiting
 from pddpo_ray.annotation.queue_rules import Rules
 from pddpo_ray.annotation.rounds import Rounds
 from pddpo_ray.journal.schema import run
 from pddpo_ray.journal.transactions import Store
+from pddpo_ray.parts.people import Overlap, People, RiskOf
+from pddpo_ray.parts.questions import Question
 
 RULES = Rules(lease_s=900, undo_s=600, gold_rate=0.0)
 
@@ -29,20 +33,34 @@ class FreshQueue:
     rounds: Rounds = field(init=False)
     leases: Leases = field(init=False)
     answers: Answers = field(init=False)
-    people: People = field(init=False)
+    people: Accounts = field(init=False)
 
     def __post_init__(self) -> None:
         self.store = Store(self.engine, "demo", lambda: self.now_ms)
         self.rounds = Rounds(self.store, self.rules)
         self.leases = Leases(self.store, self.rules)
         self.answers = Answers(self.store, self.rules)
-        self.people = People(self.store)
+        self.people = Accounts(self.store)
 
     def person(self, handle: str, role: Role = Role.ANNOTATOR, daily_cap: int = 10_000) -> Person:
         return self.people.create(handle, role, by="test", daily_cap=daily_cap, harmful_cap=daily_cap)[0]
 
     def wait(self, seconds: float) -> None:
         self.now_ms += int(seconds * 1000)
+
+
+def people_of(
+    queue: FreshQueue,
+    waiting: Waiting,
+    round_: int = 2,
+    *,
+    overlap: Overlap | None = None,
+    risk_of: RiskOf | None = None,
+    **settings: Any,
+) -> People:
+    """People as a run asks them in its round through this queue."""
+    reached = QueueLabeller(queue.engine, "demo", lambda: round_, queue.rules, waiting, **settings)
+    return People(reached, lambda: round_, overlap=overlap, risk_of=risk_of)
 
 
 def create_run(engine: Engine) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pddpo_ray.cli.annotate import ADMIN_TOKEN
+from deploy.annotation.command import ADMIN_TOKEN
 from pddpo_ray.cli.output import print_columns, print_json
 from pddpo_ray.cli.recipe_of_run import find_run
 from pddpo_ray.errors import UserError

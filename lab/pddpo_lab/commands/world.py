@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pddpo_ray.cli.annotate import BehindProxy, Host, refuse_open_network
+from deploy.web.listening import BehindProxy, Host, refuse_open_network
 from pddpo_ray.cli.output import print_json
 from pddpo_ray.errors import UserError
 from pddpo_ray.storage.whole_files import write_secret

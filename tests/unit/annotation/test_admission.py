@@ -10,10 +10,10 @@ from pddpo_lab.simulated_people import Manner, decide
 from pddpo_ray.annotation.answers import Submission
 from pddpo_ray.annotation.exchange import contradictory, examples
 from pddpo_ray.annotation.leases import Lease
-from pddpo_ray.annotation.questions import contradicts_itself
-from pddpo_ray.annotation.queue_labeller import PeopleLabeller, Waiting
+from pddpo_ray.annotation.queue_labeller import Waiting
+from pddpo_ray.parts.questions import contradicts_itself
 from pddpo_ray.records import HARM, Pair, Prompt, Response, Verdict
-from tests.support.annotation_queue import FreshQueue
+from tests.support.annotation_queue import FreshQueue, people_of
 
 
 def test_an_answer_contradicts_itself_where_the_only_safe_one_is_called_the_more_harmful() -> None:
@@ -53,8 +53,7 @@ def test_what_contradicts_itself_is_neither_trained_on_nor_exported_and_is_count
             queue.answers.answer(ana, f"key-{number:05d}", lease.id, Submission("label", given))
             said[f"q{number}"] = given
 
-    people = PeopleLabeller(
-        queue.engine, "demo", lambda: 2, queue.rules, Waiting(1000.0),
+    people = people_of(queue, Waiting(1000.0),
         record=numbers.update, clock=lambda: queue.now_ms, sleep=answer,
     )  # fmt: skip
     labelled = people.compare(pairs, seed=0)

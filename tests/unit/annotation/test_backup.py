@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from sqlalchemy import delete, insert
 
-from deploy.annotation.listening import sole_server
 from pddpo_ray.annotation.label_rows import label_rows
 from pddpo_ray.cli.main import main
 from pddpo_ray.errors import UserError
@@ -19,6 +18,7 @@ from pddpo_ray.journal.backup import SET_ASIDE, backup, restore
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.lock import DriverLock
 from pddpo_ray.journal.schema import run as run_table
+from pddpo_ray.journal.server_lock import sole_server
 from tests.support.annotation_queue import FreshQueue
 from tests.support.postgres_server import postgres_server
 from tests.unit.annotation.test_label_rows import said

@@ -7,11 +7,12 @@ import pytest
 from pddpo_ray.annotation.answers import Submission
 from pddpo_ray.annotation.leases import Lease, NoQuestion
 from pddpo_ray.annotation.people import Person, Role
-from pddpo_ray.annotation.queue_labeller import PeopleLabeller, RiskOf, Waiting
+from pddpo_ray.annotation.queue_labeller import Waiting
 from pddpo_ray.annotation.queue_rules import QueueError
 from pddpo_ray.errors import ParkedError
+from pddpo_ray.parts.people import RiskOf
 from pddpo_ray.records import Pair, Prompt, Response
-from tests.support.annotation_queue import FreshQueue, safety_questions
+from tests.support.annotation_queue import FreshQueue, people_of, safety_questions
 
 ITEMS = [Response(f"r{n}", Prompt("p0", (1, 2), "how do i sleep ?"), (3,), f"text {n}", 4, 1) for n in range(4)]
 
@@ -22,9 +23,7 @@ def gentle(queue: FreshQueue) -> Person:
 
 def ask(queue: FreshQueue, risk_of: RiskOf | None) -> None:
     """A round of a run that asks about four answers, and about two pairs of them."""
-    people = PeopleLabeller(
-        queue.engine, "demo", lambda: 2, queue.rules, Waiting(20.0, park_after_s=0.0), risk_of=risk_of
-    )
+    people = people_of(queue, Waiting(20.0, park_after_s=0.0), risk_of=risk_of)
     people.open_safety(ITEMS, 1, seed=0)
     with pytest.raises(ParkedError):
         people.compare([Pair("q0", ITEMS[0], ITEMS[1]), Pair("q1", ITEMS[0], ITEMS[2])], seed=0)

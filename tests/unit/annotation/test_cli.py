@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from deploy.annotation.listening import sole_server
+from deploy.annotation.command import ADMIN_TOKEN, _first_admin
 from pddpo_lab.simulated_people import wait_for_service
 from pddpo_ray.annotation.people import People, Role
-from pddpo_ray.cli.annotate import ADMIN_TOKEN, _first_admin
 from pddpo_ray.cli.main import main
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal.database import open_database
+from pddpo_ray.journal.server_lock import sole_server
 from pddpo_ray.journal.transactions import Store
 
 

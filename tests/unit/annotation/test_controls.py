@@ -11,11 +11,11 @@ from pddpo_ray.annotation.answers import Submission
 from pddpo_ray.annotation.controls import Controls, Fate
 from pddpo_ray.annotation.leases import Lease
 from pddpo_ray.annotation.people import Role
-from pddpo_ray.annotation.questions import Question
 from pddpo_ray.annotation.queue_rules import QueueError
 from pddpo_ray.config import load
 from pddpo_ray.journal.audit import imbalances
 from pddpo_ray.journal.transactions import Store
+from pddpo_ray.parts.questions import Question
 from tests.support.annotation_api import API, FreshService, is_problem
 from tests.support.annotation_queue import FreshQueue
 

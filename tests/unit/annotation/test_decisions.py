@@ -12,7 +12,7 @@ from pddpo_ray.annotation.answers import Submission
 from pddpo_ray.annotation.decisions import GOES_ON, LEADS_TO, NEEDS_BLOCKED, BatchState, Decision, Decisions, state_of
 from pddpo_ray.annotation.leases import Lease
 from pddpo_ray.annotation.people import Role
-from pddpo_ray.annotation.queue_labeller import PeopleLabeller, Waiting
+from pddpo_ray.annotation.queue_labeller import Waiting
 from pddpo_ray.annotation.queue_rules import Problem, QueueError, Rules
 from pddpo_ray.annotation.rounds import Rounds, RoundStatus
 from pddpo_ray.cli.main import main
@@ -23,10 +23,11 @@ from pddpo_ray.journal.audit import imbalances
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.journal.transactions import Store
+from pddpo_ray.parts.people import People
 from pddpo_ray.records import HARM, Pair, Prompt, Response, SafetyLabels, Verdict
 from pddpo_ray.theory.cost_estimate import estimate_cost, interval
 from tests.support.annotation_api import API, FreshService, is_problem
-from tests.support.annotation_queue import FreshQueue, safety_questions
+from tests.support.annotation_queue import FreshQueue, people_of, safety_questions
 from tests.unit.loop.small_run import run_of
 
 ITEMS = [Response(f"r{n}", Prompt("p", (1,), "how ?"), (3,), f"text {n}", policy_version=2, seed=1) for n in range(3)]
@@ -105,13 +106,11 @@ def test_from_every_state_decisions_lead_to_one_in_which_the_run_goes_on() -> No
         assert seen & GOES_ON, state
 
 
-def labeller(queue: FreshQueue, waiting: Waiting) -> PeopleLabeller:
+def labeller(queue: FreshQueue, waiting: Waiting) -> People:
     def never(_: float) -> None:
         raise AssertionError("there was nothing to wait for")
 
-    return PeopleLabeller(
-        queue.engine, "demo", lambda: 2, queue.rules, waiting, clock=lambda: queue.now_ms, sleep=never
-    )
+    return people_of(queue, waiting, clock=lambda: queue.now_ms, sleep=never)
 
 
 def parked(queue: FreshQueue) -> tuple[RoundStatus, RoundStatus]:

@@ -6,20 +6,21 @@ import pytest
 from sqlalchemy import select
 
 from pddpo_ray.annotation.adjudications import Adjudications
+from pddpo_ray.annotation.answer_forms import screen_form
 from pddpo_ray.annotation.answers import Submission
 from pddpo_ray.annotation.flag_decisions import FlagDecision, FlagDecisions
 from pddpo_ray.annotation.leases import Lease, NoQuestion
 from pddpo_ray.annotation.people import Person, Role
 from pddpo_ray.annotation.quality import Quality
-from pddpo_ray.annotation.questions import screen_form
-from pddpo_ray.annotation.queue_labeller import Overlap, PeopleLabeller, Waiting
+from pddpo_ray.annotation.queue_labeller import Waiting
 from pddpo_ray.annotation.queue_rules import QueueError, Rules
 from pddpo_ray.errors import ParkedError
 from pddpo_ray.journal.annotation_schema import audit_event, lease
 from pddpo_ray.journal.audit import imbalances
+from pddpo_ray.parts.people import Overlap
 from pddpo_ray.records import HARM, Pair, Prompt, Response, Verdict
 from tests.support.annotation_api import API, FreshService, is_problem
-from tests.support.annotation_queue import FreshQueue, pair_questions, safety_questions
+from tests.support.annotation_queue import FreshQueue, pair_questions, people_of, safety_questions
 
 WHOLE = {"more_helpful": "first", "more_harmful": "second", "first_safety": "safe", "second_safety": "unsafe"}
 OTHER = {"more_helpful": "second", "more_harmful": "tie", "first_safety": "safe", "second_safety": "safe"}
@@ -54,8 +55,7 @@ def test_one_pair_in_ten_goes_to_three_people_and_the_first_label_is_trained_on(
         for handle, given in said.items():
             answer(queue, people[handle], given)
 
-    labeller = PeopleLabeller(
-        queue.engine, "demo", lambda: 2, queue.rules, Waiting(1e6), overlap=Overlap(0.1, 3), record=numbers.update,
+    labeller = people_of(queue, Waiting(1e6), overlap=Overlap(0.1, 3), record=numbers.update,
         clock=lambda: queue.now_ms, sleep=crowd,
     )  # fmt: skip
     found = labeller.compare(PAIRS, seed=0)
@@ -73,8 +73,7 @@ def test_one_pair_in_ten_goes_to_three_people_and_the_first_label_is_trained_on(
 
 
 def test_a_leads_word_about_a_pair_is_trained_on_and_agreement_is_that_of_the_people(queue: FreshQueue) -> None:
-    asking = PeopleLabeller(
-        queue.engine, "demo", lambda: 2, queue.rules, Waiting(1e6, park_after_s=0), overlap=Overlap(1.0, 3),
+    asking = people_of(queue, Waiting(1e6, park_after_s=0), overlap=Overlap(1.0, 3),
         clock=lambda: queue.now_ms,
     )  # fmt: skip
     with pytest.raises(ParkedError):

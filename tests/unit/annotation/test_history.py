@@ -8,7 +8,7 @@ from pddpo_ray.annotation.answers import Submission
 from pddpo_ray.annotation.history import History
 from pddpo_ray.annotation.leases import Lease
 from pddpo_ray.annotation.people import Role
-from pddpo_ray.annotation.questions import Question, safety_question
+from pddpo_ray.parts.questions import Question, safety_question
 from pddpo_ray.records import Message, Prompt, Response
 from tests.support.annotation_api import API, FreshService
 from tests.support.annotation_queue import FreshQueue, pair_questions, safety_questions

@@ -11,10 +11,11 @@ import pytest
 from pddpo_ray.annotation.answers import Submission
 from pddpo_ray.annotation.leases import Lease
 from pddpo_ray.annotation.people import Role
-from pddpo_ray.annotation.queue_labeller import PeopleLabeller, Waiting
+from pddpo_ray.annotation.queue_labeller import Waiting
 from pddpo_ray.errors import DecisionNeeded, ParkedError, RunError
+from pddpo_ray.parts.people import People
 from pddpo_ray.records import HARM, Pair, Prompt, Response, Verdict
-from tests.support.annotation_queue import FreshQueue, safety_questions
+from tests.support.annotation_queue import FreshQueue, people_of, safety_questions
 
 PROMPT = Prompt("p0", (1, 2), "how do i sleep ?")
 
@@ -27,10 +28,8 @@ ITEMS = [response(f"r{n}") for n in range(3)]
 PAIRS = [Pair(f"q{n}", response(f"a{n}"), response(f"b{n}")) for n in range(2)]
 
 
-def labeller(queue: FreshQueue, waiting: Waiting, sleep: Callable[[float], None]) -> PeopleLabeller:
-    return PeopleLabeller(
-        queue.engine, "demo", lambda: 2, queue.rules, waiting, clock=lambda: queue.now_ms, sleep=sleep
-    )
+def labeller(queue: FreshQueue, waiting: Waiting, sleep: Callable[[float], None]) -> People:
+    return people_of(queue, waiting, clock=lambda: queue.now_ms, sleep=sleep)
 
 
 class Crowd:
@@ -62,8 +61,7 @@ def never(_: float) -> None:
 
 def test_safety_labels_come_back_in_order_from_distinct_people(queue: FreshQueue) -> None:
     numbers: dict[str, float] = {}
-    people = PeopleLabeller(
-        queue.engine, "demo", lambda: 2, queue.rules, Waiting(1000.0),
+    people = people_of(queue, Waiting(1000.0),
         record=numbers.update, clock=lambda: queue.now_ms, sleep=Crowd(queue),
     )  # fmt: skip
     found = people.safety(ITEMS, 3, seed=0)
@@ -239,8 +237,7 @@ def test_opening_early_waits_for_no_backlog_and_says_what_does_not_agree(
 def test_how_long_people_took_does_not_count_what_the_run_waited_for_meanwhile(queue: FreshQueue) -> None:
     numbers: dict[str, float] = {}
     crowd = Crowd(queue)
-    people = PeopleLabeller(
-        queue.engine, "demo", lambda: 2, queue.rules, Waiting(1000.0),
+    people = people_of(queue, Waiting(1000.0),
         record=numbers.update, clock=lambda: queue.now_ms, sleep=crowd,
     )  # fmt: skip
     people.open_safety(ITEMS, 3, seed=0)
@@ -255,9 +252,7 @@ def test_how_long_people_took_does_not_count_what_the_run_waited_for_meanwhile(q
 def test_a_real_wait_ends_as_soon_as_the_labels_are_there(queue: FreshQueue) -> None:
     crowd = Crowd(queue)
     done = threading.Event()
-    people = PeopleLabeller(
-        queue.engine, "demo", lambda: 2, queue.rules, Waiting(60.0, poll_s=0.01), clock=lambda: queue.now_ms
-    )
+    people = people_of(queue, Waiting(60.0, poll_s=0.01), clock=lambda: queue.now_ms)
     found: list[object] = []
 
     def wait() -> None:

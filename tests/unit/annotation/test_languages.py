@@ -11,13 +11,13 @@ from pddpo_ray.annotation.invitations import Invitations
 from pddpo_ray.annotation.languages import recogniser
 from pddpo_ray.annotation.leases import Lease, NoQuestion
 from pddpo_ray.annotation.people import Person, Role
-from pddpo_ray.annotation.queue_labeller import PeopleLabeller, Waiting
+from pddpo_ray.annotation.queue_labeller import Waiting
 from pddpo_ray.annotation.queue_rules import QueueError
 from pddpo_ray.annotation.staff import Staff
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import Prompt, Response
 from tests.support.annotation_api import API, FreshService, is_problem
-from tests.support.annotation_queue import FreshQueue, safety_questions
+from tests.support.annotation_queue import FreshQueue, people_of, safety_questions
 
 
 def prompts_of(queue: FreshQueue, person: Person) -> set[str]:
@@ -97,7 +97,7 @@ def test_a_run_recognises_the_language_of_its_prompts_among_those_that_it_names(
         recogniser(["xx"])
     asked = Prompt("p0", (1,), "Wie schlafe ich heute Nacht besser?")
     waiting, opened = Waiting(deadline_s=60), []
-    labeller = PeopleLabeller(queue.engine, "demo", lambda: 1, queue.rules, waiting, language_of=language_of)
+    labeller = people_of(queue, waiting, 1, language_of=language_of)
     labeller.open_safety([Response("r0", asked, (2,), "Tee trinken.", 1, 0)], 1, 0)
     opened = [knows(queue, "eve", "en"), knows(queue, "greta", "de")]
     assert [isinstance(queue.leases.lease(one), Lease) for one in opened] == [False, True]

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from pddpo_ray.annotation.mail import MailServer, send_mail
-from pddpo_ray.annotation.queue_labeller import PeopleLabeller, Waiting
+from pddpo_ray.annotation.queue_labeller import Waiting
 from pddpo_ray.annotation.tell import Teller
 from pddpo_ray.config import TellConfig, load
 from pddpo_ray.errors import DecisionNeeded, ParkedError, UserError
 from pddpo_ray.records import Prompt, Response
-from tests.support.annotation_queue import FreshQueue
+from tests.support.annotation_queue import FreshQueue, people_of
 
 ITEMS = [Response(f"r{n}", Prompt("p0", (1, 2), "how do i sleep ?"), (3,), f"text {n}", 4, 1) for n in range(2)]
 
@@ -96,8 +96,7 @@ def teller(monkeypatch: pytest.MonkeyPatch, hook: Any, smtp: Any, form: str) -> 
 def test_a_run_tells_that_it_waits_that_it_needs_a_decision_and_that_it_parked_once_each(
     queue: FreshQueue, monkeypatch: pytest.MonkeyPatch, hook: Any, smtp: Any
 ) -> None:
-    people = PeopleLabeller(
-        queue.engine, "demo", lambda: 2, queue.rules, Waiting(100.0, decide=True, tell_after_s=0.0),
+    people = people_of(queue, Waiting(100.0, decide=True, tell_after_s=0.0),
         tell=teller(monkeypatch, hook, smtp, "generic"), clock=lambda: queue.now_ms, sleep=queue.wait,
     )  # fmt: skip
     with pytest.raises(DecisionNeeded):
@@ -111,8 +110,7 @@ def test_a_run_tells_that_it_waits_that_it_needs_a_decision_and_that_it_parked_o
     assert first["Subject"] == "a run waits for people: demo"
     assert second["Subject"] == "a run needs a decision: demo"
     assert "labels are missing at the deadline" in second.get_payload().replace("=\n", "")
-    parking = PeopleLabeller(
-        queue.engine, "demo", lambda: 3, queue.rules, Waiting(100.0, park_after_s=0.0),
+    parking = people_of(queue, Waiting(100.0, park_after_s=0.0), 3,
         tell=teller(monkeypatch, hook, smtp, "slack"), clock=lambda: queue.now_ms,
     )  # fmt: skip
     with pytest.raises(ParkedError):

@@ -23,12 +23,12 @@ from pddpo_ray.annotation.answers import Submission
 from pddpo_ray.annotation.leases import Lease, NoQuestion
 from pddpo_ray.annotation.offers import HOLD
 from pddpo_ray.annotation.people import Person
-from pddpo_ray.annotation.questions import Question
 from pddpo_ray.annotation.queue_rules import Problem, QueueError
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import transactions
 from pddpo_ray.journal.annotation_schema import answer, guideline, lease, question_round, seat, task
 from pddpo_ray.journal.audit import imbalances
+from pddpo_ray.parts.questions import Question
 from tests.support.annotation_queue import FreshQueue, pair_questions, safety_questions
 
 SAFE = Submission("label", {"safety": "safe"})

@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from pddpo_ray.annotation.questions import UNKNOWN_RISK
-from pddpo_ray.annotation.risks import highest_known
 from pddpo_ray.config import Config, load
 from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import ParkedError, UserError
 from pddpo_ray.journal.annotation_schema import question_round, task
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.identity import JOURNAL
-from pddpo_ray.parts.risks import stated_risk
+from pddpo_ray.parts.people import highest_known, stated_risk
+from pddpo_ray.parts.questions import UNKNOWN_RISK
 from pddpo_ray.records import Prompt, Response
 from tests.runs.test_limits_on_text import twin
 from tests.runs.test_people_limits import parked

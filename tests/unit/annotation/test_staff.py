@@ -11,14 +11,14 @@ import pytest
 from pddpo_ray.annotation.answers import Submission
 from pddpo_ray.annotation.leases import Lease
 from pddpo_ray.annotation.people import Role
-from pddpo_ray.annotation.queue_labeller import PeopleLabeller, Waiting, waiting_line
+from pddpo_ray.annotation.queue_labeller import Waiting, waiting_line
 from pddpo_ray.annotation.staff import Staff
 from pddpo_ray.cli.crowd import crowd_beside
 from pddpo_ray.cli.train import spoken
 from pddpo_ray.config import load
 from pddpo_ray.errors import ParkedError, RunError, UserError
 from pddpo_ray.records import Prompt, Response
-from tests.support.annotation_queue import FreshQueue, safety_questions
+from tests.support.annotation_queue import FreshQueue, people_of, safety_questions
 
 ITEMS = [Response(f"r{n}", Prompt("p0", (1, 2), "how do i sleep ?"), (3,), f"text {n}", 4, 1) for n in range(2)]
 
@@ -71,8 +71,7 @@ def test_who_opted_out_of_harmful_texts_counts_only_below_the_risk(queue: FreshQ
 def test_a_waiting_run_says_each_minute_what_it_waits_for(queue: FreshQueue) -> None:
     assert Waiting(1.0).report_s == 60.0
     said: list[str] = []
-    people = PeopleLabeller(
-        queue.engine, "demo", lambda: 2, queue.rules, Waiting(20.0, report_s=0.0),
+    people = people_of(queue, Waiting(20.0, report_s=0.0),
         clock=lambda: queue.now_ms, sleep=queue.wait,
     )  # fmt: skip
     queue.person("ana")
@@ -87,7 +86,7 @@ def test_a_waiting_run_says_each_minute_what_it_waits_for(queue: FreshQueue) -> 
 
 
 def test_a_parked_run_says_whom_it_lacks(queue: FreshQueue) -> None:
-    people = PeopleLabeller(queue.engine, "demo", lambda: 2, queue.rules, Waiting(20.0, park_after_s=0.0))
+    people = people_of(queue, Waiting(20.0, park_after_s=0.0))
     with pytest.raises(ParkedError, match="3 more people are needed"):
         people.safety(ITEMS, 3, seed=0)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.submit import files_to_send
+from deploy.jobs.submit import files_to_send
 
 ROOT = Path(__file__).parents[3]
 CONTAINERFILE = ROOT / "deploy" / "container" / "Containerfile"

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deploy.submit import files_to_send
+from deploy.jobs.submit import files_to_send
 
 ROOT = Path(__file__).parents[3]
 CLUSTERS = [ROOT / "cluster.yaml", *sorted((ROOT / "deploy" / "cluster").glob("*.yaml"))]

@@ -12,9 +12,9 @@ import pytest
 import requests
 import yaml
 
-from deploy import submit
+from deploy.jobs import submit
+from deploy.jobs.commands import on_ray
 from pddpo_ray.cli.main import main
-from pddpo_ray.cli.submit import on_ray
 from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
 
@@ -54,7 +54,12 @@ def test_code_travels_without_data_runs_models_and_caches(folder: Path, tmp_path
 @pytest.mark.run
 def test_the_checkout_itself_is_small_enough_and_complete() -> None:
     files = {path.as_posix() for path in submit.files_to_send(ROOT)}
-    assert {"pddpo_ray/__main__.py", "actors/launch.py", "deploy/submit.py", "pddpo_ray/recipes/tabular.yaml"} <= files
+    assert {
+        "pddpo_ray/__main__.py",
+        "actors/launch.py",
+        "deploy/jobs/submit.py",
+        "pddpo_ray/recipes/tabular.yaml",
+    } <= files
     assert not any(name.startswith((".venv/", ".git/")) for name in files)
     assert sum((ROOT / name).stat().st_size for name in files) < submit.MAX_MIB * submit.MIB / 4
 

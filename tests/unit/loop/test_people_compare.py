@@ -176,8 +176,9 @@ def test_sets_that_share_prompts_leave_an_audit_no_fixed_share_of_a_round(tmp_pa
 
 
 def test_a_number_outside_its_bounds_is_refused_and_kept_as_it_was_given() -> None:
-    from pddpo_ray.annotation.questions import screen_form, stored_form, value_of
+    from pddpo_ray.annotation.answer_forms import screen_form, stored_form
     from pddpo_ray.annotation.queue_rules import QueueError
+    from pddpo_ray.parts.questions import value_of
 
     bounds = (0.0, 10.0)
     assert value_of(stored_form("number", {"number": "3.5"}, False, bounds)) == 3.5

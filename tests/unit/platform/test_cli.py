@@ -21,7 +21,7 @@ from pddpo_ray.cli.main import VERBS, main, unusable_path
 from pddpo_ray.cli.output import print_json
 from pddpo_ray.config import load
 from pddpo_ray.journal import Journal
-from pddpo_ray.registry import LAB
+from pddpo_ray.registry import LAB, SHIPPED
 
 HEAVY = ("torch", "ray", "vllm", "transformers", "datasets", "deepspeed", "peft", "numpy", "scipy", "sqlalchemy")
 
@@ -62,7 +62,7 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 @pytest.mark.run
-@pytest.mark.parametrize("verb", [None, *VERBS, *LAB])
+@pytest.mark.parametrize("verb", [None, *VERBS, *SHIPPED["commands"], *LAB])
 def test_help_imports_nothing_heavy(verb: str | None) -> None:
     program = (
         "import sys\n"
@@ -108,14 +108,16 @@ KNOWN_VERBS = (
         "certify",
     ),
     "withdraw",
+    "annotations",
 )
 
 
 def test_verbs_have_the_names_that_scripts_rely_on(capsys: pytest.CaptureFixture[str]) -> None:
-    assert {"train", "report", "doctor", "recipes", "annotate", "submit"} <= set(VERBS) <= set(KNOWN_VERBS)
+    verbs = {*VERBS, *SHIPPED["commands"]}
+    assert {"train", "report", "doctor", "recipes", "annotate", "submit"} <= verbs <= set(KNOWN_VERBS)
     code, out, _ = run(capsys, "--help")
     assert code == 0
-    assert all(f"  {verb} " in out for verb in VERBS)
+    assert all(f"  {verb} " in out for verb in verbs)
 
 
 @pytest.mark.run

@@ -167,6 +167,8 @@ def test_everything_that_ships_is_in_the_registry_and_can_be_loaded(kind: str) -
     for name in registry.SHIPPED[kind]:
         if kind == "rules":
             assert isinstance(registry.load(kind, name, rules.Rule), rules.Rule)
+        elif kind == "commands":
+            assert callable(registry.command(name))
         elif (kind, name) not in (("trackers", "wandb"), ("trackers", "mlflow")):
             assert callable(registry.code_of(kind, name))
         assert registry.package_of(kind, name) is None

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from deploy.serving.command import share_of
 from deploy.serving.measured_traffic import WRITTEN_EVERY, MeasuredTraffic, WatchedLimit, watched_limits
 from deploy.serving.metrics import ServingMetrics
-from pddpo_ray.cli.serve import share_of
 from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal.audit import broken_links

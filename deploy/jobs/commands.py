@@ -1,18 +1,21 @@
-"""`pddpo stop RUN` and `pddpo logs RUN`: of a run on this machine, or of a job on a cluster."""
+"""`pddpo submit`, `stop` and `logs`: a run as a job of a Ray cluster; of a run on this machine the last two too."""
 
 from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import time
 from pathlib import Path, PurePosixPath
 from typing import Annotated
 
 import typer
 
+from deploy.jobs import submit as jobs
 from pddpo_ray.cli.output import print_json
 from pddpo_ray.cli.recipe_of_run import find_run, store_of
 from pddpo_ray.cli.run_log import LOG
+from pddpo_ray.config import Config, load
 from pddpo_ray.errors import RunError, UserError
 
 LOOK_S = 0.2
@@ -24,6 +27,69 @@ Address = Annotated[
     ),
 ]
 Journal = Annotated[str | None, typer.Option("--journal", help="Database URL, where the recipe names one.")]
+
+
+def submit(
+    recipe: Annotated[str, typer.Argument(help="A shipped recipe (`pddpo recipes`) or the path of a recipe file.")],
+    run: Annotated[str, typer.Option(help="Run folder: an absolute path that every node sees.", metavar="DIR")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings, e.g. rounds=8 trainer.workers=4")
+    ] = None,
+    address: Annotated[
+        str, typer.Option(help="The cluster's dashboard.", metavar="URL", envvar="RAY_API_SERVER_ADDRESS")
+    ] = "http://127.0.0.1:8265",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the run folder.")] = False,
+    go_on: Annotated[
+        bool, typer.Option("--go-on", help="Begin the run, or go on with it where the run folder holds one.")
+    ] = False,
+    working_dir: Annotated[
+        Path, typer.Option(help="Code that travels with the job; data and runs are left out.", metavar="DIR")
+    ] = Path(),
+    secret: Annotated[
+        list[str] | None, typer.Option(help="Name of a secret that the nodes must have; may be repeated.")
+    ] = None,
+    env: Annotated[
+        list[str] | None, typer.Option(help="Environment of the job, readable by all; may be repeated.", metavar="K=V")
+    ] = None,
+    wait: Annotated[bool, typer.Option(help="Follow the log to the end; the exit code is that of the run.")] = True,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would travel; submit nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object; the log goes to stderr.")] = False,
+) -> None:
+    """Submit a recipe to a Ray cluster and follow it."""
+    config = on_ray(recipe, overrides or [])
+    folder = PurePosixPath(run)
+    command, variables = jobs.entrypoint(folder, resume=resume, go_on=go_on), jobs.environment(env or [], secret or [])
+    with tempfile.TemporaryDirectory(prefix="pddpo-submit-") as staging:
+        package = jobs.build_package(config, working_dir, Path(staging))
+        about = {"entrypoint": command, "files": len(package.sizes), "bytes": package.size, "env_vars": variables}
+        if dry_run:
+            _show(about, as_json)
+            return
+        client = jobs.connect(address)
+        job = jobs.submit(
+            client, package, run=folder, resume=resume, go_on=go_on, variables=env or [], secrets=secret or []
+        )
+    typer.echo(f"{'attached to' if job.attached else 'submitted'} {job.id}: {job.entrypoint}", err=as_json)
+    code = jobs.follow(client, job.id, lambda text: typer.echo(text, nl=False, err=as_json)) if wait else 0
+    if as_json:
+        print_json({"job": job.id, "attached": job.attached, "run": run, "exit_code": code if wait else None})
+    raise typer.Exit(code)
+
+
+def on_ray(recipe: str, overrides: list[str]) -> Config:
+    """The recipe for a cluster: as Ray actors, and without looking here for files that are there."""
+    config = load(recipe, overrides, check_files=False)
+    if config.cluster.mode == "ray":
+        return config
+    return load(recipe, [*overrides, "cluster.mode=ray"], check_files=False)
+
+
+def _show(about: dict[str, object], as_json: bool) -> None:
+    if as_json:
+        print_json(about)
+        return
+    for key, value in about.items():
+        typer.echo(f"{key}: {value}")
 
 
 def stop(
@@ -69,8 +135,6 @@ def stop_here(run: Path, journal: str | None, wait_s: float) -> str | None:
 
 def stop_job(run: Path, address: str, wait_s: float) -> str | None:
     """Ends the job of a run on a cluster. Returns its name."""
-    from deploy import submit as jobs
-
     client = jobs.connect(address)
     job = jobs.going(client, PurePosixPath(run))
     if job is None:
@@ -100,8 +164,6 @@ def logs(
 
 def show_job(run: Path, address: str, *, follow: bool) -> None:
     """The log of the newest job of a run. Raises UserError if there is none."""
-    from deploy import submit as jobs
-
     client = jobs.connect(address)
     names = jobs.jobs_of(client, PurePosixPath(run))
     if not names:

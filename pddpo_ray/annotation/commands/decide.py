@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pddpo_ray.annotation.commands.found_queue import queue_of
 from pddpo_ray.cli.durations import milliseconds
 from pddpo_ray.cli.output import print_columns, print_json
-from pddpo_ray.cli.recipe_of_run import queue_of
 from pddpo_ray.errors import UserError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def decide(
 
     with queue_of(run, journal, to_read=not wanted) as (store, rules):
         rounds, decisions = Rounds(store, rules), Decisions(store, rules)
-        undecided = [one for one in rounds.all() if one.state != "frozen" and batch in (None, name_of(one))]
+        undecided = [one for one in rounds.all() if one.state != "frozen" and batch in (None, one.name)]
         if not wanted:
             _show(decisions, undecided, as_json)
             return
@@ -65,22 +65,17 @@ def decide(
         _show(decisions, [status], as_json)
 
 
-def name_of(status: RoundStatus) -> str:
-    """A batch on the command line: `2/safety`."""
-    return f"{status.round}/{status.purpose}"
-
-
 def _one_of(undecided: list[RoundStatus], batch: str | None) -> RoundStatus:
     if len(undecided) == 1:
         return undecided[0]
     if not undecided:
         raise UserError(f"no batch{'' if batch is None else f' {batch}'} of this run is open or stopped")
-    raise UserError(f"--batch: name one of {', '.join(map(name_of, undecided))}")
+    raise UserError(f"--batch: name one of {', '.join(one.name for one in undecided)}")
 
 
 def _show(decisions: Decisions, statuses: list[RoundStatus], as_json: bool) -> None:
     batches = [
-        {"batch": name_of(one), "missing": one.missing, "wanted": one.wanted} | decisions.about(one) for one in statuses
+        {"batch": one.name, "missing": one.missing, "wanted": one.wanted} | decisions.about(one) for one in statuses
     ]
     if as_json:
         print_json({"batches": batches})

@@ -1,10 +1,9 @@
-"""What a server needs before it begins: its port, and on SQLite to be the only one on its database."""
+"""One annotation server per SQLite database: a lock of the operating system, held while the server lives."""
 
 from __future__ import annotations
 
 import fcntl
 import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,17 +11,6 @@ from pathlib import Path
 from sqlalchemy import Engine
 
 from pddpo_ray.errors import UserError
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens there. Raises UserError where that is impossible, which a taken port is."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family)
-    except OSError as error:
-        raise UserError(
-            f"cannot listen on {host}:{port} ({error.strerror or error}): name another port with --port"
-        ) from error
 
 
 def served_at(database: str) -> str | None:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from deploy.web.listening import BehindProxy, Host, refuse_open_network
 from pddpo_ray.cli.output import print_json
-from pddpo_ray.cli.recipe_of_run import FoundRun, find_run, rules_for
+from pddpo_ray.cli.recipe_of_run import FoundRun, find_run
 from pddpo_ray.errors import UserError
 from pddpo_ray.storage.whole_files import write_secret
 
@@ -18,14 +19,8 @@ if TYPE_CHECKING:
     from pddpo_ray.annotation.people import People
     from pddpo_ray.journal.transactions import Store
 
-LOCAL = ("127.0.0.1", "localhost", "::1")
 ADMIN_TOKEN = "annotation-admin-token"
 """File in the run folder, readable by its owner alone."""
-
-Host = Annotated[str, typer.Option(help="Address to listen on.")]
-BehindProxy = Annotated[
-    bool, typer.Option("--behind-proxy", help="A proxy in front speaks https: needed for other hosts than this.")
-]
 
 
 def annotate(
@@ -78,6 +73,7 @@ def annotate(
     if store_in is not None or labels_each is not None:
         raise UserError("--store and --labels-each are about --questions: a run has a folder and settings of its own")
     found = [find_run(folder, journal, wait=wait) for folder in folders]
+    from pddpo_ray.annotation.queue_rules import Rules
     from pddpo_ray.journal.database import open_database
     from pddpo_ray.journal.transactions import Store
 
@@ -88,7 +84,7 @@ def annotate(
     address = f"http://{host}:{port}/"
     _say_where(found, stores, address)
     if resume_when_ready:
-        from pddpo_ray.cli.resuming import Resumer
+        from pddpo_ray.annotation.resuming import Resumer
 
         for one, store in zip(found, stores, strict=True):
             Resumer(store.engine, one.id, one.config, one.folder).start()
@@ -97,13 +93,18 @@ def annotate(
         from deploy.annotation.app import serve
 
         serve(
-            stores[0].engine, found[0].id, rules_for(found[0].config), host=host, port=port, behind_proxy=behind_proxy
+            stores[0].engine,
+            found[0].id,
+            Rules.of(found[0].config.people),
+            host=host,
+            port=port,
+            behind_proxy=behind_proxy,
         )
         return
     from deploy.annotation.several import ServedRun, names_of, serve_several
 
     served = [
-        ServedRun(name, store.engine, one.id, rules_for(one.config))
+        ServedRun(name, store.engine, one.id, Rules.of(one.config.people))
         for name, store, one in zip(names_of(folders), stores, found, strict=True)
     ]
     serve_several(served, host=host, port=port, behind_proxy=behind_proxy)
@@ -121,10 +122,10 @@ class _Asked:
 def _serve_questions(asked: _Asked, *, host: str, port: int, behind_proxy: bool) -> None:
     """Adds what is new in the file and serves all questions of the folder."""
     from deploy.annotation.app import serve
-    from deploy.annotation.listening import sole_server
     from pddpo_ray.annotation.people import People
     from pddpo_ray.annotation.question_files import read_questions
     from pddpo_ray.annotation.question_store import RULES, add_questions, begin
+    from pddpo_ray.journal.server_lock import sole_server
 
     rows = read_questions(asked.file.expanduser())
     folder = asked.folder.expanduser().absolute()
@@ -209,15 +210,3 @@ def _first_admin_of_all(store: Store, first: Store, token_file: Path, folder: Pa
         return
     if not (token_file.is_file() and adopt(token_file.read_text().strip(), first, store)):
         _first_admin(people, folder)
-
-
-def refuse_open_network(host: str, behind_proxy: bool, secrets: str, *, own_https: str = "") -> None:
-    """Raises UserError where plain http would carry secrets beyond this machine without a proxy in front.
-
-    own_https: how this server speaks https itself, where it can.
-    """
-    if host not in LOCAL and not behind_proxy:
-        raise UserError(
-            f"--host {host} would show {secrets} and texts to the network: put a proxy with https in front and add"
-            f" --behind-proxy, {own_https}or stay on 127.0.0.1"
-        )

@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
+from pddpo_ray.annotation.commands.found_queue import queue_of
 from pddpo_ray.cli.output import print_columns, print_json
-from pddpo_ray.cli.recipe_of_run import queue_of
 from pddpo_ray.errors import UserError
 from pddpo_ray.storage.whole_files import write_secret
 

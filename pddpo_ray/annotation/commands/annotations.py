@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pddpo_ray.cli.decide import decide
+from pddpo_ray.annotation.commands.decide import decide
+from pddpo_ray.annotation.commands.found_queue import find_queue, queue_of
+from pddpo_ray.annotation.commands.personal_data import data_of, erase
 from pddpo_ray.cli.output import print_columns, print_json
-from pddpo_ray.cli.personal_data import data_of, erase
-from pddpo_ray.cli.recipe_of_run import find_queue, queue_of
 from pddpo_ray.errors import UserError
 
 if TYPE_CHECKING:
@@ -97,8 +97,8 @@ def restore(
     as_json: AsJson = False,
 ) -> None:
     """Put journal and labels back from one file; end the run and its page first. The journal that was there is kept."""
-    from deploy.annotation.listening import served_at
     from pddpo_ray.journal.backup import restore as put_back
+    from pddpo_ray.journal.server_lock import served_at
     from pddpo_ray.storage.whole_files import JOURNAL
 
     database = journal or str(run.expanduser().absolute() / JOURNAL)
