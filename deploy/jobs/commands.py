@@ -38,9 +38,9 @@ def submit(
     address: Annotated[
         str, typer.Option(help="The cluster's dashboard.", metavar="URL", envvar="RAY_API_SERVER_ADDRESS")
     ] = "http://127.0.0.1:8265",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the run folder.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the run folder.")] = False,
     go_on: Annotated[
-        bool, typer.Option("--go-on", help="Begin the run, or go on with it where the run folder holds one.")
+        bool, typer.Option("--go-on", help="Begin the run, or continue it if the run folder holds one.")
     ] = False,
     working_dir: Annotated[
         Path, typer.Option(help="Code that travels with the job; data and runs are left out.", metavar="DIR")

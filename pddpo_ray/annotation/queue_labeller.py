@@ -2,7 +2,7 @@
 
     round of a run       queue
     arrived(batch)  ->   a batch (run, round, name), opened once, found again after a crash
-    ... goes on ...      people begin
+    ... continues ...    people begin
     ask(batch)      ->   the same batch
     ... waits ...        people answer; the run logs whom it waits for
     answers         <-   the frozen snapshot of the batch: `labels_each` answers of as many people to each question,
@@ -77,7 +77,7 @@ class Waiting:
 class QueueLabeller:
     """People of one run. `round_of` says the run's present round; `record` keeps numbers by name.
 
-    `language_of` gives the language that one has to know for a prompt; None: everybody is asked. `go_on` is the command
+    `language_of` gives the language that one has to know for a prompt; None: all people are asked. `go_on` is the command
     that collects the labels of a run that has parked. `tell` reaches people who are not at the machine.
     """
 
@@ -92,7 +92,7 @@ class QueueLabeller:
         estimate: FromShares | None = None,
         language_of: LanguageOf | None = None,
         record: Callable[[Mapping[str, float]], None] = lambda numbers: None,
-        go_on: str = "pddpo train ... --resume",
+        go_on: str = "pddpo train --run RUN --resume",
         tell: Tell | None = None,
         clock: Clock = now_ms,
         sleep: Callable[[float], None] = time.sleep,

@@ -14,9 +14,9 @@ from typing import Any, Literal, Self
 
 from pddpo_ray.certificates.certified import read_certified
 from pddpo_ray.certificates.ledger import Entry, read_ledger
-from pddpo_ray.certificates.release_history import RULE, Releases, replay
+from pddpo_ray.certificates.release_history import RULE, Releases, policies_of
 from pddpo_ray.config import Policies
-from pddpo_ray.journal import Journal, JournalReader, VersionEntry
+from pddpo_ray.journal import Journal, JournalReader
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.limits.estimate import LimitEstimate
 from pddpo_ray.limits.quantities import Limit
@@ -122,30 +122,26 @@ def outcome_of(
     temperature: float = 1.0,
 ) -> Outcome:
     """The outcome as the journal has it now. `policies` says what the run's policies are."""
-    history = Releases(Store(journal.engine, journal.run_id)).history()
-    now = replay(history)
-    ledger, certified = read_ledger(journal), read_certified(journal)
-    number, finished = now.current, journal.next_round - 1
-    version = _policy_of_round(journal.versions(), number)
-    if version is None:
-        up_to_now = [one for one in certified if len(one.rounds) > 1 and one.rounds[-1] == finished]
-        mixture = max(up_to_now, key=lambda one: len(one.rounds), default=None)
+    now, ledger = Releases(Store(journal.engine, journal.run_id)).now(), read_ledger(journal)
+    if now.current is None:
+        finished = journal.next_round - 1
         limits = estimates_of(journal, stated, finished)
-        if mixture is not None and not now.stands_in:
-            return Outcome(None, mixture.policy, RULE, "", limits, mixture.statement, len(ledger), mixture=True)
+        if now.mixture is not None:
+            mixture, tested = now.mixture, len(ledger)
+            return Outcome(None, mixture.policy, now.by, "", limits, mixture.statement, tested, mixture=True)
         if now.stands_in:
-            return Outcome(None, None, None, history[-1].reason, limits, tested=len(ledger))
+            return Outcome(None, None, None, now.reason, limits, tested=len(ledger))
         asked = [entry.about({one.name: one.cost_limit for one in stated}) for entry in ledger]
         return Outcome(None, None, None, _why_nothing(journal, finished, asked), limits, tested=len(ledger))
-    by = next(line.by for line in reversed(history) if line.round == number and line.action == "release")
+    version = policies_of(journal)[now.current]
     kind, base = _kind(journal, run_dir / ARTIFACTS / version.version.path, policies=policies)
-    mine = next((one for one in certified if one.sha256 == (version.version.sha256,)), None)
+    mine = next((one for one in read_certified(journal) if one.sha256 == (version.version.sha256,)), None)
     return Outcome(
-        round=number,
+        round=now.current,
         policy=version.version.name,
-        by=by,
-        reason=now.reasons.get(version.round, ""),
-        limits=estimates_of(journal, stated, number),
+        by=now.by,
+        reason=now.reason,
+        limits=estimates_of(journal, stated, now.current),
         certificate=() if mine is None else mine.statement,
         tested=len(ledger),
         weights=f"{ARTIFACTS}/{version.version.path}",
@@ -197,12 +193,6 @@ def note_unsafe_rates(journal: Journal, stated: Sequence[Limit], number: int) ->
             journal.round = labelled
             journal.add_metrics({f"{prefix}{UNSAFE_RATE}": said.count(Verdict.UNSAFE) / len(said)})
     journal.round = number
-
-
-def _policy_of_round(versions: list[VersionEntry], number: int | None) -> VersionEntry | None:
-    """The last cost version of the round, as it is served."""
-    made = [entry for entry in versions if entry.stage == "cost" and entry.round == number]
-    return made[-1] if made else None
 
 
 def _kind(

@@ -1,4 +1,4 @@
-"""Which round is released: a history that is only ever appended to, and what follows from replaying it.
+"""What is released now (`released_now`): a history that is only ever appended to, and what follows from replaying it.
 
 A certificate releases the best certified policy; people release, and roll back, by hand. All of it is in the journal,
 so a served endpoint follows a run by reading. Histories of version 0.1 hold refusals too, one for every round whose
@@ -8,15 +8,15 @@ estimate was too high.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sqlalchemy import Connection, insert, select
 
-from pddpo_ray.certificates.certified import read_certified
+from pddpo_ray.certificates.certified import Certified, read_certified
 from pddpo_ray.certificates.staging import Stage
 from pddpo_ray.errors import UserError
-from pddpo_ray.journal import JournalReader
+from pddpo_ray.journal import JournalReader, VersionEntry
 from pddpo_ray.journal.audit import record_event
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.rows import record_of
@@ -55,6 +55,7 @@ class Released:
     unreleased."""
 
     current: int | None = None
+    """The released round."""
     earlier: tuple[int, ...] = ()
     """Rounds that a rollback goes back to, the nearest last."""
     states: Mapping[int, str] = field(default_factory=dict)
@@ -63,12 +64,57 @@ class Released:
     """Whether an alarm has left nothing to serve, so that the reference stands in, also for a certified mixture."""
     stage: Stage | None = None
     """The release under way: a round that answers a growing share of the conversations."""
+    by: str | None = None
+    """Who released it: `rule` (a certificate did), `schedule`, or the name of a person."""
+    reason: str = ""
+    """Why, in that one's words; where the reference stands in, those of the alarm."""
+    mixture: Certified | None = None
+    """The certified mixture that is released because no round is."""
 
     def state(self, round_: int) -> str:
         return self.states.get(round_, UNRELEASED)
 
 
-def replay(history: Sequence[ReleaseEntry]) -> Released:
+def released_now(
+    history: Sequence[ReleaseEntry],
+    certified: Sequence[Certified],
+    weights: Mapping[int, str],
+    *,
+    mixture_max: int | None = None,
+) -> Released:
+    """What is released after this history.
+
+    `weights` are the hashes of the finished rounds' policies. Where no round is released, that is the mixture of the
+    last rounds that is certified as it is, of the most rounds but no more than `mixture_max`; after an alarm it is
+    nothing, and the reference stands in.
+    """
+    now = _replay(history)
+    if now.current is not None:
+        mine = [line.by for line in history if line.action == RELEASE and line.round == now.current]
+        return replace(now, by=mine[-1], reason=now.reasons[now.current])
+    if now.stands_in:
+        return replace(now, reason=history[-1].reason)
+    mixtures = [
+        one for one in certified
+        if len(one.rounds) > 1 and one.rounds[-1] == max(weights, default=0)
+        and one.sha256 == tuple(weights.get(number) for number in one.rounds)
+        and (mixture_max is None or len(one.rounds) <= mixture_max)
+    ]  # fmt: skip
+    mixture = max(mixtures, key=lambda one: len(one.rounds), default=None)
+    return now if mixture is None else replace(now, by=RULE, mixture=mixture)
+
+
+def policies_of(journal: JournalReader) -> dict[int, VersionEntry]:
+    """By finished round its policy, the last cost version of the round; 0 is the reference."""
+    last = journal.next_round - 1
+    return {
+        0 if entry.stage == "reference" else entry.round: entry
+        for entry in journal.versions()
+        if entry.stage == "reference" or (entry.stage == "cost" and 0 < entry.round <= last)
+    }
+
+
+def _replay(history: Sequence[ReleaseEntry]) -> Released:
     """The state after these entries: a release is put on a stack, a rollback takes it off, a refusal changes no other.
     A stage lasts until its round is taken back, or until anything is released or rolled back."""
     stack: list[int] = []
@@ -124,7 +170,10 @@ class Releases:
             return self._history(connection)
 
     def now(self) -> Released:
-        return replay(self.history())
+        """As `released_now`, of this run."""
+        history, journal = self.history(), JournalReader(self._store.engine, self._store.run)
+        weights = {number: entry.version.sha256 for number, entry in policies_of(journal).items() if number}
+        return released_now(history, read_certified(journal), weights)
 
     def release(
         self, round_: int, *, by: str, reason: str = "", force: bool = False, hours: float | None = None
@@ -134,7 +183,7 @@ class Releases:
         certified = {one.rounds for one in read_certified(JournalReader(self._store.engine, self._store.run))}
 
         def add(connection: Connection) -> None:
-            state = replay(self._history(connection))
+            state = _replay(self._history(connection))
             self._demand_finished(connection, round_)
             if state.current == round_:
                 raise UserError(f"round {round_} is the released one already")
@@ -164,7 +213,7 @@ class Releases:
 
         def add(connection: Connection) -> None:
             nonlocal done
-            stage = replay(self._history(connection)).stage
+            stage = _replay(self._history(connection)).stage
             done = stage is not None and stage.whole_ms <= self._store.clock()
             if stage is not None and done:
                 self._add(connection, RELEASE, stage.round, SCHEDULE, "its staged release is complete")
@@ -176,7 +225,7 @@ class Releases:
         """Takes a round back whose release is under way. Does nothing where another one is."""
 
         def add(connection: Connection) -> None:
-            stage = replay(self._history(connection)).stage
+            stage = _replay(self._history(connection)).stage
             if stage is not None and stage.round == round_:
                 self._add(connection, UNSTAGE, round_, by, reason)
 
@@ -188,7 +237,7 @@ class Releases:
         there is one. Raises UserError."""
 
         def add(connection: Connection) -> None:
-            state = replay(self._history(connection))
+            state = _replay(self._history(connection))
             if state.stage is not None:
                 self._add(connection, UNSTAGE, state.stage.round, by, reason or "staged release stopped by hand")
                 return
@@ -206,7 +255,7 @@ class Releases:
         certified = {one.rounds for one in read_certified(JournalReader(self._store.engine, self._store.run))}
 
         def add(connection: Connection) -> None:
-            state = replay(self._history(connection))
+            state = _replay(self._history(connection))
             if state.current != round_ or state.stands_in:
                 return
             left = list(state.earlier)

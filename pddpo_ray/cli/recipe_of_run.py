@@ -47,6 +47,21 @@ def find_run(run: Path, journal: str | None, *, wait: bool = False) -> FoundRun:
             time.sleep(LOOK_S)
 
 
+def load_of_run(run: Path, overrides: Sequence[str] = ()) -> Config:
+    """The recipe that the run in this folder has, with overrides; `journal=URL` among them says where its database is.
+
+    Raises UserError if there is no run.
+    """
+    from pddpo_ray.config import load, to_yaml
+
+    journal = next((text.partition("=")[2] for text in overrides if text.startswith("journal=")), None)
+    stored = find_run(run, journal)
+    with tempfile.TemporaryDirectory(prefix="pddpo-recipe-") as folder:
+        recipe = Path(folder) / "recipe.yaml"
+        recipe.write_text(to_yaml(stored.config), encoding="utf-8")
+        return load(str(recipe), overrides)
+
+
 class Stored(Protocol):
     """What is kept in a database under an id: a run, or questions without one."""
 

@@ -41,7 +41,7 @@ class Asking:
 
     part_of: Callable[[], str] = lambda: ""
     """Ends the name of a batch where a round has several."""
-    go_on: str = "pddpo train ... --resume"
+    go_on: str = "pddpo train --run RUN --resume"
     """The command that collects the labels of a run that has parked."""
 
 
@@ -99,15 +99,19 @@ class People:
 
     def open_compare(self, pairs: Sequence[Pair], seed: int) -> None:
         """Opens the questions that `compare` waits for, so that people can begin; not while the backlog is too long."""
-        self._people.arrived(self._pairs(pairs))
+        self.comparisons_arrived(pairs, seed)
 
     def comparisons_arrived(self, pairs: Sequence[Pair], seed: int) -> bool:
         """Whether `compare` has nothing to wait for."""
-        return self._people.arrived(self._pairs(pairs))
+        return not pairs or self._people.arrived(self._pairs(pairs))
 
     def compare(self, pairs: Sequence[Pair], seed: int) -> list[LabelledPair]:
         """One label of every pair: what a lead decided where people differ, else the first that arrived. A tie is an
-        abstention and enters neither data set, nor does a missing label, nor an answer that contradicts itself."""
+        abstention and enters neither data set, nor does a missing label, nor an answer that contradicts itself.
+
+        Where a round's candidates are all alike it has no pair, and nobody is asked."""
+        if not pairs:
+            return []
         answers = self._people.ask(self._pairs(pairs))
         given = dict(reversed(answers.given)) | dict(answers.decided)
         return [_labelled(pair, given.get(pair.id)) for pair in pairs]

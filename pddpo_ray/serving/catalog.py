@@ -24,9 +24,9 @@ from sqlalchemy import func, select
 
 from pddpo_ray.certificates.certified import PHASE as CERTIFIED
 from pddpo_ray.certificates.certified import Certified, read_certified
-from pddpo_ray.certificates.release_history import UNRELEASED, Released, Releases
+from pddpo_ray.certificates.release_history import UNRELEASED, Released, Releases, policies_of, released_now
 from pddpo_ray.certificates.staging import Stage, keyed
-from pddpo_ray.journal import JournalReader, VersionEntry
+from pddpo_ray.journal import JournalReader
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.schema import phase as phase_table
 from pddpo_ray.journal.schema import prompt as prompt_table
@@ -86,7 +86,6 @@ class Catalog:
     run: str
     policies: Mapping[int, ServedPolicy]
     """By round; 0 is the reference."""
-    released: int | None
     mixture: tuple[int, ...]
     """Rounds that the mixture draws from: all that are finished, or the last few where the engine holds no more."""
     stamp: Stamp = (0, 0, 0)
@@ -95,6 +94,11 @@ class Catalog:
     """The certificate of the mixture as it is drawn from here, of all its rounds."""
     tails: Mapping[str, Certified] = field(default_factory=dict)
     """Certified mixtures of the last few rounds by their names, the one of the most rounds first."""
+
+    @property
+    def released(self) -> int | None:
+        """The released round."""
+        return self.states.current
 
     @property
     def rounds(self) -> tuple[int, ...]:
@@ -140,10 +144,11 @@ class Catalog:
 
     @property
     def released_mixture(self) -> str | None:
-        """The mixture that is released because no round is: of those that are certified the one of the most rounds."""
-        if self.released is not None:
+        """The mixture that is released because no round is."""
+        mixture = self.states.mixture
+        if mixture is None:
             return None
-        return MIXTURE if self.certified_mixture is not None else next(iter(self.tails), None)
+        return MIXTURE if mixture == self.certified_mixture else f"{TAIL}{mixture.rounds[0]}"
 
     def drawn_mixture(self, model: str) -> str | None:
         """The mixture that a model's answers are drawn from; None: they are those of one policy, or there is none."""
@@ -232,33 +237,29 @@ def read_catalog(store: Store, mixture_max: int | None = None) -> Catalog:
     # The stamp first: what changes while the rest is read is then seen as a change the next time.
     stamp = stamp_of(store)
     journal = JournalReader(store.engine, store.run)
-    states = Releases(store).now()
+    history, versions, certified = Releases(store).history(), policies_of(journal), read_certified(journal)
+    weights = {number: entry.version.sha256 for number, entry in versions.items() if number}
+    states = released_now(history, certified, weights, mixture_max=mixture_max)
     multipliers = {step.round: step.multiplier_before for step in reversed(journal.dual_steps())}
-    certified = read_certified(journal)
     of_weights = {one.sha256: one for one in reversed(certified)}
     created = _created(store)
     policies: dict[int, ServedPolicy] = {}
-    for entry in journal.versions():
-        number = _served_round(entry, stamp[0])
-        if number is not None:
-            release = states.state(number) if number else REFERENCE
-            policies[number] = ServedPolicy(
-                number,
-                entry.version,
-                multipliers.get(number, entry.multiplier),
-                release,
-                states.reasons.get(number, ""),
-                _canaries(store, entry.version.number),
-                of_weights.get((entry.version.sha256,)),
-                created.get(number, 0),
-            )
+    for number, entry in versions.items():
+        policies[number] = ServedPolicy(
+            number,
+            entry.version,
+            multipliers.get(number, entry.multiplier),
+            states.state(number) if number else REFERENCE,
+            states.reasons.get(number, ""),
+            _canaries(store, entry.version.number),
+            of_weights.get((entry.version.sha256,)),
+            created.get(number, 0),
+        )
     rounds = [number for number in sorted(policies) if number > 0]
     drawn = tuple(rounds if mixture_max is None else rounds[-mixture_max:])
-    wanted = [] if states.current is None else [states.current, *reversed(states.earlier)]
     return Catalog(
         run=store.run,
         policies=policies,
-        released=next((number for number in wanted if number in policies), None),
         mixture=drawn,
         stamp=stamp,
         states=states,
@@ -281,13 +282,6 @@ def _tails(
         if 1 < one.rounds[0] < one.rounds[-1] == last and hashes == one.sha256 and fits:
             tails.setdefault(f"{TAIL}{one.rounds[0]}", one)
     return tails
-
-
-def _served_round(entry: VersionEntry, finished: int) -> int | None:
-    """The round whose policy this version is (the last cost version of a finished round), 0 for the reference."""
-    if entry.stage == "reference":
-        return 0
-    return entry.round if entry.stage == "cost" and 0 < entry.round <= finished else None
 
 
 def _created(store: Store) -> dict[int, int]:

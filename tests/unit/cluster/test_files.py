@@ -201,7 +201,7 @@ def test_queries_on_the_endpoint_use_the_labels_that_its_metrics_have() -> None:
     made.answered("round-1", 1, 200, tokens=5, first_s=0.1, seconds=0.2)
     made.refused(429)
     made.measured("cost", 0.0, 0.05)
-    text = made.text(Catalog("demo", {}, None, ()), ongoing=0, accepting=True, now_ms=0).decode()
+    text = made.text(Catalog("demo", {}, ()), ongoing=0, accepting=True, now_ms=0).decode()
     labels: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pddpo_ray.certificates.release_history import ReleaseEntry, Releases, replay
+from pddpo_ray.certificates.certified import Certified
+from pddpo_ray.certificates.release_history import ALARM, ReleaseEntry, Releases, released_now
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.transactions import Store
@@ -52,8 +54,38 @@ def store(run: ServedRun) -> Iterator[Store]:
 def test_what_is_served_follows_from_the_history(
     history: list[tuple[str, int | None]], current: int | None, states: dict[int, str]
 ) -> None:
-    now = replay([entry(*line) for line in history])
+    now = released_now([entry(*line) for line in history], [], {1: "a", 2: "b"})
     assert (now.current, dict(now.states)) == (current, states)
+
+
+def mixture_of(*rounds: int) -> Certified:
+    return Certified(1, f"rounds {rounds}", rounds, tuple("abcd"[k - 1] for k in rounds), "", {}, (), ())
+
+
+def test_one_function_says_what_is_released() -> None:
+    """Nothing, by a certificate, withdrawn by an alarm, forced by hand, released again; and mixtures, where no round
+    is."""
+    weights, whole, tail = {1: "a", 2: "b", 3: "c"}, mixture_of(1, 2, 3), mixture_of(2, 3)
+
+    def now(*history: ReleaseEntry, certified: Sequence[Certified] = (), most: int | None = None) -> tuple[object, ...]:
+        found = released_now(history, certified, weights, mixture_max=most)
+        return found.current, found.by, found.reason, found.mixture, found.stands_in
+
+    released = entry("release", 2)
+    alarm = ReleaseEntry("rollback", None, ALARM, "leaks", 1)
+    forced = ReleaseEntry("release", 3, "ana", "a trial", 2)
+    again = ReleaseEntry("release", 2, "rule", "certified anew", 3)
+    assert now() == (None, None, "", None, False)
+    assert now(released) == (2, "rule", "because", None, False)
+    assert now(released, alarm) == (None, None, "leaks", None, True)
+    assert now(released, alarm, certified=[whole]) == (None, None, "leaks", None, True)
+    assert now(released, alarm, forced) == (3, "ana", "a trial", None, False)
+    assert now(released, alarm, forced, again) == (2, "rule", "certified anew", None, False)
+    assert now(certified=[tail, whole]) == (None, "rule", "", whole, False)
+    assert now(certified=[tail, whole], most=2) == (None, "rule", "", tail, False)
+    assert now(released, certified=[whole])[:4] == (2, "rule", "because", None)
+    # of other weights, and of rounds that are not the last ones any more
+    assert now(certified=[replace(whole, sha256=("a", "b", "d")), mixture_of(1, 2)])[3] is None
 
 
 def test_an_alarm_goes_back_to_the_last_certified_round_and_at_last_to_the_reference(
