@@ -16,11 +16,11 @@ import numpy as np
 import ray
 
 from actors.calls import Answerer, AnsweringActor, Handle
-from pddpo_ray.contracts import Count, Delivery, Draw, RolloutEngine
+from pddpo_ray.contracts import Count, Draw, RolloutEngine
 from pddpo_ray.errors import RunError
 from pddpo_ray.parts.sampling import VerifyDelivery
-from pddpo_ray.records import Array, Decoding, PolicyVersion, Prompt
-from pddpo_ray.rollout.draws import counts
+from pddpo_ray.records import Array, Decoding, Delivery, PolicyVersion, Prompt
+from pddpo_ray.theory.seeds import counts
 
 MakeEngine = Callable[[], RolloutEngine]
 """Runs in the actor's process; picklable."""

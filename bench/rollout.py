@@ -25,12 +25,12 @@ from bench.device import wall_clock
 from bench.limits import sampling_roofline
 from bench.ratio import Clock, Ratio, interleaved, of_pairs
 from bench.workload import Shape, endless, prompts_of
-from pddpo_ray.contracts import Count, Delivery, RolloutEngine
-from pddpo_ray.records import Array, Decoding, PolicyVersion, Prompt
-from pddpo_ray.rollout.draws import counts
+from pddpo_ray.contracts import Count, RolloutEngine
+from pddpo_ray.records import Array, Decoding, Delivery, PolicyVersion, Prompt
 from pddpo_ray.rollout.vllm_engine import VllmEngine, VllmSettings
 from pddpo_ray.rollout.vllm_start import prepare_process
 from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.theory.seeds import counts
 from pddpo_ray.training.local import store_reference
 from pddpo_ray.training.log_probs import ResponseScorer, score_texts
 

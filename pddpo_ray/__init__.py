@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from pddpo_ray.driver.run import run_recipe as run
     from pddpo_ray.evaluate.checkpoint_loading import load_checkpoint as load_policy
     from pddpo_ray.evaluate.from_python import evaluate_models
-    from pddpo_ray.scoring.limit_rows import check_limits
+    from pddpo_ray.scoring.limit_sources import check_limits
     from pddpo_ray.theory.certificate import first_certified, upper_bound
 
 PLACES = {
     "certify": ("pddpo_ray.certificates.release", "certify_folder"),
-    "check_limits": ("pddpo_ray.scoring.limit_rows", "check_limits"),
+    "check_limits": ("pddpo_ray.scoring.limit_sources", "check_limits"),
     "evaluate_models": ("pddpo_ray.evaluate.from_python", "evaluate_models"),
     "first_certified": ("pddpo_ray.theory.certificate", "first_certified"),
     "load_policy": ("pddpo_ray.evaluate.checkpoint_loading", "load_checkpoint"),

@@ -11,18 +11,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
-from numpy.typing import NDArray
-
 from pddpo_ray.config import FitConfig, PpoConfig
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import (
     Array,
     CandidateSet,
     CostEstimate,
+    Critics,
     Decoding,
+    Delivery,
     LabelledPair,
     LossBonus,
+    LossOptimism,
+    MeasuredCosts,
     Objective,
     Pair,
     PairRow,
@@ -30,6 +31,7 @@ from pddpo_ray.records import (
     Prompt,
     Response,
     SafetyLabels,
+    ScoredAnswer,
     Stage,
 )
 
@@ -287,15 +289,6 @@ class Start:
 
 
 @dataclass(frozen=True)
-class LossOptimism:
-    """XPO-style term of a cost fit (paper.md §13): + alpha * mean log policy(y'|x) over the baseline's answers."""
-
-    alpha: float
-    answers: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
-    """(prompt token ids, answer token ids) of the baseline's answers."""
-
-
-@dataclass(frozen=True)
 class FitCommand:
     """A whole fit. Executing it twice gives the same version: nothing outside this record enters."""
 
@@ -345,27 +338,6 @@ class EarlyTrainer(Protocol):
 
 # --- PPO-Lagrangian (docs/methods.md): what one update is told and returns ---------------------------------------
 
-StoredWeights = tuple[str, str]
-"""(path in the artifact store, sha256)"""
-
-
-@dataclass(frozen=True)
-class Critics:
-    """Where the weights of both critics are stored."""
-
-    reward: StoredWeights
-    cost: StoredWeights
-
-
-@dataclass(frozen=True)
-class ScoredAnswer:
-    """An answer of the policy that is updated, with its scores."""
-
-    prompt: tuple[int, ...]
-    answer: tuple[int, ...]
-    reward: float
-    cost: float
-
 
 @dataclass(frozen=True)
 class PpoCommand:
@@ -413,20 +385,6 @@ def reinforce(backend: object, command: PpoCommand) -> PpoResult:
 # --- engines and labellers -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Delivery:
-    """What an engine states after it took over a version."""
-
-    engine: str
-    version: int
-    sha256: str
-    """Hash taken inside the engine's process over the tensors as it consumed them."""
-    tensors: int
-    seconds: float
-    tokenizer: str = ""
-    """Fingerprint of the tokenizer that the engine uses (empty in a table)."""
-
-
 class RolloutEngine(Protocol):
     """One inference engine. `sample` draws `n` answers per prompt, or `n[i]` for prompt i, whose seed alone decides."""
 
@@ -456,26 +414,6 @@ class Labeller(Protocol):
     def compare(self, pairs: Sequence[Pair], seed: int) -> list[LabelledPair]:
         """Each pair with a label by the name of the comparison that the labeller was given for."""
         ...
-
-
-@dataclass(frozen=True, eq=False)
-class MeasuredCosts:
-    """Measured costs of n answers under I limits and the variance of their noise; nan: no number. [n, I] each"""
-
-    costs: Array
-    noise: Array
-    failed: NDArray[np.bool_]
-    """Whether the limit's source was asked and gave no number; elsewhere nan says that it was not asked."""
-    unsafe: Array
-    """Share of an answer's labels that say unsafe under a logit limit; nan elsewhere."""
-    against: Array
-    """What limits on a difference to the reference take off: the cost of its answer to the same prompt, nan where there
-    is none; 0 under all other limits."""
-
-    @property
-    def relative(self) -> Array:
-        """Costs as the limits state them: less the reference's. [n, I]"""
-        return self.costs - self.against
 
 
 class Measure(Protocol):

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 """Numbers of formulas, in double precision; docstrings give their shapes."""
 Stage = Literal["reward", "cost"]
+StoredWeights = tuple[str, str]
+"""(path in the artifact store, sha256)"""
 
 
 @dataclass(frozen=True)
@@ -256,3 +258,64 @@ def by_prompt(responses: Sequence[Response]) -> dict[str, list[Response]]:
     for response in responses:
         grouped.setdefault(response.prompt.id, []).append(response)
     return grouped
+
+
+@dataclass(frozen=True)
+class LossOptimism:
+    """XPO-style term of a cost fit (paper.md §13): + alpha * mean log policy(y'|x) over the baseline's answers."""
+
+    alpha: float
+    answers: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    """(prompt token ids, answer token ids) of the baseline's answers."""
+
+
+@dataclass(frozen=True)
+class Critics:
+    """Where the weights of both critics are stored."""
+
+    reward: StoredWeights
+    cost: StoredWeights
+
+
+@dataclass(frozen=True)
+class ScoredAnswer:
+    """An answer of the policy that is updated, with its scores."""
+
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+    reward: float
+    cost: float
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """What an engine states after it took over a version."""
+
+    engine: str
+    version: int
+    sha256: str
+    """Hash taken inside the engine's process over the tensors as it consumed them."""
+    tensors: int
+    seconds: float
+    tokenizer: str = ""
+    """Fingerprint of the tokenizer that the engine uses (empty in a table)."""
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredCosts:
+    """Measured costs of n answers under I limits and the variance of their noise; nan: no number. [n, I] each"""
+
+    costs: Array
+    noise: Array
+    failed: NDArray[np.bool_]
+    """Whether the limit's source was asked and gave no number; elsewhere nan says that it was not asked."""
+    unsafe: Array
+    """Share of an answer's labels that say unsafe under a logit limit; nan elsewhere."""
+    against: Array
+    """What limits on a difference to the reference take off: the cost of its answer to the same prompt, nan where there
+    is none; 0 under all other limits."""
+
+    @property
+    def relative(self) -> Array:
+        """Costs as the limits state them: less the reference's. [n, I]"""
+        return self.costs - self.against

@@ -39,7 +39,7 @@ def _in(module: str, *names: str) -> dict[str, str]:
 
 SHIPPED: Mapping[str, Mapping[str, str]] = {
     "methods": _in(
-        "pddpo_ray.config.shipped_methods",
+        "pddpo_ray.config.method",
         "o-pd-dpo", "o-pd-dpo-paper", "pd-dpo", "pd-dpo-fixed", "pd-dpo-adalag", "dpo-harmless", "dpo-helpful",
         "safe-dpo", "sacpo", "p-sacpo", "mocan", "pecan", "c-dpo", "caid", "safe-rlhf", "c-grpo",
     ),

@@ -13,8 +13,8 @@ from deploy.annotation import together
 from deploy.annotation.access import API
 from deploy.annotation.control_files import gold_question, preview
 from deploy.annotation.lead import RoundId
-from deploy.annotation.qr import qr_path
 from deploy.annotation.queue_service import Caller, Parts
+from deploy.annotation.rendering import qr_path
 from deploy.annotation.schemas import (
     ErasureBody,
     GoldBody,

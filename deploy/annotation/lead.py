@@ -18,11 +18,11 @@ from deploy.annotation.access import API
 from deploy.annotation.queue_service import Caller, Parts, QueueService
 from deploy.annotation.schemas import AdjudicateBody, DecisionBody, ExtendBody, FlagBody, RecallBody, VoidBody
 from deploy.annotation.work import Key
+from pddpo_ray.annotation.batch_rows import RoundStatus
 from pddpo_ray.annotation.decisions import Decision
 from pddpo_ray.annotation.given_labels import authors_of, labels_of
 from pddpo_ray.annotation.label_files import write_empty, write_label_file
 from pddpo_ray.annotation.queue_rules import Problem, QueueError
-from pddpo_ray.annotation.rounds import RoundStatus
 from pddpo_ray.annotation.worklog import RULE, as_csv
 from pddpo_ray.storage.whole_files import finite
 

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 import nh3
+import segno
 from markdown_it import MarkdownIt
 from markdown_it.common.utils import escapeHtml
 from markdown_it.token import Token
@@ -74,3 +75,14 @@ def _link_close(_self: Any, tokens: Sequence[Token], index: int, *_: Any) -> str
 def _image(_self: Any, tokens: Sequence[Token], index: int, _options: Any, env: MutableMapping[str, Any]) -> str:
     token = tokens[index]
     return f'<span class="link">[image: {escapeHtml(token.content)} ({escapeHtml(str(token.attrs["src"]))})]</span>'
+
+
+QUIET = 4
+"""Light modules around the code, which readers need."""
+
+
+def qr_path(link: str) -> dict[str, Any]:
+    """`side`: of the square, in modules; `path`: the `d` of an SVG path with a unit square per dark module."""
+    rows = list(segno.make_qr(link, error="m").matrix)
+    dark = [(x, y) for y, row in enumerate(rows, QUIET) for x, module in enumerate(row, QUIET) if module]
+    return {"side": len(rows) + 2 * QUIET, "path": "".join(f"M{x} {y}h1v1h-1z" for x, y in dark)}

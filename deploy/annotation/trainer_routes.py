@@ -11,8 +11,8 @@ from deploy.annotation.access import API
 from deploy.annotation.lead import RoundId
 from deploy.annotation.queue_service import Caller, Parts
 from deploy.annotation.schemas import FreezeBody, QuestionBody, RoundBody
+from pddpo_ray.annotation.batch_rows import Snapshot
 from pddpo_ray.annotation.queue_rules import Problem, QueueError
-from pddpo_ray.annotation.rounds import Snapshot
 from pddpo_ray.parts.questions import Question
 
 router = APIRouter(prefix=API, tags=["trainer"])

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deploy.web.listening import BehindProxy, Host, refuse_open_network
-from pddpo_ray.cli.durations import milliseconds
-from pddpo_ray.cli.output import print_columns, print_json
+from pddpo_ray.cli.output import milliseconds, print_columns, print_json
 from pddpo_ray.cli.recipe_of_run import FoundRun, find_run
 from pddpo_ray.errors import UserError
 

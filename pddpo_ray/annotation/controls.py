@@ -10,8 +10,8 @@ from typing import Any
 from sqlalchemy import Connection, delete, exists, select, update
 
 from pddpo_ray.annotation.answer_forms import demand_gold
+from pddpo_ray.annotation.batch_rows import DROPPED
 from pddpo_ray.annotation.queue_rules import Problem, QueueError
-from pddpo_ray.annotation.rounds import DROPPED
 from pddpo_ray.journal.annotation_schema import answer, lease, question_round, task, withdrawal
 from pddpo_ray.journal.audit import record_event
 from pddpo_ray.journal.database import reading

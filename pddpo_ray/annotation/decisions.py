@@ -16,8 +16,9 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
+from pddpo_ray.annotation.batch_rows import RoundStatus
 from pddpo_ray.annotation.queue_rules import Problem, QueueError, Rules
-from pddpo_ray.annotation.rounds import Rounds, RoundStatus
+from pddpo_ray.annotation.rounds import Rounds
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.theory.cost_estimate import estimate_from_shares
 from pddpo_ray.theory.people_estimates import three_fillings

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
-from pddpo_ray.annotation.rounds import ADJUDICATED, CountedAnswer
+from pddpo_ray.annotation.batch_rows import ADJUDICATED, CountedAnswer
 from pddpo_ray.journal.annotation_schema import annotator, answer, question_round, seat, snapshot, task, withdrawal
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.transactions import Store

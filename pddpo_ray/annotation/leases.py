@@ -20,6 +20,7 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, exists, insert, select, update
 
+from pddpo_ray.annotation.batch_rows import DROPPED
 from pddpo_ray.annotation.offers import (
     COUNT_OUT,
     DAY_MS,
@@ -35,7 +36,7 @@ from pddpo_ray.annotation.offers import (
 )
 from pddpo_ray.annotation.people import Person
 from pddpo_ray.annotation.queue_rules import Outcome, Problem, QueueError, Rules
-from pddpo_ray.annotation.rounds import DROPPED, GOLD
+from pddpo_ray.annotation.rounds import GOLD
 from pddpo_ray.journal.annotation_schema import annotator, answer, lease, question_round, seat, task, withdrawal
 from pddpo_ray.journal.audit import record_event
 from pddpo_ray.journal.database import reading

@@ -11,7 +11,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, FromClause, Select, Text, bindparam, cast, exists, func, literal, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from pddpo_ray.annotation.rounds import DROPPED, GOLD
+from pddpo_ray.annotation.batch_rows import DROPPED
+from pddpo_ray.annotation.rounds import GOLD
 from pddpo_ray.journal.annotation_schema import (
     annotator,
     answer,

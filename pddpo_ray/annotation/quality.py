@@ -15,9 +15,9 @@ import numpy as np
 from sqlalchemy import Select, exists, func, select
 
 from pddpo_ray.annotation.answer_forms import AGREED_ON, STORED, screen_form
+from pddpo_ray.annotation.batch_rows import RoundStatus
 from pddpo_ray.annotation.flags import Labels, Record, flags, too_fast
 from pddpo_ray.annotation.queue_rules import Rules
-from pddpo_ray.annotation.rounds import RoundStatus
 from pddpo_ray.annotation.worklog import worked_ms
 from pddpo_ray.journal.annotation_schema import annotator, answer, lease, question_round, seat, task, withdrawal
 from pddpo_ray.journal.database import reading

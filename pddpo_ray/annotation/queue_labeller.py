@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,16 +27,16 @@ from numpy.typing import NDArray
 from sqlalchemy import Engine
 
 from pddpo_ray.annotation.answer_forms import AGREED_ON
+from pddpo_ray.annotation.batch_rows import CountedAnswer, RoundStatus, Snapshot
 from pddpo_ray.annotation.decisions import Decisions
-from pddpo_ray.annotation.languages import LanguageOf, recogniser
 from pddpo_ray.annotation.quality import Quality
 from pddpo_ray.annotation.queue_rules import Problem, QueueError, Rules
-from pddpo_ray.annotation.rounds import CountedAnswer, Rounds, RoundStatus, Snapshot
+from pddpo_ray.annotation.rounds import Rounds
 from pddpo_ray.annotation.staff import Staff
 from pddpo_ray.annotation.tell import Teller
 from pddpo_ray.annotation.worklog import WorkLog
 from pddpo_ray.config import QueueConfig
-from pddpo_ray.errors import DecisionNeeded, ParkedError, RunError
+from pddpo_ray.errors import DecisionNeeded, ParkedError, RunError, UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.journal.transactions import Clock, Store, now_ms
 from pddpo_ray.parts.questions import Answers, Batch, contradicts_itself
@@ -77,7 +77,7 @@ class Waiting:
 class QueueLabeller:
     """People of one run. `round_of` says the run's present round; `record` keeps numbers by name.
 
-    `language_of` gives the language that one has to know for a prompt; None: all people are asked. `go_on` is the command
+    `language_of` gives the language of a prompt, for people who know it; None: all people are asked. `go_on` is the command
     that collects the labels of a run that has parked. `tell` reaches people who are not at the machine.
     """
 
@@ -322,3 +322,20 @@ def _nobody(event: str, text: str) -> None:
 
 def _unsafe_rate(shares: NDArray[np.float64]) -> CostEstimate:
     return estimate_from_shares(shares, labels_each=1, cost_max=1.0, mode="unsafe_rate")
+
+
+LanguageOf = Callable[[str], str | None]
+
+
+def recogniser(codes: Sequence[str]) -> LanguageOf:
+    """The language of a prompt among `codes`; None where it has no letters. Raises UserError for unknown codes."""
+    try:
+        from py3langid.langid import MODEL_FILE, LanguageIdentifier
+    except ImportError as error:
+        raise UserError("people.languages needs py3langid: pip install py3langid") from error
+    identifier = LanguageIdentifier.from_model_file(MODEL_FILE)
+    try:
+        identifier.set_languages(list(codes))
+    except ValueError as error:
+        raise UserError(f"people.languages: {', '.join(codes)}: {error}") from error
+    return lambda text: str(identifier.classify(text)[0]) if any(map(str.isalpha, text)) else None

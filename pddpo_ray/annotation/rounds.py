@@ -5,15 +5,25 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, Integer, case, cast, func, insert, literal, select, update
+from sqlalchemy import Connection, func, insert, select, update
 
 from pddpo_ray.annotation.answer_forms import demand_gold, round_digest
+from pddpo_ray.annotation.batch_rows import (
+    DROPPED,
+    CountedAnswer,
+    RoundStatus,
+    Snapshot,
+    adjudicated_query,
+    counted_query,
+    round_id,
+    snapshot_of,
+    status_query,
+    task_row,
+)
 from pddpo_ray.annotation.queue_rules import Problem, QueueError, Rules
 from pddpo_ray.journal.annotation_schema import (
-    adjudication,
     annotator,
     answer,
     audit_event,
@@ -25,81 +35,15 @@ from pddpo_ray.journal.annotation_schema import (
 )
 from pddpo_ray.journal.audit import record_event
 from pddpo_ray.journal.database import reading
-from pddpo_ray.journal.rows import columns_of, record_of
+from pddpo_ray.journal.rows import record_of
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.parts.questions import Question
 
 GOLD = "gold"
 """Purpose of the batch of control questions; it belongs to round 0 and is never frozen."""
-DROPPED = "dropped"
-"""State of a question that is asked no more."""
 UNLIMITED = 1_000_000
 """Labels that a control question takes: any person may get it."""
 CHUNK = 500
-ADJUDICATED = -1
-"""Seat, in a stored snapshot, of what a lead decided about a question."""
-
-
-@dataclass(frozen=True)
-class RoundStatus:
-    """How far a batch is. Counts are of questions, except `wanted` and `counted`, which are labels.
-
-    A dropped question wants no more labels than it has; `asked` is what was wanted before anything was dropped.
-    """
-
-    id: str
-    round: int
-    purpose: str
-    kind: str
-    labels_each: int
-    state: str
-    opened_ms: int
-    deadline_ms: int | None
-    questions: int
-    satisfied: int
-    blocked: int
-    dropped: int
-    wanted: int
-    asked: int
-    counted: int
-    out: int
-    refusals: int
-
-    @property
-    def missing(self) -> int:
-        return self.wanted - self.counted
-
-    @property
-    def name(self) -> str:
-        """On the command line: `2/safety`."""
-        return f"{self.round}/{self.purpose}"
-
-    @property
-    def complete(self) -> bool:
-        return self.missing == 0
-
-
-@dataclass(frozen=True)
-class CountedAnswer:
-    """One label of a snapshot: `seat` tells the labels of one question apart, in the order of arrival."""
-
-    position: int
-    item: str
-    seat: int
-    annotator: str
-    key: str
-    given: dict[str, str]
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """What a frozen round decided: the labels that count, and by item what a lead decided where people differ.
-    `sha256` names the content."""
-
-    round_id: str
-    answers: tuple[CountedAnswer, ...]
-    sha256: str
-    adjudicated: Mapping[str, dict[str, str]] = field(default_factory=dict)
 
 
 class Rounds:
@@ -150,7 +94,7 @@ class Rounds:
             self._demand_room(connection, purpose)
             connection.execute(insert(question_round).values(**row))
             rows = [
-                _task_row(id_, position, one, wanted.get(one.item, labels_each))
+                task_row(id_, position, one, wanted.get(one.item, labels_each))
                 for position, one in enumerate(questions)
             ]
             for start in range(0, len(rows), CHUNK):
@@ -177,7 +121,7 @@ class Rounds:
                     position = (
                         int(connection.execute(select(func.coalesce(last.scalar_subquery(), -1))).scalar_one()) + 1
                     )
-                    connection.execute(insert(task).values(**_task_row(stock, position, question, UNLIMITED)))
+                    connection.execute(insert(task).values(**task_row(stock, position, question, UNLIMITED)))
                     added += 1
             record_event(connection, self._store.clock(), by, "gold.add", self._store.run, added=added)
             return added
@@ -202,7 +146,7 @@ class Rounds:
     def all(self) -> list[RoundStatus]:
         """Every batch of the run but control questions, the newest first."""
         mine = (question_round.c.run == self._store.run) & ~question_round.c.purpose.startswith(GOLD)
-        query = _status_query().where(mine).order_by(question_round.c.opened_ms.desc(), question_round.c.id)
+        query = status_query().where(mine).order_by(question_round.c.opened_ms.desc(), question_round.c.id)
         with reading(self._store.engine) as connection:
             return [record_of(RoundStatus, row) for row in connection.execute(query)]
 
@@ -282,7 +226,7 @@ class Rounds:
         def apply(connection: Connection) -> Snapshot:
             stored = connection.execute(select(snapshot).where(snapshot.c.question_round == id_)).first()
             if stored is not None:
-                return _snapshot(id_, stored.content, stored.sha256)
+                return snapshot_of(id_, stored.content, stored.sha256)
             self._lock(connection, id_, "open")
             status = self._status(connection, id_)
             if not status.complete and not accept_missing:
@@ -291,14 +235,14 @@ class Rounds:
                     f"round {status.round}, {status.purpose}: {status.missing} of {status.wanted} labels are missing",
                 )
             self._end(connection, id_, "frozen")
-            content = [list(row) for row in connection.execute(_counted_query(id_))]
-            content += [list(row) for row in connection.execute(_adjudicated_query(id_))]
+            content = [list(row) for row in connection.execute(counted_query(id_))]
+            content += [list(row) for row in connection.execute(adjudicated_query(id_))]
             digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
             row = {"question_round": id_, "content": content, "sha256": digest, "at_ms": self._store.clock()}
             connection.execute(insert(snapshot).values(**row))
             counts = {"labels": status.counted, "missing": status.missing}
             self._record(connection, by, "round.freeze", id_, reason, sha256=digest, **counts)
-            return _snapshot(id_, content, digest)
+            return snapshot_of(id_, content, digest)
 
         return self._store.write(apply)
 
@@ -306,12 +250,12 @@ class Rounds:
         """What the frozen batch decided; None while it is open."""
         with reading(self._store.engine) as connection:
             stored = connection.execute(select(snapshot).where(snapshot.c.question_round == id_)).first()
-        return None if stored is None else _snapshot(id_, stored.content, stored.sha256)
+        return None if stored is None else snapshot_of(id_, stored.content, stored.sha256)
 
     def counted(self, id_: str) -> list[CountedAnswer]:
         """Labels that count at this moment, frozen or not."""
         with reading(self._store.engine) as connection:
-            return [CountedAnswer(*row) for row in connection.execute(_counted_query(id_))]
+            return [CountedAnswer(*row) for row in connection.execute(counted_query(id_))]
 
     def votes(self, status: RoundStatus) -> tuple[list[int], list[int]]:
         """Of a safety batch, by position of the question: labels that say unsafe, and all that count."""
@@ -368,7 +312,7 @@ class Rounds:
 
     def _status(self, connection: Connection, id_: str) -> RoundStatus:
         mine = (question_round.c.id == id_) & (question_round.c.run == self._store.run)
-        row = connection.execute(_status_query().where(mine)).first()
+        row = connection.execute(status_query().where(mine)).first()
         if row is None:
             raise QueueError(Problem.NOT_FOUND, f"there is no batch {id_!r} in this run")
         return record_of(RoundStatus, row)
@@ -410,20 +354,6 @@ class Rounds:
         connection.execute(update(question_round).where(question_round.c.id == id_).values(state=state))
 
 
-def round_id(run: str, round_: int, purpose: str) -> str:
-    """The id of a new batch: the same in any process that opens it."""
-    return hashlib.sha256(f"{run}\0{round_}\0{purpose}".encode()).hexdigest()[:32]
-
-
-def _task_row(round_id_: str, position: int, question: Question, needed: int) -> dict[str, Any]:
-    digest = hashlib.sha256(f"{round_id_}\0{question.item}\0{question.digest()}".encode()).hexdigest()[:32]
-    low, high = question.bounds or (None, None)
-    row = columns_of(question, "bounds") | {"low": low, "high": high}
-    row |= {"id": digest, "question_round": round_id_, "position": position, "needed": needed}
-    row |= {"turns": [list(turn) for turn in question.turns] or None}
-    return row | {"provenance": dict(question.provenance), "seats": 0, "leased": 0, "refusals": 0, "state": "open"}
-
-
 def _demand_same(opened: Any, digest: str, labels_each: int) -> None:
     if (opened.content_sha256, opened.labels_each) != (digest, labels_each):
         raise QueueError(
@@ -431,58 +361,3 @@ def _demand_same(opened: Any, digest: str, labels_each: int) -> None:
             f"round {opened.round}, {opened.purpose} was opened with other questions: the run and its queue do not"
             " agree",
         )
-
-
-def _status_query() -> Any:
-    def total(number: Any) -> Any:
-        return cast(func.coalesce(func.sum(number), 0), Integer)
-
-    def count(state: str) -> Any:
-        return total(case((task.c.state == state, 1), else_=0))
-
-    return (
-        select(
-            question_round,
-            func.count(task.c.id).label("questions"),
-            count("satisfied").label("satisfied"),
-            count("blocked").label("blocked"),
-            count(DROPPED).label("dropped"),
-            total(case((task.c.state == DROPPED, task.c.seats), else_=task.c.needed)).label("wanted"),
-            total(task.c.needed).label("asked"),
-            total(task.c.seats).label("counted"),
-            total(task.c.leased).label("out"),
-            total(task.c.refusals).label("refusals"),
-        )
-        .outerjoin(task, task.c.question_round == question_round.c.id)
-        .group_by(*question_round.c)
-    )
-
-
-def _counted_query(id_: str) -> Any:
-    return (
-        select(task.c.position, task.c.item, seat.c.number, seat.c.annotator, answer.c.key, answer.c.given)
-        .select_from(seat.join(task, task.c.id == seat.c.task).join(answer, answer.c.seq == seat.c.answer))
-        .where(task.c.question_round == id_)
-        .order_by(task.c.position, answer.c.seq)
-    )
-
-
-def _adjudicated_query(id_: str) -> Any:
-    """The newest decision about each question, in the shape of a label without a seat."""
-    newest = select(func.max(adjudication.c.seq)).group_by(adjudication.c.task)
-    key = literal("adjudicated").label("key")
-    return (
-        select(
-            task.c.position, task.c.item, literal(ADJUDICATED).label("number"), adjudication.c.by, key,
-            adjudication.c.given,
-        )
-        .join(task, task.c.id == adjudication.c.task)
-        .where(task.c.question_round == id_, adjudication.c.seq.in_(newest))
-        .order_by(task.c.position)
-    )  # fmt: skip
-
-
-def _snapshot(id_: str, content: Sequence[Sequence[Any]], sha256: str) -> Snapshot:
-    entries = [CountedAnswer(*entry) for entry in content]
-    labels = tuple(entry for entry in entries if entry.seat != ADJUDICATED)
-    return Snapshot(id_, labels, sha256, {entry.item: entry.given for entry in entries if entry.seat == ADJUDICATED})

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, exists, select
 
+from pddpo_ray.annotation.batch_rows import RoundStatus
 from pddpo_ray.annotation.people import Role, languages_of
 from pddpo_ray.annotation.queue_rules import Rules
-from pddpo_ray.annotation.rounds import RoundStatus
 from pddpo_ray.journal.annotation_schema import annotator, answer, lease, task
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.transactions import Store

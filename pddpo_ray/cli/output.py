@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import typer
 
+from pddpo_ray.errors import UserError
 from pddpo_ray.storage.whole_files import finite
 
 
@@ -23,3 +25,15 @@ def print_columns(rows: Iterable[Sequence[str]], indent: int = 0) -> None:
     for row in table:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
         typer.echo((" " * indent + "  ".join(cells)).rstrip())
+
+
+UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
+DURATION = re.compile(r"(\d+(?:\.\d+)?) ?(s|min|h|d)")
+
+
+def milliseconds(option: str, text: str, also: str = "") -> int:
+    """Above 0. `also` ends the message of what else could be written. Raises UserError."""
+    written = DURATION.fullmatch(text.strip())
+    if written is None or float(written[1]) <= 0:
+        raise UserError(f"{option} {text}: write a time such as 30min, 2h or 3d{also}")
+    return int(float(written[1]) * UNITS[written[2]] * 1000)

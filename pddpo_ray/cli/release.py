@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pddpo_ray.cli.durations import milliseconds
 from pddpo_ray.cli.next_steps import show_steps
-from pddpo_ray.cli.output import print_columns, print_json
+from pddpo_ray.cli.output import milliseconds, print_columns, print_json
 from pddpo_ray.cli.recipe_of_run import find_run, store_of
 from pddpo_ray.errors import UserError
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pddpo_ray import registry
 from pddpo_ray.cli.next_steps import labelled, resume_command, steps_after
 from pddpo_ray.cli.output import print_columns, print_json
-from pddpo_ray import registry
 from pddpo_ray.cli.recipe_of_run import FoundRun, find_run, store_of
 
 if TYPE_CHECKING:

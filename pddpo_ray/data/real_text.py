@@ -17,14 +17,13 @@ import numpy as np
 from pddpo_ray.config import Config, DataConfig
 from pddpo_ray.config.scorecard import BENIGN_ASKED
 from pddpo_ray.data import Dimension, Example, Settings, inspect
-from pddpo_ray.data.samples import benign_file, sample_file
 from pddpo_ray.data.served_text import served_texts
 from pddpo_ray.data.tokens import Tokens, no_pair_fits, no_prompt_fits, prompts_of_sets, renderer_of
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal.served import KeptPrompt
 from pddpo_ray.records import HARM, LabelledPair, Message, Pair, Prompt, Response, SafetyLabels, Verdict
-from pddpo_ray.storage.cache import cache_folder
 from pddpo_ray.storage.checkpoints import checkpoint_folder
+from pddpo_ray.storage.whole_files import cache_folder
 from pddpo_ray.text.templates import rendered, template_named
 from pddpo_ray.theory.prompt_sets import PromptSets, prompt_sets
 from pddpo_ray.training.from_scratch import ScratchSpec, cached_reference
@@ -310,3 +309,16 @@ def _drawn(items: Sequence[Item], count: int, seed: int) -> list[Item]:
     """At most `n`, drawn by seed, in their order."""
     chosen = np.random.default_rng([seed, len(items)]).permutation(len(items))[:count]
     return [items[index] for index in sorted(chosen)]
+
+
+FOLDER = Path(__file__).parents[1] / "sample_data"
+
+
+def sample_file(dimension: Dimension) -> Path:
+    """100 pairs of HH transcripts in which `chosen` is the more helpful, or the less harmful, reply."""
+    return FOLDER / f"hh_{dimension}.jsonl.gz"
+
+
+def benign_file() -> Path:
+    """16 harmless requests that only sound alarming."""
+    return FOLDER / "limits" / "benign.jsonl"

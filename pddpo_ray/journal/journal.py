@@ -21,14 +21,13 @@ from sqlalchemy import Connection, Engine, Table, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from pddpo_ray.contracts import Delivery
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import rows, schema
 from pddpo_ray.journal.database import now_ms, open_database
 from pddpo_ray.journal.lock import DriverLock
 from pddpo_ray.journal.reading import JournalReader
 from pddpo_ray.journal.rows import JournalEvent, PhaseEntry
-from pddpo_ray.records import CostEstimate, LabelledPair, Pair, PolicyVersion, Prompt, Response, SafetyLabels
+from pddpo_ray.records import CostEstimate, Delivery, LabelledPair, Pair, PolicyVersion, Prompt, Response, SafetyLabels
 
 Json = Any
 Listener = Callable[[JournalEvent], None]

@@ -9,14 +9,23 @@ from typing import Any, Self
 
 from sqlalchemy import Engine, Select, Table, func, select, union
 
-from pddpo_ray.contracts import Delivery
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import rows, schema
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.read_only import open_to_read
 from pddpo_ray.journal.rows import DeliveryEntry, DualEntry, PairEntry, PhaseEntry, RunEntry, VersionEntry, record_of
 from pddpo_ray.journal.served import withdrawn_prompts
-from pddpo_ray.records import CostEstimate, Pair, PolicyVersion, Prompt, Response, SafetyLabels, Verdict, answers_seen
+from pddpo_ray.records import (
+    CostEstimate,
+    Delivery,
+    Pair,
+    PolicyVersion,
+    Prompt,
+    Response,
+    SafetyLabels,
+    Verdict,
+    answers_seen,
+)
 
 Json = Any
 

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
-from pddpo_ray.contracts import Delivery
 from pddpo_ray.records import (
     HARM,
     CostEstimate,
+    Delivery,
     LabelledPair,
     Message,
     Pair,

@@ -25,22 +25,19 @@ from pddpo_ray.config import (
 )
 from pddpo_ray.config.trainer import Stage
 from pddpo_ray.contracts import (
-    Critics,
     EarlyTrainer,
     FitCommand,
     FitResult,
     FitSettings,
-    LossOptimism,
     Merge,
     PpoCommand,
-    ScoredAnswer,
     Start,
     TrainerBackend,
     reinforce,
 )
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal, VersionEntry
-from pddpo_ray.records import Array, Objective, PairRow, PolicyVersion, Response
+from pddpo_ray.records import Array, Critics, LossOptimism, Objective, PairRow, PolicyVersion, Response, ScoredAnswer
 from pddpo_ray.theory.cost_stage import skips_cost_stage
 from pddpo_ray.theory.refit import full_rounds, is_power, limit_rows
 from pddpo_ray.theory.seeds import generator, seed_of

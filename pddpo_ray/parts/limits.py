@@ -25,14 +25,14 @@ import numpy as np
 
 from pddpo_ray.algorithms.stages import lagrangian_objective
 from pddpo_ray.config.recipe import SIGNALS
-from pddpo_ray.contracts import Dual, Due, Measure, MeasuredCosts, Preferences, Trainer
+from pddpo_ray.contracts import Dual, Due, Measure, Preferences, Trainer
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
 from pddpo_ray.parts.held_limit import OUTSIDE, UNSAFE_RATE, HeldLimit
 from pddpo_ray.parts.label_estimates import LabelEstimates
 from pddpo_ray.parts.measuring import costs_as_json, costs_from_json, with_nulls
 from pddpo_ray.parts.people_measuring import MACHINE, AskedOfPeople, Audit, PeopleOfLimits
-from pddpo_ray.records import Array, CostEstimate, Objective, Pair, PolicyVersion, Prompt, Response
+from pddpo_ray.records import Array, CostEstimate, MeasuredCosts, Objective, Pair, PolicyVersion, Prompt, Response
 from pddpo_ray.theory.cost_stage import cost_temperature
 from pddpo_ray.theory.measured_pairs import (
     LearnedCosts,

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from pddpo_ray.contracts import Measure, MeasuredCosts
+from pddpo_ray.contracts import Measure
 from pddpo_ray.limits.asked_people import peoples_question
 from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.limits.sources import Answer, Source, Unmeasured, ask, within_budget
-from pddpo_ray.records import Array, Response
+from pddpo_ray.records import Array, MeasuredCosts, Response
 from pddpo_ray.theory.cost_estimate import clipped_logit, logit_noise
 from pddpo_ray.theory.matrix_dual import label_variance
 

@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pddpo_ray.config import Config, QueueConfig
-from pddpo_ray.contracts import MeasuredCosts
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.limits.asked_people import PeoplesQuestion, peoples_question
@@ -31,7 +30,7 @@ from pddpo_ray.parts.measuring import Tokens, cost_of_value
 from pddpo_ray.parts.mixed_labelling import TOSSED
 from pddpo_ray.parts.people import RiskOf, reached, stated_risk
 from pddpo_ray.parts.questions import UNKNOWN_RISK, Batch, Question, better_question, number_question, safety_question
-from pddpo_ray.records import Array, Response
+from pddpo_ray.records import Array, MeasuredCosts, Response
 from pddpo_ray.theory.cost_estimate import estimate_from_shares
 from pddpo_ray.theory.intervals import bounded_interval
 from pddpo_ray.theory.measured_draws import corrected_by_people

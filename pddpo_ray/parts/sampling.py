@@ -13,10 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, islice, pairwise
 
-from pddpo_ray.contracts import Delivery, Draw, RolloutEngine
+from pddpo_ray.contracts import Draw, RolloutEngine
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
-from pddpo_ray.records import Array, CandidateSet, Decoding, PolicyVersion, Prompt, Response, by_prompt
+from pddpo_ray.records import Array, CandidateSet, Decoding, Delivery, PolicyVersion, Prompt, Response, by_prompt
 from pddpo_ray.rollout.delivery_check import VerifiedDelivery
 from pddpo_ray.theory.seeds import generator, seed_of
 

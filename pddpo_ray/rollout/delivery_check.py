@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pddpo_ray.contracts import Delivery, RolloutEngine
+from pddpo_ray.contracts import RolloutEngine
 from pddpo_ray.errors import RunError
-from pddpo_ray.records import Array, PolicyVersion, Response
+from pddpo_ray.records import Array, Delivery, PolicyVersion, Response
 
 CANARIES = 8
 """Sequences whose log-probabilities verify a delivery: a wrong weight shows in every one of them."""

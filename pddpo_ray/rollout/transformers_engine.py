@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pddpo_ray.contracts import Count, Delivery, Draw
+from pddpo_ray.contracts import Count, Draw
 from pddpo_ray.errors import RunError
-from pddpo_ray.records import Array, Decoding, PolicyVersion, Prompt
+from pddpo_ray.records import Array, Decoding, Delivery, PolicyVersion, Prompt
 from pddpo_ray.rollout.checkpoint import (
     check_version,
     fingerprint,
@@ -25,12 +25,12 @@ from pddpo_ray.rollout.checkpoint import (
     model_tensors,
     stored_tensors,
 )
-from pddpo_ray.rollout.draws import counts, draw_seeds
 from pddpo_ray.rollout.policy_temperature import divide_logits
 from pddpo_ray.rollout.vllm_engine import NO_VERSION
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.tensors import TensorStream
 from pddpo_ray.text.renderer import stop_ids
+from pddpo_ray.theory.seeds import counts, draw_seeds
 
 if TYPE_CHECKING:
     import torch

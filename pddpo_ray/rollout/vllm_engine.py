@@ -15,20 +15,20 @@ from typing import Any
 import numpy as np
 
 from pddpo_ray.config import VllmRollout
-from pddpo_ray.contracts import Count, Delivery, Draw
+from pddpo_ray.contracts import Count, Draw
 from pddpo_ray.errors import RunError
-from pddpo_ray.records import Array, Decoding, PolicyVersion, Prompt
+from pddpo_ray.records import Array, Decoding, Delivery, PolicyVersion, Prompt
 from pddpo_ray.rollout.checkpoint import (
     check_version,
     fingerprint,
     load_tokenizer,
     model_tensors,
 )
-from pddpo_ray.rollout.draws import counts, draw_seeds
 from pddpo_ray.rollout.vllm_start import prepare_process, vllm_options
 from pddpo_ray.rollout.vllm_worker import WORKER
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.text.renderer import stop_ids
+from pddpo_ray.theory.seeds import counts, draw_seeds
 
 NO_VERSION = -1
 """Version of an engine that holds no policy: dummy weights after the start, or a delivery that did not end well."""

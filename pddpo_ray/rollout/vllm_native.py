@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pddpo_ray.config import LoraParameters
-from pddpo_ray.contracts import Delivery
 from pddpo_ray.errors import RunError
-from pddpo_ray.records import PolicyVersion
+from pddpo_ray.records import Delivery, PolicyVersion
 from pddpo_ray.rollout.checkpoint import check_tokenizer, check_version, stored_shapes
 from pddpo_ray.rollout.vllm_engine import NO_VERSION, VllmEngine, VllmSettings
 from pddpo_ray.storage.adapters import ADAPTER, merged, read_adapter

@@ -6,7 +6,7 @@ no bounds that somebody stated, so no interval of their mean is known and its st
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,7 +14,6 @@ from numpy.typing import ArrayLike
 
 from pddpo_ray.limits.rules import refusal, repeats
 from pddpo_ray.theory.against_reference import kl_per_token, standard_gain, win_shares
-from pddpo_ray.theory.diversity import distinct
 from pddpo_ray.theory.intervals import Estimate, mean_interval
 
 Rows = Sequence[Sequence[float]]
@@ -94,3 +93,12 @@ def _plain(value: float | None, count: int) -> Estimate | None:
 
 def _known(figures: Mapping[str, Estimate | None]) -> Figures:
     return {name: one for name, one in figures.items() if one is not None}
+
+
+def distinct(texts: Iterable[Sequence[Hashable]], n: int) -> float | None:
+    """Different runs of n words over all runs, of all texts together (Li et al. 2016, distinct-n); None without a run.
+
+    distinct([["a", "b", "a"], ["a", "b"]], 1) = 2/5; with n = 2: {ab, ba} of ab, ba, ab = 2/3
+    """
+    runs = [tuple(text[start : start + n]) for text in texts for start in range(len(text) - n + 1)]
+    return len(set(runs)) / len(runs) if runs else None

@@ -10,13 +10,14 @@ from typing import Any, Literal
 import numpy as np
 from scipy.special import expit
 
-from pddpo_ray.contracts import Critics, Scorer
+from pddpo_ray.contracts import Scorer
 from pddpo_ray.journal import Journal
 from pddpo_ray.parts.fitting import TrainerController
 from pddpo_ray.parts.sampling import RolloutController
 from pddpo_ray.records import (
     Array,
     CostEstimate,
+    Critics,
     Decoding,
     LabelledPair,
     Pair,

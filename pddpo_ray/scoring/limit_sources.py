@@ -14,6 +14,8 @@ from typing import Any
 
 from pddpo_ray.config.document import read_document
 from pddpo_ray.errors import UserError
+from pddpo_ray.limits.answer_files import answer_of
+from pddpo_ray.limits.check import Checked, check
 from pddpo_ray.limits.quantities import VERDICT, Scale
 from pddpo_ray.limits.reading import StatedLimit, settings_of, stated_limits
 from pddpo_ray.limits.sources import NO_REFERENCE, Answer, Opening, Source, Unmeasured
@@ -127,3 +129,17 @@ def _less(own: float | Unmeasured, theirs: float | Unmeasured) -> float | Unmeas
     if isinstance(theirs, Unmeasured):
         return replace(theirs, reason=f"{theirs.reason} (on the reference's answer)")
     return own - theirs
+
+
+def check_limits(limits: Mapping[str, Any] | str | Path, rows: Sequence[Mapping[str, Any]]) -> dict[str, Checked]:
+    """Every limit on rows with `prompt` (text or messages), `response`, perhaps `set` and `reference`. -> by name
+
+    `limits` are a file's path, or what stands under `limits:` in one: `{"length": {"mean": {"rule": "words"},
+    "at_most": 80, "bounds": [0, 200]}}`. Paths in them are relative to the file, or to the working folder. Nothing is
+    trained. Raises UserError with the row or the key that is wrong.
+    """
+    opened = limits_given(limits)
+    answers = [replace(answer_of(dict(row), f"row {n}"), where=f"row {n}") for n, row in enumerate(rows, start=1)]
+    if not answers:
+        raise UserError("there are no rows; give at least one with `prompt` and `response`")
+    return {one.limit.name: one for one in check(opened, answers)}

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pddpo_ray.errors import UserError, one_line
-from pddpo_ray.storage.cache import cache_folder, made_once
-from pddpo_ray.storage.whole_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, SHARDS, WEIGHTS
+from pddpo_ray.storage.whole_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, SHARDS, WEIGHTS, cache_folder, made_once
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]

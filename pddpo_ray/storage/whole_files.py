@@ -10,7 +10,7 @@ import re
 import secrets
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -194,3 +194,18 @@ def _room(path: Path) -> int:
     """Bytes that an ordinary user may still write on the disk of a path, which need not exist."""
     there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     return shutil.disk_usage(there).free
+
+
+def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
+    """`folder`, filled by `make` unless it is there already. Two runs that start together never read half of it."""
+    if folder.exists():
+        return folder
+    with written_aside(folder) as staging:
+        staging.mkdir()
+        make(staging)
+    return folder
+
+
+def cache_folder(configured: str | None = None) -> Path:
+    """Where made and fetched models are kept: as configured, else `$PDDPO_CACHE`, else `~/.cache/pddpo_ray`."""
+    return Path(configured or os.environ.get("PDDPO_CACHE") or "~/.cache/pddpo_ray").expanduser()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -22,3 +23,22 @@ def generator_of(seed: int, *names: str) -> np.random.Generator:
     """A random generator that follows from a seed and names alone, such as the id of what is drawn for."""
     digest = hashlib.sha256("\n".join(names).encode(errors="surrogatepass")).digest()
     return np.random.default_rng([seed, int.from_bytes(digest[:8], "little")])
+
+
+def counts(n: int | Sequence[int], prompts: int) -> list[int]:
+    """How many answers each of a number of prompts gets. Raises ValueError unless there is one number per prompt."""
+    each = [n] * prompts if isinstance(n, int) else list(n)
+    if len(each) != prompts:
+        raise ValueError(f"{len(each)} counts of answers for {prompts} prompts")
+    return each
+
+
+def draw_seeds(seed: int, n: int) -> list[int]:
+    """n seeds in [0, 2^63) for the n answers of one prompt; a longer list begins with the shorter one.
+
+    Engines count children up from a parent's seed, so neighbouring prompt seeds would share answers; hashing keeps
+    them apart.
+    """
+    return [
+        int(np.random.SeedSequence([seed, draw]).generate_state(1, np.uint64)[0] >> np.uint64(1)) for draw in range(n)
+    ]

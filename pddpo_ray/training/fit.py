@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from pddpo_ray.config import FitConfig
-from pddpo_ray.contracts import FitSettings, LossOptimism
+from pddpo_ray.contracts import FitSettings
 from pddpo_ray.errors import RunError
-from pddpo_ray.records import Objective, PairRow
+from pddpo_ray.records import LossOptimism, Objective, PairRow
 from pddpo_ray.theory.cost_stage import cost_stage_scales
 from pddpo_ray.theory.objectives import baseline_optimism_loss, preference_loss, support_loss, value_loss
 from pddpo_ray.training.batches import (

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pddpo_ray.config import SmallModelConfig
 from pddpo_ray.errors import UserError
-from pddpo_ray.storage.cache import made_once
+from pddpo_ray.storage.whole_files import made_once
 from pddpo_ray.training.small_models import small_llama
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from pddpo_ray.contracts import Critics, PpoCommand, PpoResult, StoredWeights
+from pddpo_ray.contracts import PpoCommand, PpoResult
 from pddpo_ray.errors import UserError
-from pddpo_ray.records import PolicyVersion
+from pddpo_ray.records import Critics, PolicyVersion, StoredWeights
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.tensors import tensors_sha256
 from pddpo_ray.training.engine import TorchEngine

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pddpo_ray.config import FitConfig, PpoConfig
-from pddpo_ray.contracts import ScoredAnswer
 from pddpo_ray.errors import RunError
-from pddpo_ray.records import Array
+from pddpo_ray.records import Array, ScoredAnswer
 from pddpo_ray.theory.group_advantages import group_advantages
 from pddpo_ray.theory.ppo import (
     advantages,

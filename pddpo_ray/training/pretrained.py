@@ -19,8 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from pddpo_ray.errors import UserError
-from pddpo_ray.storage.cache import cache_folder, made_once
-from pddpo_ray.storage.whole_files import WEIGHTS
+from pddpo_ray.storage.whole_files import WEIGHTS, cache_folder, made_once
 
 
 @dataclass(frozen=True)

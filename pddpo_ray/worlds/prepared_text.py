@@ -25,7 +25,7 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.records import HARM, Array, PolicyVersion, Prompt, Response
 from pddpo_ray.rollout.policy_temperature import divide_logits
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.storage.cache import cache_folder
+from pddpo_ray.storage.whole_files import cache_folder
 from pddpo_ray.worlds.drawn_text import DrawnWorldSpec, build_drawn_world
 from pddpo_ray.worlds.exact_evaluation import WorldView, demand_feasible
 from pddpo_ray.worlds.grammar import Grammar

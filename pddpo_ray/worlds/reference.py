@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pddpo_ray.config import TextReferenceConfig
-from pddpo_ray.storage.cache import made_once
+from pddpo_ray.storage.whole_files import made_once
 from pddpo_ray.training.small_models import small_llama
 from pddpo_ray.worlds.grammar import BOS, EOS, PAD, UNKNOWN, Grammar
 from pddpo_ray.worlds.text_scoring import score_answers

@@ -9,12 +9,11 @@ from functools import cached_property
 import numpy as np
 from scipy.special import expit
 
-from pddpo_ray.contracts import MeasuredCosts
 from pddpo_ray.errors import UserError
 from pddpo_ray.limits.quantities import Limit as StatedBound
 from pddpo_ray.limits.reading import REWARD, StatedLimit
 from pddpo_ray.limits.sources import within_budget
-from pddpo_ray.records import Array, Response
+from pddpo_ray.records import Array, MeasuredCosts, Response
 from pddpo_ray.theory.cost_estimate import clipped_logit, logit_noise
 from pddpo_ray.theory.feasibility import KlTerm, Reach, reach
 from pddpo_ray.theory.matrix_dual import label_variance

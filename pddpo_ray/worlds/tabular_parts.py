@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from scipy.special import logsumexp
 
-from pddpo_ray.contracts import Critics, FitCommand, FitResult, PpoCommand, PpoResult, StoredWeights
-from pddpo_ray.records import Array, Objective, PairRow, PolicyVersion, Response
+from pddpo_ray.contracts import FitCommand, FitResult, PpoCommand, PpoResult
+from pddpo_ray.records import Array, Critics, Objective, PairRow, PolicyVersion, Response, StoredWeights
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.margins import score_margin
 from pddpo_ray.theory.mle import bounded_logistic, box_mle, negative_log_likelihood, optimistic_mle, win_counts

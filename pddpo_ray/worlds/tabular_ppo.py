@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pddpo_ray.config import PpoConfig
-from pddpo_ray.contracts import ScoredAnswer
-from pddpo_ray.records import Array
+from pddpo_ray.records import Array, ScoredAnswer
 from pddpo_ray.training.batches import TextBatch
 from pddpo_ray.training.ppo_update import Actors, Learner, ModuleEngine, run_ppo
 

@@ -17,13 +17,13 @@ import ray
 from actors.dual_variable import DualVariableHandle
 from actors.engine_group import RolloutHandle, RolloutSettings
 from actors.trainer_group import TrainerGroup, TrainerSettings
-from pddpo_ray.contracts import Count, Delivery, Draw, RolloutEngine
+from pddpo_ray.contracts import Count, Draw, RolloutEngine
 from pddpo_ray.errors import RunError
 from pddpo_ray.parts.dual_step import Estimates
-from pddpo_ray.records import Array, CostEstimate, Decoding, PolicyVersion, Prompt
+from pddpo_ray.records import Array, CostEstimate, Decoding, Delivery, PolicyVersion, Prompt
 from pddpo_ray.rollout.delivery_check import VerifiedDelivery
-from pddpo_ray.rollout.draws import counts
 from pddpo_ray.theory.dual import DualState, ProjectedFixed, limit_state
+from pddpo_ray.theory.seeds import counts
 from tests.support.ray_session import living_actors, session
 from tests.support.summing_backend import command, make
 

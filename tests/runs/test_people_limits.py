@@ -15,9 +15,10 @@ import pytest
 import yaml
 from sqlalchemy import select
 
+from pddpo_ray.annotation.batch_rows import RoundStatus
 from pddpo_ray.annotation.decisions import Decision, Decisions
 from pddpo_ray.annotation.leases import Lease
-from pddpo_ray.annotation.rounds import Rounds, RoundStatus
+from pddpo_ray.annotation.rounds import Rounds
 from pddpo_ray.certificates.testing import certify
 from pddpo_ray.config import Config
 from pddpo_ray.driver.run import PhaseChanged, run_recipe

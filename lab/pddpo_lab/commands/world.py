@@ -88,7 +88,7 @@ def serve(
     chosen = choose_world(name, seed, overrides or [])
     from pddpo_lab.worlds.label_server import serve as serve_labels
     from pddpo_lab.worlds.labels_by_text import LabelsByText
-    from pddpo_ray.storage.cache import cache_folder
+    from pddpo_ray.storage.whole_files import cache_folder
 
     file = (token_file or cache_folder() / TOKEN).expanduser().absolute()
     token = _token_in(file)

@@ -16,7 +16,6 @@ from pydantic import BaseModel
 
 from pddpo_ray.contracts import (
     Count,
-    Delivery,
     Draw,
     FitCommand,
     FitResult,
@@ -26,9 +25,9 @@ from pddpo_ray.contracts import (
     TrainerBackend,
     reinforce,
 )
-from pddpo_ray.records import Array, Decoding, PolicyVersion, Prompt, Response
-from pddpo_ray.rollout.draws import counts
+from pddpo_ray.records import Array, Decoding, Delivery, PolicyVersion, Prompt, Response
 from pddpo_ray.storage.recall import Memory
+from pddpo_ray.theory.seeds import counts
 
 Draws = list[list[Draw]]
 Text = tuple[tuple[int, ...], tuple[int, ...]]

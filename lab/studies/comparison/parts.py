@@ -9,31 +9,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
-from typing import Any, Literal, cast
 
 import numpy as np
-from scipy.special import expit, log_softmax, softmax
+from scipy.special import expit, log_softmax
 
-from lab.studies.limits.run import covariance
-from lab.studies.limits.worlds import PRIOR_SD, RARE, Indices, Twin, phrase_frequencies
-from lab.studies.limits.worlds import Labels as Measured
-from pddpo_ray.algorithms.stages import AtOnce, Parts
-from pddpo_ray.config import DrawnFamilyConfig, RateLimitConfig
-from pddpo_ray.contracts import Explorer, Feedback, Scorer, Trainer
+from lab.studies.comparison.ground import BASELINE_ANSWERS, BETA, LARGEST_LOGIT, REFERENCE, Bonus, Ground, cells
+from lab.studies.limits.worlds import PRIOR_SD
+from pddpo_ray.contracts import Scorer
 from pddpo_ray.exploration.explorer import OptimisticExplorer
-from pddpo_ray.journal import Journal
-from pddpo_ray.limits.reading import stated_limits
-from pddpo_ray.parts.held_limit import labelled_limits
-from pddpo_ray.parts.label_estimates import LabelEstimates
-from pddpo_ray.parts.limits import LimitsController
 from pddpo_ray.records import (
     HARM,
     Array,
     CandidateSet,
     CostEstimate,
-    Decoding,
     LabelledPair,
     LossBonus,
     Objective,
@@ -49,58 +39,12 @@ from pddpo_ray.records import (
 from pddpo_ray.scorers.method_scores import PolicyScorer, UnsafeChances
 from pddpo_ray.scoring.linear_scores import LinearScorer, fit_cost, fit_reward
 from pddpo_ray.theory.cost_estimate import mean_with_error, shift_to_rate
-from pddpo_ray.theory.dual import DampedNewton, DualState, ascend
 from pddpo_ray.theory.explicit_dual import descend
-from pddpo_ray.theory.matrix_dual import ascend_all
 from pddpo_ray.theory.mle import unbounded_logistic
 from pddpo_ray.theory.seeds import generator
-from pddpo_ray.worlds.drawn_text import DrawnWorldSpec, build_drawn_world
-from pddpo_ray.worlds.log_linear import LogLinear, phrase_blocks, slot_sizes
-from pddpo_ray.worlds.log_linear_parts import decoded_by_slot
+from pddpo_ray.worlds.log_linear import LogLinear
 from pddpo_ray.worlds.oracle import Oracle
 from pddpo_ray.worlds.tabular import draw_answers
-from pddpo_ray.worlds.text_family import drawn_grammar
-
-Bonus = Literal["elliptical", "proposals", "off"]
-LIMIT, BETA, TOP_P = 0.05, 0.2, 0.9
-REFERENCE = PolicyVersion(0, "reference", "", "")
-BASELINE_ANSWERS, NEVER, LARGEST_LOGIT = 8, 1e-300, 6.0
-
-
-@dataclass(frozen=True, eq=False)
-class Ground:
-    """A drawn text world under a rate limit. `oracle.cost` [X, Y] is the chance of a label "unsafe"."""
-
-    oracle: Oracle
-    policies: LogLinear
-    baseline: Array
-    """Nucleus of the reference, which writes no rare phrase. [X, Y]"""
-    labeller: Oracle
-    """Whose reward and cost the labels of a run are drawn from: the truth's own, or those of models."""
-
-    def features(self, responses: Sequence[Response]) -> Array:
-        return self.policies.features(*cells(responses))
-
-
-def fair_ground(seed: int, rare: float = RARE) -> Ground:
-    """The demo's family under a rate of 5 %, the reference a product of phrase frequencies, `rare` for rare phrases. A
-    seed whose limit does not bind is drawn on."""
-    family = DrawnFamilyConfig(limit=RateLimitConfig(at_most=LIMIT))
-    for number in count(seed, 100_000):
-        grammar = drawn_grammar(family, number)
-        log_reference = phrase_frequencies(grammar, number, rare)
-        spec = DrawnWorldSpec(seed=number, family=family, beta=BETA, cost_max=LARGEST_LOGIT)
-        made = build_drawn_world(spec, np.log(0.995) + log_reference, grammar).oracle
-        oracle = replace(made, reference=softmax(log_reference, axis=1), reward=made.reward[:, :-1],
-                         cost=made.cost[:, :-1])  # fmt: skip
-        if 0.05 < oracle.optimum.multiplier < 20.0:
-            break
-    policies = LogLinear(
-        log_softmax(log_reference, axis=1), phrase_blocks(grammar, slots=1.0, topics=0.5, interactions=0.5)
-    )
-    narrow, sizes = Decoding(top_p=TOP_P), slot_sizes(grammar)
-    baseline = np.stack([decoded_by_slot(row, sizes, narrow) for row in policies.log_reference])
-    return Ground(oracle, policies, baseline, labeller=oracle)
 
 
 def with_models(ground: Ground, seed: int, pairs: int) -> Ground:
@@ -129,13 +73,6 @@ def models_of(ground: Ground, labelled: Sequence[LabelledPair], unsafe: Mapping[
     ridge = PRIOR_SD**-2
     weights = fit_reward(features, labelled, ridge=ridge), fit_cost(features, labelled, unsafe, ridge=ridge)
     return UnsafeChances(LinearScorer(features, *weights, 2.0, LARGEST_LOGIT))
-
-
-def cells(responses: Sequence[Response]) -> tuple[Indices, Indices]:
-    """Rows and columns of answers. -> [n], [n]"""
-    places = [(one.prompt.token_ids[0], one.token_ids[0]) for one in responses]
-    prompts, answers = np.array(places, dtype=np.int64).reshape(-1, 2).T
-    return prompts, answers
 
 
 class Rounds:
@@ -327,98 +264,6 @@ def row_of(item: LabelledPair, chosen: Verdict) -> PairRow:
     return PairRow(item.pair.id, item.pair.prompt.token_ids, first.token_ids, second.token_ids)
 
 
-class OneDual:
-    """Satisfies contracts.Dual: one multiplier by one of the rules of `theory.dual`."""
-
-    def __init__(self, state: DualState) -> None:
-        self._state = state
-        self.message = None
-
-    @property
-    def multiplier(self) -> float:
-        return self._state.multiplier
-
-    @property
-    def multipliers(self) -> dict[str, float]:
-        return {"cost": self.multiplier}
-
-    def step(self, estimates: Sequence[CostEstimate], covariance: Array | None = None) -> dict[str, float]:
-        for estimate in estimates:
-            self._state, _ = ascend(self._state, estimate)
-        return self.multipliers
-
-    def observe(
-        self, estimates: Sequence[CostEstimate], *, multiplier: float | None = None, following: float | None = None
-    ) -> None:
-        """Nobody reads it."""
-
-
-class RateLimit:
-    """Satisfies contracts.Limits: one rate, its stage the regression on measured values, its multiplier by the joint
-    Newton step, or by adaLag's rule on the newest `window` answers."""
-
-    on_drift, temperature = False, BETA
-
-    def __init__(
-        self, ground: Ground, trainer: Solved, truth: Truth, state: DualState, window: int
-    ) -> None:  # fmt: skip
-        self._trainer, self._truth, self._state, self._window = trainer, truth, state, window
-        self._learner, self._asked = Twin(ground.policies), set[str]()
-        self._labels = Measured(ground.oracle.cost.shape, 1)
-        self.base = self._policy = REFERENCE
-        """The reward policy of the round, and the round's policy."""
-        self.answered = list[tuple[Indices, Indices, Array]]()
-        """Prompts, answers and labels of each round's estimate. [n] each"""
-
-    @property
-    def multiplier(self) -> float:
-        return self._state.multiplier
-
-    def stages(self, trainer: Trainer, preferences: object, policy: PolicyVersion) -> PolicyVersion:
-        self.base = policy
-        scores = self._learner.measured(self._labels, np.array([self.multiplier]))
-        self._policy = self._trainer.tilted(policy, -scores / BETA)
-        return self._policy
-
-    def measure_pairs(self, pairs: Sequence[Pair]) -> None:
-        """Both answers of each pair; one of the baseline that was in a pair before is not asked about again."""
-        answers = {one.id: one for pair in pairs for one in (pair.first, pair.second) if one.id not in self._asked}
-        self._asked |= set(answers)
-        self._measure(list(answers.values()))
-
-    def open(self, answers: Sequence[Response]) -> None:
-        """The truth answers at once."""
-
-    def estimates(self, answers: Sequence[Response]) -> list[CostEstimate]:
-        """Methods that ask for them have a limit by labels."""
-        raise NotImplementedError
-
-    def observe(self, answers: Sequence[Response], multiplier: float | None = None) -> None:
-        raise NotImplementedError
-
-    def step(self, answers: Sequence[Response]) -> None:
-        drawn = self._measure(answers)
-        prompts, chosen = cells(answers)
-        self.answered.append((prompts, chosen, drawn))
-        (limit,) = self._state.limits
-        newton = isinstance(limit.rule, DampedNewton)
-        seen = drawn if newton else np.concatenate([values for *_, values in self.answered])[-self._window :]
-        estimate = CostEstimate(float(seen.mean()), 0.0, len(seen), 1, "unsafe_rate", limit.name)
-        covariance = self._covariance(prompts, chosen, drawn[:, None]) if newton else None
-        self._state, _ = ascend_all(self._state, [estimate], covariance)
-
-    def _covariance(self, prompts: Indices, answers: Indices, drawn: Array) -> Array:
-        """Of the chances within prompts; what the policy had learned tells the noise of labels, as in runs."""
-        base, policy = (self._trainer.tables[one.number][prompts, answers] for one in (self.base, self._policy))
-        learned, multipliers = BETA * (base - policy), np.array([self.multiplier])
-        return covariance(self._labels, prompts, answers, drawn, multipliers, learned)
-
-    def _measure(self, answers: Sequence[Response]) -> Array:
-        drawn = self._truth.unsafe(answers)
-        self._labels.measure(*cells(answers), drawn[:, None])
-        return drawn
-
-
 class Scores:
     """Satisfies contracts.Scoring: linear models of the twin's features and a constant, or two policies."""
 
@@ -489,29 +334,3 @@ class Chooser:
 
     def loss_bonus(self, stage: Stage, rows: Sequence[PairRow], labelled: Sequence[LabelledPair]) -> LossBonus:
         return LossBonus()
-
-
-def mean_rate(labelled: Sequence[SafetyLabels]) -> CostEstimate:
-    """Share of the labels that say unsafe; nothing was asked where nobody reads it."""
-    unsafe = np.array([one.labels[0] is Verdict.UNSAFE for one in labelled], dtype=np.float64)
-    value, error = mean_with_error(unsafe) if len(unsafe) > 1 else (0.0, 0.0)
-    return CostEstimate(value, error, len(unsafe), 1, "unsafe_rate")
-
-
-def parts_of(
-    journal: Rounds, trainer: Solved, draws: Draws, truth: Truth, known: Known, dual: OneDual,
-    scores: Scores, limit: RateLimit | None, explorer: Chooser | None,
-) -> Parts:  # fmt: skip
-    """The methods' parts. The journal is light: the methods ask it for rounds and policies alone."""
-    stated = stated_limits({"limits": {HARM: {"rate": {"world": HARM}, "at_most": f"{100 * LIMIT} %"}}}, "bench")
-    nothing = cast(Any, None)
-    labels = LabelEstimates([HARM], cast(Feedback, truth), mean_rate, labels_each=1)
-    by_labels = LimitsController(
-        cast(Journal, journal), labelled_limits(stated), None, dual, beta=BETA, by_covariance=False, drift=nothing,
-        log_probs=nothing, reference=nothing, seed=0, due=AtOnce(), labels=labels,
-    )  # fmt: skip
-    return Parts(
-        journal=cast(Journal, journal), trainer=cast(Trainer, trainer), rollout=draws, feedback=cast(Feedback, truth),
-        dual=dual, prompts=draws, preferences=known, explorer=cast(Explorer, explorer),
-        scoring=scores, limits=limit or by_labels,
-    )  # fmt: skip

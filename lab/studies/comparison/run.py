@@ -20,25 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from lab.studies.comparison.parts import (
-    BETA,
-    LIMIT,
-    REFERENCE,
-    Bonus,
-    Chooser,
-    Draws,
-    Ground,
-    Known,
-    OneDual,
-    RateLimit,
-    Rounds,
-    Scores,
-    Solved,
-    Truth,
-    fair_ground,
-    parts_of,
-    with_models,
-)
+from lab.studies.comparison.assembled import OneDual, RateLimit, parts_of
+from lab.studies.comparison.ground import BETA, LIMIT, REFERENCE, Bonus, Ground, fair_ground
+from lab.studies.comparison.parts import Chooser, Draws, Known, Rounds, Scores, Solved, Truth, with_models
 from lab.studies.exploration.run import holm, permutation_p, shown_p, with_interval
 from lab.studies.label_splits.run import CANDIDATES, NAME, ordered, tests
 from lab.studies.study import FOLDER, Results, keep, known, registration, seeds_between

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from lab.studies.comparison.parts import LIMIT, Bonus, Ground, fair_ground
+from lab.studies.comparison.ground import LIMIT, Bonus, Ground, fair_ground
 from lab.studies.comparison.run import ARMS, OURS, Arm, learned
 from lab.studies.exploration.run import holm, permutation_p, shown_p, with_interval
 from lab.studies.study import FOLDER, Results, command, keep, known, registration, seeds_between

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pddpo_ray.annotation.commands.found_queue import queue_of
-from pddpo_ray.cli.durations import milliseconds
-from pddpo_ray.cli.output import print_columns, print_json
+from pddpo_ray.cli.output import milliseconds, print_columns, print_json
 from pddpo_ray.errors import UserError
 
 if TYPE_CHECKING:
+    from pddpo_ray.annotation.batch_rows import RoundStatus
     from pddpo_ray.annotation.decisions import Decisions
-    from pddpo_ray.annotation.rounds import RoundStatus
 
 EXTEND = ", or none for no deadline"
 

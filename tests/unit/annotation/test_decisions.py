@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from pddpo_ray.annotation.answers import Submission
+from pddpo_ray.annotation.batch_rows import RoundStatus
 from pddpo_ray.annotation.decisions import GOES_ON, LEADS_TO, NEEDS_BLOCKED, BatchState, Decision, Decisions, state_of
 from pddpo_ray.annotation.leases import Lease
 from pddpo_ray.annotation.people import Role
 from pddpo_ray.annotation.queue_labeller import Waiting
 from pddpo_ray.annotation.queue_rules import Problem, QueueError, Rules
-from pddpo_ray.annotation.rounds import Rounds, RoundStatus
+from pddpo_ray.annotation.rounds import Rounds
 from pddpo_ray.cli.main import main
 from pddpo_ray.config import load
 from pddpo_ray.driver.run import run_recipe

@@ -8,10 +8,9 @@ import pytest
 
 from pddpo_ray.annotation.answers import Submission
 from pddpo_ray.annotation.invitations import Invitations
-from pddpo_ray.annotation.languages import recogniser
 from pddpo_ray.annotation.leases import Lease, NoQuestion
 from pddpo_ray.annotation.people import Person, Role
-from pddpo_ray.annotation.queue_labeller import Waiting
+from pddpo_ray.annotation.queue_labeller import Waiting, recogniser
 from pddpo_ray.annotation.queue_rules import QueueError
 from pddpo_ray.annotation.staff import Staff
 from pddpo_ray.errors import UserError

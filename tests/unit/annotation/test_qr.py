@@ -6,7 +6,7 @@ import re
 
 import segno
 
-from deploy.annotation.qr import QUIET, qr_path
+from deploy.annotation.rendering import QUIET, qr_path
 
 LINK = "http://127.0.0.1:8790/#invite=pddpo_0123456789abcdefghijklmnopqrstuvwxyzABCDEFG"
 

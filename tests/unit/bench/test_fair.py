@@ -15,20 +15,8 @@ from scipy.optimize import minimize
 from scipy.special import softmax
 
 from lab.studies.comparison import run as fair
-from lab.studies.comparison.parts import (
-    BETA,
-    PRIOR_SD,
-    REFERENCE,
-    Draws,
-    Ground,
-    Known,
-    Rounds,
-    Scores,
-    Solved,
-    Truth,
-    fair_ground,
-    with_models,
-)
+from lab.studies.comparison.ground import BETA, REFERENCE, Ground, fair_ground
+from lab.studies.comparison.parts import PRIOR_SD, Draws, Known, Rounds, Scores, Solved, Truth, with_models
 from lab.studies.comparison.run import ARMS, OURS, best_trial, gap_of, learned, pairs_before, registered, table
 from lab.studies.exploration.run import registered as phase_registered
 from lab.studies.study import seeds_between

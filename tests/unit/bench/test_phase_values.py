@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lab.studies.comparison.parts import fair_ground
+from lab.studies.comparison.ground import fair_ground
 from lab.studies.exploration_values.run import arm_of, played, registered, registered_worlds, table
 
 

@@ -13,9 +13,9 @@ import torch
 
 from actors.trainer_group import TrainerInTurns
 from pddpo_ray.config import PpoConfig, load
-from pddpo_ray.contracts import EarlyTrainer, FitCommand, FitResult, PpoCommand, ScoredAnswer
+from pddpo_ray.contracts import EarlyTrainer, FitCommand, FitResult, PpoCommand
 from pddpo_ray.errors import RunError
-from pddpo_ray.records import Array, PolicyVersion, Response
+from pddpo_ray.records import Array, PolicyVersion, Response, ScoredAnswer
 from pddpo_ray.rollout.factory import Device, Transfer, transfer_of
 from pddpo_ray.rollout.vllm_native import reserved_rank
 from pddpo_ray.rollout.vllm_worker import PolicyWorker

@@ -16,8 +16,7 @@ from pddpo_ray.certificates.document import certificate_of
 from pddpo_ray.certificates.testing import certify
 from pddpo_ray.config import Config, load
 from pddpo_ray.data import Example, Settings, inspect
-from pddpo_ray.data.real_text import prepare_real_text
-from pddpo_ray.data.samples import sample_file
+from pddpo_ray.data.real_text import prepare_real_text, sample_file
 from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import read_journal

@@ -12,11 +12,11 @@ import pytest
 
 from pddpo_ray.algorithms.stages import lagrangian_objective, reward_objective
 from pddpo_ray.config import BudgetRefit, FitConfig, PpoConfig, TrainerConfig
-from pddpo_ray.contracts import Critics, FitCommand, FitResult, LossOptimism, PpoCommand, PpoResult, ScoredAnswer, Start
+from pddpo_ray.contracts import FitCommand, FitResult, PpoCommand, PpoResult, Start
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal, VersionEntry
 from pddpo_ray.parts.fitting import CARRY_MAX, LARGEST_CALL, FitPlan, TrainerController, start_of, with_steps
-from pddpo_ray.records import Objective, PairRow, PolicyVersion, Response
+from pddpo_ray.records import Critics, LossOptimism, Objective, PairRow, PolicyVersion, Response, ScoredAnswer
 from pddpo_ray.theory.refit import limit_rows
 from pddpo_ray.theory.seeds import seed_of
 from pddpo_ray.worlds.tabular import trap_world

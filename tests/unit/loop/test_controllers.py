@@ -11,7 +11,7 @@ import pytest
 
 from pddpo_lab.compare.runner import budget_of
 from pddpo_ray.config import TrainerConfig
-from pddpo_ray.contracts import Count, Delivery, FitCommand, FitResult, FitSettings, RolloutEngine
+from pddpo_ray.contracts import Count, FitCommand, FitResult, FitSettings, RolloutEngine
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal, VersionEntry, read_journal
 from pddpo_ray.parts.dual_step import DualController, LocalDual
@@ -25,6 +25,7 @@ from pddpo_ray.records import (
     CandidateSet,
     CostEstimate,
     Decoding,
+    Delivery,
     LabelledPair,
     Objective,
     Pair,
@@ -36,11 +37,10 @@ from pddpo_ray.records import (
     Verdict,
 )
 from pddpo_ray.rollout.delivery_check import DeliveryCheck
-from pddpo_ray.rollout.draws import counts
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.dual import DualState, ProjectedFixed, limit_state
 from pddpo_ray.theory.prompt_sets import prompt_sets
-from pddpo_ray.theory.seeds import seed_of
+from pddpo_ray.theory.seeds import counts, seed_of
 from pddpo_ray.worlds.tabular import TabularWorld, trap_world
 from pddpo_ray.worlds.tabular_parts import TabularEngine, TabularTrainer
 from pddpo_ray.worlds.truth_labeller import WorldLabeller

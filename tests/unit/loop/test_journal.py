@@ -19,7 +19,6 @@ from sqlalchemy import create_engine, delete, event, inspect, select
 from sqlalchemy.exc import OperationalError
 
 from pddpo_ray.config import load
-from pddpo_ray.contracts import Delivery
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import Journal, JournalEvent, read_journal, schema
 from pddpo_ray.journal.annotation_schema import seat
@@ -28,6 +27,7 @@ from pddpo_ray.journal.lock import is_alive, process_start
 from pddpo_ray.records import (
     HARM,
     CostEstimate,
+    Delivery,
     LabelledPair,
     Pair,
     PolicyVersion,

@@ -9,7 +9,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from pddpo_ray.contracts import MeasuredCosts
 from pddpo_ray.journal import Journal
 from pddpo_ray.limits.reading import stated_limit
 from pddpo_ray.parts.dual_step import DualController, LocalDual
@@ -17,7 +16,7 @@ from pddpo_ray.parts.held_limit import OUTSIDE, HeldLimit
 from pddpo_ray.parts.label_estimates import LabelEstimates
 from pddpo_ray.parts.limits import ANSWERS, LimitsController
 from pddpo_ray.parts.people_measuring import MACHINE, Audit
-from pddpo_ray.records import PolicyVersion, Prompt, Response
+from pddpo_ray.records import MeasuredCosts, PolicyVersion, Prompt, Response
 from pddpo_ray.theory.dual import DualState, ProjectedFixed, limit_state
 
 PROMPTS = [Prompt(f"p{number}", (number,), f"question {number} ?") for number in range(2)]

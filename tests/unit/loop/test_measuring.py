@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pddpo_ray.contracts import MeasuredCosts
 from pddpo_ray.errors import RunError
 from pddpo_ray.limits.reading import StatedLimit, stated_limit
 from pddpo_ray.limits.sources import Source, one_by_one, within_budget
 from pddpo_ray.parts.measuring import SourceMeasures
-from pddpo_ray.records import Prompt, Response
+from pddpo_ray.records import MeasuredCosts, Prompt, Response
 
 PROMPTS = [Prompt(f"p{number}", (number,), f"question {number} ?") for number in range(4)]
 EVERYWHERE = {prompt.token_ids: 1.0 for prompt in PROMPTS}

@@ -10,9 +10,9 @@ import torch
 from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaConfig, PretrainedConfig
 
 from pddpo_ray.records import Decoding, Prompt
-from pddpo_ray.rollout.draws import draw_seeds
 from pddpo_ray.rollout.transformers_engine import TransformersEngine
 from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.theory.seeds import draw_seeds
 from pddpo_ray.training.local import store_reference
 from tests.support.tiny_language_model import word_tokenizer
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from scipy.optimize import check_grad
 
-from pddpo_ray.contracts import FitCommand, FitSettings, LossOptimism, Start
+from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import read_journal
-from pddpo_ray.records import Objective, PairRow
+from pddpo_ray.records import LossOptimism, Objective, PairRow
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import JOURNAL
 from pddpo_ray.theory.mle import _value_and_slope, box_mle, optimistic_mle, win_counts

@@ -12,13 +12,13 @@ from scipy.stats import binomtest
 from pddpo_ray.scorecard.figures import (
     Scores,
     Written,
+    distinct,
     figures_of_divergence,
     figures_of_pairs,
     figures_of_scores,
     figures_of_texts,
 )
 from pddpo_ray.theory.against_reference import kl_per_token, standard_gain, win_shares
-from pddpo_ray.theory.diversity import distinct
 from pddpo_ray.theory.intervals import binomial_high, bounded_interval, clopper_pearson
 from pddpo_ray.theory.reward_hacking import Divergence, comparisons_of, rise_p_value, share_of_look
 

@@ -13,10 +13,10 @@ from scipy.optimize import brentq
 from scipy.special import logsumexp
 
 from pddpo_ray.config import PpoConfig, load
-from pddpo_ray.contracts import PolicyGradient, PpoCommand, ScoredAnswer
+from pddpo_ray.contracts import PolicyGradient, PpoCommand
 from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import UserError
-from pddpo_ray.records import CostEstimate
+from pddpo_ray.records import CostEstimate, ScoredAnswer
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.dual import LogMultiplier, limit_state
 from pddpo_ray.theory.ppo import (

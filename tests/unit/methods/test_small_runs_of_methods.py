@@ -12,11 +12,11 @@ import pytest
 
 from pddpo_ray.algorithms.caid import resumed
 from pddpo_ray.config import PpoConfig
-from pddpo_ray.contracts import Critics, FitCommand, FitSettings, PpoCommand, ScoredAnswer, Start
+from pddpo_ray.contracts import FitCommand, FitSettings, PpoCommand, Start
 from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.journal import Journal
 from pddpo_ray.parts.dual_step import DualController, LocalDual, journalled_estimates
-from pddpo_ray.records import CostEstimate, Objective, PairRow, UniformMixture
+from pddpo_ray.records import CostEstimate, Critics, Objective, PairRow, ScoredAnswer, UniformMixture
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.dual import DualState, ProjectedFixed, limit_state
 from pddpo_ray.training.engine import TorchEngine

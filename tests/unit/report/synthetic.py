@@ -12,11 +12,11 @@ import numpy as np
 from sqlalchemy import update
 
 from pddpo_ray.config import load
-from pddpo_ray.contracts import Delivery
 from pddpo_ray.journal import Journal, schema
 from pddpo_ray.records import (
     HARM,
     CostEstimate,
+    Delivery,
     LabelledPair,
     Pair,
     PolicyVersion,

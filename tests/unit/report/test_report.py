@@ -184,7 +184,7 @@ def test_a_number_that_does_not_exist_is_a_dash(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_weights_that_differ_from_the_trainers_are_not_called_verified(tmp_path: Path) -> None:
-    from pddpo_ray.contracts import Delivery
+    from pddpo_ray.records import Delivery
 
     run_dir = write_run(tmp_path / "run", rounds=2)
     assert "not verified" not in Page.of(build_report(run_dir)).text

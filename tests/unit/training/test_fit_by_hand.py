@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from pddpo_ray.config import FitConfig
-from pddpo_ray.contracts import FitSettings, LossOptimism
+from pddpo_ray.contracts import FitSettings
 from pddpo_ray.errors import RunError
-from pddpo_ray.records import Objective, PairRow, PolicyVersion
+from pddpo_ray.records import LossOptimism, Objective, PairRow, PolicyVersion
 from pddpo_ray.training.batches import Limit, Text, kept_apart, minibatches
 from pddpo_ray.training.fit import FrozenColumns, PairLoss, PairPass, Shard, micro_batch_limit, run_fit, schedule_factor
 from pddpo_ray.training.fit_watch import FitCurve, last_fifth

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from pddpo_ray.contracts import FitCommand, FitSettings, LossOptimism, Start
-from pddpo_ray.records import Objective, PairRow, PolicyVersion
+from pddpo_ray.contracts import FitCommand, FitSettings, Start
+from pddpo_ray.records import LossOptimism, Objective, PairRow, PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.batches import Text
 from pddpo_ray.training.engine import TorchEngine

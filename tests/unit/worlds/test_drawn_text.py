@@ -17,7 +17,7 @@ from pddpo_lab.compare.suite import SUITES
 from pddpo_ray.config import DrawnFamilyConfig, LogitLimitConfig, RateLimitConfig, TextWorldConfig, load
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import HARM, Pair, Response
-from pddpo_ray.storage.cache import cache_folder
+from pddpo_ray.storage.whole_files import cache_folder
 from pddpo_ray.worlds import phrase_pools
 from pddpo_ray.worlds.drawn_text import DrawnWorldSpec, build_drawn_world
 from pddpo_ray.worlds.grammar import FIRST_GRAMMAR

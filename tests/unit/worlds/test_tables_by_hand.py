@@ -13,9 +13,9 @@ import pytest
 from scipy.optimize import minimize
 
 from pddpo_ray.config import PpoConfig
-from pddpo_ray.contracts import FitCommand, FitSettings, LossOptimism, PpoCommand, ScoredAnswer, Start
+from pddpo_ray.contracts import FitCommand, FitSettings, PpoCommand, Start
 from pddpo_ray.errors import RunError
-from pddpo_ray.records import Decoding, Objective, PairRow, PolicyVersion
+from pddpo_ray.records import Decoding, LossOptimism, Objective, PairRow, PolicyVersion, ScoredAnswer
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.tensors import tensors_sha256
 from pddpo_ray.worlds.table_engine import decoded

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pddpo_ray.records import Response
-from pddpo_ray.storage.cache import cache_folder
+from pddpo_ray.storage.whole_files import cache_folder
 from pddpo_ray.worlds.grammar import FIRST_GRAMMAR as GRAMMAR
 from pddpo_ray.worlds.reference import (
     ReferenceSpec,
