@@ -77,8 +77,8 @@ class Waiting:
 class QueueLabeller:
     """People of one run. `round_of` says the run's present round; `record` keeps numbers by name.
 
-    `language_of` gives the language of a prompt, for people who know it; None: all people are asked. `go_on` is the command
-    that collects the labels of a run that has parked. `tell` reaches people who are not at the machine.
+    `language_of` gives the language of a prompt, for people who know it; None: all people are asked. `go_on` is the
+    command that collects the labels of a run that has parked. `tell` reaches people who are not at the machine.
     """
 
     def __init__(

@@ -69,7 +69,9 @@ class CandidateDraws:
         # models that label were trained before the first round, and are read back from there
         self._journal.round = 0
         asking = Asking(part_of=lambda: f"-{self._batch}", go_on="pddpo certify RUN")
-        return feedback_of(self._config, self._journal, self._backends, self._rollout, asking)
+        feedback = feedback_of(self._config, self._journal, self._backends, self._rollout, asking)
+        feedback.prepare()
+        return feedback
 
     def batch(self, number: int, limits: Sequence[TestedLimit]) -> bool:
         """A prompt, one of the policies and an answer for each draw of the batch, for each prompt set of these limits.

@@ -5,24 +5,18 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 
 from pddpo_ray.algorithms.stages import AtOnce, Parts, Sizes
 from pddpo_ray.backends.backends import Backends, sets_of_prompts
-from pddpo_ray.certificates.groups import SETS, demand_groups
-from pddpo_ray.certificates.margins import lowest_costs, margins
+from pddpo_ray.certificates.groups import demand_groups
+from pddpo_ray.certificates.margins import Margin, lowest_costs, margins
 from pddpo_ray.config import Config, DualConfig, NewtonRule
 from pddpo_ray.contracts import Due, Limits
-from pddpo_ray.driver.cut_answers import watch_cut_answers
 from pddpo_ray.driver.offline_setup import (
-    answers_to_measure,
     calibration_answers,
-    check_reference,
-    draw_pools,
-    offline_pairs,
     proposal_of,
-    record_reference,
-    record_sources,
 )
 from pddpo_ray.errors import UserError
 from pddpo_ray.exploration.explorer import PRIOR_SD, OptimisticExplorer
@@ -41,7 +35,6 @@ from pddpo_ray.parts.people_measuring import people_of_limits
 from pddpo_ray.parts.preferences import Preferences
 from pddpo_ray.parts.production import UsersVerdicts, WithUsersPrompts
 from pddpo_ray.parts.prompts import Prompts
-from pddpo_ray.parts.reachable import note_reachable
 from pddpo_ray.parts.rewards import RewardController
 from pddpo_ray.parts.sampling import RolloutController
 from pddpo_ray.records import Array, Decoding, LabelledPair, Prompt, Response
@@ -49,12 +42,11 @@ from pddpo_ray.registry import checked
 from pddpo_ray.rollout.delivery_check import DeliveryCheck
 from pddpo_ray.scorecard.questions import Scorecard, wanted_of
 from pddpo_ray.scorers.fits import OF_METHOD, training_of
-from pddpo_ray.scorers.gate import check_limits, check_scorers, held_limits
+from pddpo_ray.scorers.gate import held_limits
 from pddpo_ray.scorers.labellers import (
-    ScoredFeedbackController,
     estimator_of,
-    feedback_before,
     feedback_of,
+    labels_before,
 )
 from pddpo_ray.scorers.method_scores import ScoringController, ScoringPlan
 from pddpo_ray.storage.merging import merge_versions
@@ -66,12 +58,30 @@ logger = logging.getLogger(__name__)
 def demand_startable(config: Config, backends: Backends) -> None:
     """Raises UserError for what this world or these files cannot give, before anything of the run is kept."""
     demand_groups(config, backends)
-    aims = {} if config.dual.margin == 0.0 else margins(config, lowest_costs(backends))
-    dual_state(config, backends, config.rounds, {name: margin.kept for name, margin in aims.items()})
+    dual_state(config, backends, config.rounds, _kept(_margins(config, backends)))
 
 
-def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds: int, online: bool) -> Parts:
-    """All parts, with the work before the first round done or read back. The method is ready to run."""
+@dataclass(frozen=True)
+class BuiltParts(Parts):
+    """The parts of a run before anything is asked, fitted or drawn: `driver.prepare.prepare` makes them ready."""
+
+    rollout: RolloutController
+    feedback: FeedbackController
+    preferences: Preferences
+    limits: LimitsController
+    rewards: RewardController | None = None
+    explorer: ExplorationController | None = None
+    labels_before: FeedbackController | None = None
+    """Who labels the pairs from before round 1, where that is somebody else."""
+    margins: Mapping[str, Margin] = field(default_factory=dict)
+    """How far below each limit its multiplier aims."""
+    whitened: WhitenedFeatures | None = None
+    """The explorer's features; None: they need no fit."""
+    scorecard: Scorecard | None = None
+
+
+def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds: int, online: bool) -> BuiltParts:
+    """All parts, as the recipe and the journal have them. Reads; asks, fits, draws and writes nothing."""
     trainer = TrainerController(
         backends.trainer,
         journal,
@@ -80,66 +90,48 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
         constraints=cost_fits(backends.held_limits),
         baseline=lambda: journal.samples(purpose="baseline"),
     )
-    decoding = Decoding(max_tokens=config.rollout.max_tokens)
     rollout = RolloutController(
         backends.engines,
         journal,
         seed=config.seed,
-        decoding=decoding,
+        decoding=Decoding(max_tokens=config.rollout.max_tokens),
         reference=backends.reference,
         proposal=proposal_of(config, len(backends.prompts), len(backends.served), backends.answers),
         log_probs=trainer.log_probs,
         besides=wanted_of(config, backends) if config.scorecard_prompts else (),
         verify=DeliveryCheck(trainer.log_probs, backends.canaries, config.rollout.canary_tolerance, backends.tokenizer),
     )
-    record_reference(journal, backends)
-    if backends.measured_by:
-        record_sources(journal, backends)
-    check_reference(journal, backends, rollout)
     feedback = feedback_of(config, journal, backends, rollout)
-    draw_pools(config, journal, backends, rollout, online)
     verdicts = UsersVerdicts(journal, backends.verdicts, config.production.verdicts)
-    preferences = Preferences(journal, backends.store, config.compared, verdicts)
-    before = feedback_before(config, journal, backends, feedback)
-    offline_pairs(config, journal, backends, rollout, before, preferences)
-    if isinstance(feedback, ScoredFeedbackController):
-        by_prompt = backends.world is None
-        check_scorers(config, journal, feedback.models, backends.offline_unsafe, by_prompt=by_prompt)
-    check_limits(config, journal)
-    groups = sets_of_prompts(backends)
-    if config.certificate.mixtures and groups:
-        journal.once(SETS, lambda: groups)
-    kept = _margins(config, backends)
-    journal.add_metrics({f"dual/margin_{name}": margin for name, margin in kept.items()})
-    watch_cut_answers(config, journal, backends)
-    first = answers_to_measure(config, journal, backends, online)
-    rewards = None if backends.reward is None else RewardController(journal, backends.reward, seed=config.seed)
-    if rewards is not None:
-        rewards.measure_before(first)
-    state = dual_state(config, backends, rounds, kept)
+    aims = _margins(config, backends)
+    state = dual_state(config, backends, rounds, _kept(aims))
     owner = (backends.own_dual or LocalDual)(state)
     dual = DualController(owner, journal, partial(held_limits, config, journal))
     due = due_labels(config, journal, feedback, rounds)
-    limits = _limits(config, backends, journal, trainer, rollout, feedback, due, dual, first)
-    explorer = _exploration(config, journal, backends, trainer, dual, limits) if online else None
-    if config.scorecard_prompts:
-        card = Scorecard(config, journal, backends, trainer, rollout, feedback)
-        card.before()
-        journal.closing.append(card.close_round)
-    return Parts(
+    limits = _limits(config, backends, journal, trainer, rollout, feedback, due, dual)
+    hidden = online and backends.features == "hidden"
+    whitened = WhitenedFeatures(None, config, journal, backends, trainer) if hidden else None
+    features = whitened or trainer.features
+    watched = config.scorecard_prompts > 0
+    scorecard = Scorecard(config, journal, backends, trainer, rollout, feedback) if watched else None
+    return BuiltParts(
         journal=journal,
         trainer=trainer,
         rollout=rollout,
         feedback=feedback,
         dual=dual,
         prompts=_prompts(config, journal, backends),
-        preferences=preferences,
+        preferences=Preferences(journal, backends.store, config.compared, verdicts),
         limits=limits,
-        explorer=explorer,
+        explorer=_exploration(config, journal, backends, features, dual, limits) if online else None,
         scoring=_scoring(config, journal, backends, trainer, rollout, state.limits[0]),
         merge=partial(merge_versions, backends.store),
-        rewards=rewards,
+        rewards=None if backends.reward is None else RewardController(journal, backends.reward, seed=config.seed),
         due=due,
+        labels_before=labels_before(config, journal, backends),
+        margins=aims,
+        whitened=whitened,
+        scorecard=scorecard,
     )
 
 
@@ -221,7 +213,7 @@ def _scoring(
             case "linear":
                 return with_constant(trainer.features)
         answers = [answer for item in labelled for answer in (item.pair.first, item.pair.second)]
-        return with_constant(_whitened_on(answers, config, journal, backends, trainer))
+        return with_constant(WhitenedFeatures(answers, config, journal, backends, trainer))
 
     return ScoringController(plan, journal, backends.store, trainer, rollout, backends.prompts, features, training)
 
@@ -230,12 +222,11 @@ def _exploration(
     config: Config,
     journal: Journal,
     backends: Backends,
-    trainer: TrainerController,
+    features: Features,
     dual: DualController,
     limits: Limits,
 ) -> ExplorationController:
     settings = config.explore
-    features = _features(config, journal, backends, trainer)
     # in logits: a share rises by at most a quarter per logit, so its range counts a quarter
     weights = {
         one.name: 0.0 if one.on_drift else 1.0 if one.by_comparisons else one.scale / 4.0
@@ -266,34 +257,42 @@ def _exploration(
     return ExplorationController(chooser, journal, bonus, answers=backends.answers, keep=settings.keep)
 
 
-def _features(config: Config, journal: Journal, backends: Backends, trainer: TrainerController) -> Features:
-    """Features of answers, hidden states whitened on the reference's answers; the whitening is an artifact and never
-    fitted again."""
-    if backends.features != "hidden":
-        return trainer.features
-    return _whitened_on(None, config, journal, backends, trainer)
+class WhitenedFeatures:
+    """Hidden states whitened on the calibration answers, or on others that are given.
 
+    The whitening is fitted at first use or by `prepare`; it is an artifact and never fitted again.
+    """
 
-def _whitened_on(
-    answers: Sequence[Response] | None,
-    config: Config,
-    journal: Journal,
-    backends: Backends,
-    trainer: TrainerController,
-) -> Features:
-    """Whitened features; on the calibration answers unless others are given."""
+    def __init__(
+        self,
+        answers: Sequence[Response] | None,
+        config: Config,
+        journal: Journal,
+        backends: Backends,
+        trainer: TrainerController,
+    ) -> None:
+        self._answers, self._journal, self._store, self._trainer = answers, journal, backends.store, trainer
+        self._rank, self._seed = config.explore.rank, config.seed
 
-    def fit() -> dict[str, str]:
-        hidden = trainer.features(calibration_answers(journal) if answers is None else answers)
-        fitted = fit_whitening(hidden, config.explore.rank, seed=config.seed)
-        tensors = {"mean": fitted.mean, "projection": fitted.projection}
-        path, sha256 = backends.store.write_tensors("whitening", tensors)
+    def __call__(self, responses: Sequence[Response]) -> Array:
+        return self._whitened(responses)
+
+    def prepare(self) -> None:
+        """Fits the whitening, or reads it back."""
+        _ = self._whitened
+
+    @cached_property
+    def _whitened(self) -> Features:
+        stored = self._journal.once("whitening", self._fit)
+        tensors = self._store.read_tensors(stored["path"], stored["sha256"])
+        whitening = Whitening(tensors["mean"], tensors["projection"], FEATURE_CLIP)
+        return whitened(self._trainer.features, whitening)
+
+    def _fit(self) -> dict[str, str]:
+        answers = calibration_answers(self._journal) if self._answers is None else self._answers
+        fitted = fit_whitening(self._trainer.features(answers), self._rank, seed=self._seed)
+        path, sha256 = self._store.write_tensors("whitening", {"mean": fitted.mean, "projection": fitted.projection})
         return {"path": path, "sha256": sha256}
-
-    stored = journal.once("whitening", fit)
-    tensors = backends.store.read_tensors(stored["path"], stored["sha256"])
-    whitening = Whitening(tensors["mean"], tensors["projection"], FEATURE_CLIP)
-    return whitened(trainer.features, whitening)
 
 
 def cost_fits(held: Sequence[HeldLimit]) -> int:
@@ -314,9 +313,8 @@ def _limits(
     feedback: FeedbackController,
     due: Due,
     dual: DualController,
-    first: Sequence[Response],
 ) -> LimitsController:
-    """The part that holds the limits. Those that sources measure teach by the `first` answers before round 1."""
+    """The part that holds the limits."""
     window = config.method.window if config.algorithm == "pd-dpo-adalag" else None
 
     def drift(answers: Sequence[Response]) -> Array:
@@ -333,27 +331,20 @@ def _limits(
         [one.name for one in backends.held_limits if one.labelled], feedback, estimator_of(config, feedback),
         labels_each=config.labels_each, window=None if window is None else (journal, window),
     )  # fmt: skip
-    limits = LimitsController(
+    return LimitsController(
         journal, backends.held_limits, backends.measure, dual, beta=config.beta, by_covariance=newton, drift=drift,
         log_probs=trainer.log_probs, reference=reference, seed=config.seed, due=due, labels=labels, window=window,
         people=people_of_limits(config, journal, backends.held_limits, sets_of_prompts(backends)),
     )  # fmt: skip
-    if backends.measure is not None:
-        limits.measure_before(first)
-        chances = backends.prior or [1.0] * len(backends.prompts)
-        prior = {one.token_ids: chance for one, chance in zip(backends.prompts, chances, strict=True)}
-        note_reachable(journal, backends.held_limits, limits.before, prior)
-    return limits
 
 
-def _margins(config: Config, backends: Backends) -> dict[str, float]:
-    """How far below each limit its multiplier aims, said in the log; {} where the recipe asks for no margin."""
-    if config.dual.margin == 0.0:
-        return {}
-    by_name = margins(config, lowest_costs(backends))
-    for name, margin in by_name.items():
-        logger.info("%s", margin.line(name, config.thresholds[name]))
-    return {name: margin.kept for name, margin in by_name.items()}
+def _margins(config: Config, backends: Backends) -> dict[str, Margin]:
+    """How far below each limit its multiplier aims; {} where the recipe asks for no margin."""
+    return margins(config, lowest_costs(backends)) if config.dual.margin else {}
+
+
+def _kept(aims: Mapping[str, Margin]) -> dict[str, float]:
+    return {name: margin.kept for name, margin in aims.items()}
 
 
 def dual_state(config: Config, backends: Backends, rounds: int, kept: Mapping[str, float]) -> dual_rules.DualState:

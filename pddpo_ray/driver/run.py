@@ -26,6 +26,7 @@ from pddpo_ray.certificates.release import certify_at_end
 from pddpo_ray.certificates.round_draws import add_draws_of_round, enter_mixtures
 from pddpo_ray.config import Config
 from pddpo_ray.driver.build import build_parts, demand_startable, sizes_of
+from pddpo_ray.driver.prepare import prepare
 from pddpo_ray.driver.provenance import extensions_of, provenance_of, sitting
 from pddpo_ray.driver.result import CERTIFICATE, COMPARISON, START, WALL, result_of
 from pddpo_ray.errors import UserError
@@ -162,6 +163,7 @@ def drive(
     run_method = code_of("methods", config.algorithm)
     began = time.monotonic()
     parts = build_parts(config, journal, backends, rounds=config.rounds, online=config.online)
+    prepare(config, journal, backends, parts, online=config.online)
     evaluation = None if backends.world is None else Evaluation(backends.world, journal, backends.store)
     _add_seconds(journal, WALL, time.monotonic() - began)
     began = time.monotonic()

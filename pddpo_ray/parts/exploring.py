@@ -38,8 +38,8 @@ class Chooser(Protocol):
 
 
 class ExplorationController:
-    """Journals what an explorer chooses. On a restart it is shown again what it saw in the finished rounds: the
-    baseline's answers to prompts that were new in a round, then the round's pairs.
+    """Journals what an explorer chooses. `read_back` shows it again what it saw before round 1 and in the finished
+    rounds: the baseline's answers to prompts that were new in a round, then the round's pairs.
 
     `bonus` is what the paper's mode puts into the loss; there the explorer itself chooses without a bonus. `answers`
     are all answers of a table, prompt by prompt (empty: they cannot be listed). With `keep`, only that many of the
@@ -62,9 +62,11 @@ class ExplorationController:
         self._answers = tuple(answers)
         self._keep = keep
         self._keep_random = keep_random
-        for number in range(journal.next_round):
+
+    def read_back(self) -> None:
+        for number in range(self._journal.next_round):
             self._meet(number)
-            known = journal.pair_questions(number)
+            known = self._journal.pair_questions(number)
             if known:
                 self.update(known)
 

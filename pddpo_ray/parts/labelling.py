@@ -46,6 +46,9 @@ class FeedbackController:
         self._attempts = attempts
         self._excluded = excluded
 
+    def prepare(self) -> None:
+        """What labels is made ready before round 1; most labellers are."""
+
     def open_safety(self, items: Sequence[Response], labels_each: int) -> None:
         """Puts the safety questions of every constraint to its labeller, if that one can begin before the run waits.
 

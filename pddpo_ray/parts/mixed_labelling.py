@@ -10,7 +10,7 @@ costs accuracy of the fits there, never the limit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -39,7 +39,12 @@ TOSSED = "tossed-"
 
 
 class ScoringModel(Protocol):
-    """A labeller whose scores can be seen; `scoring.labeller.ScoredLabeller` is one."""
+    """A labeller whose scores can be seen; `scoring.scored_labeller.ScoredLabeller` is one."""
+
+    @property
+    def prepare(self) -> Callable[[], object]:
+        """Trains or opens what it needs."""
+        ...
 
     def rewards(self, items: Sequence[Response]) -> Array: ...
 
@@ -69,6 +74,9 @@ class MixedFeedbackController(FeedbackController):
         self._settings, self._cost_max = settings, cost_max
         self._labels_each, self._mode = labels_each, signal
         self._screened: tuple[list[str], Array, Sample] | None = None
+
+    def prepare(self) -> None:
+        self._model.prepare()
 
     def open_safety(self, items: Sequence[Response], labels_each: int) -> None:
         """The model screens the items; people may begin with those that they are asked about."""

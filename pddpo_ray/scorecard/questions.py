@@ -81,12 +81,13 @@ class Scorecard:
         self._config, self._journal, self._backends = config, journal, backends
         self._trainer, self._rollout, self._feedback = trainer, rollout, feedback
         self._scores: dict[str, Score] = {}
-        folder = backends.store.folder(backends.reference.path)
-        self._ends = set(stop_ids(load_tokenizer(folder), folder))
+        self._ends: set[int] = set()
         self._pairs = _spread_pairs(backends.held_out, PAIRS_RANKED)
 
     def before(self) -> None:
         """Trains or opens the scorers, and counts the reference's answers."""
+        folder = self._backends.store.folder(self._backends.reference.path)
+        self._ends = set(stop_ids(load_tokenizer(folder), folder))
         asked = questions(self._config, self._backends)
         own = own_scores(self._config, self._feedback)
         held = held_out_scores(self._config, self._journal, self._backends, asked)

@@ -7,7 +7,7 @@ import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ from pddpo_ray.backends.backends import Backends
 from pddpo_ray.config import Config, FitConfig, ScoredFeedback, ScorerFit, ScorerTrainingConfig, StoredScorerConfig
 from pddpo_ray.journal import Journal
 from pddpo_ray.parts.fitting import with_steps
-from pddpo_ray.records import HARM, LabelledPair, PolicyVersion
+from pddpo_ray.records import HARM, Array, LabelledPair, PolicyVersion, Response
 from pddpo_ray.scoring.held_out import KINDS, Kind
-from pddpo_ray.scoring.interface import AnswerScorer, ModelScorer
+from pddpo_ray.scoring.interface import AnswerScorer, ModelScorer, TextPair
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.recall import Recall, key_of
 from pddpo_ray.storage.whole_files import write_json
@@ -38,6 +38,27 @@ HELD_OUT = "held_out"
 """In the phase's payload, by kind: how often the model was right on pairs that it did not learn from (`Trials`)."""
 Data = Callable[[], tuple[Sequence[LabelledPair], Mapping[str, bool]]]
 """Pairs, and safety labels (unsafe or not) by answer; asked only if the models are not trained yet."""
+
+
+class AtFirstUse:
+    """An `AnswerScorer` that is trained, or loaded, when it is first asked."""
+
+    def __init__(self, make: MakeScorer) -> None:
+        self._make = make
+
+    @cached_property
+    def _scorer(self) -> AnswerScorer:
+        return self._make()
+
+    @property
+    def name(self) -> str:
+        return self._scorer.name
+
+    def score_texts(self, texts: Sequence[TextPair]) -> Array:
+        return self._scorer.score_texts(texts)
+
+    def score(self, responses: Sequence[Response]) -> Array:
+        return self._scorer.score(responses)
 
 
 class ScorerTraining:

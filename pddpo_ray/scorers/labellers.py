@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 from pddpo_ray.algorithms.stages import neighbours_of
 from pddpo_ray.backends.backends import Backends, sets_of_prompts
@@ -41,8 +41,10 @@ from pddpo_ray.records import (
     SafetyLabels,
     Verdict,
 )
-from pddpo_ray.scorers.fits import OF_FEEDBACK, feedback_models, training_of
+from pddpo_ray.scorers.fits import OF_FEEDBACK, AtFirstUse, feedback_models, training_of
 from pddpo_ray.scoring.endpoint import ChatEndpoint
+from pddpo_ray.scoring.held_out import Kind
+from pddpo_ray.scoring.interface import AnswerScorer
 from pddpo_ray.scoring.judge import Judge, JudgeLabeller
 from pddpo_ray.scoring.limit_judge import key_of
 from pddpo_ray.scoring.scored_labeller import ScoredLabeller
@@ -61,6 +63,9 @@ class ScoredFeedbackController(FeedbackController):
     def __init__(self, labeller: ScoredLabeller, journal: Journal, *, seed: int, by_scores: bool) -> None:
         super().__init__({HARM: labeller}, journal, seed=seed, source="model")
         self.models, self._by_scores = labeller, by_scores
+
+    def prepare(self) -> None:
+        self.models.prepare()
 
     def open_safety(self, items: Sequence[Response], labels_each: int) -> None:
         super().open_safety(items, self._wanted(labels_each))
@@ -154,15 +159,14 @@ def judge_labeller(settings: EndpointConfig, journal: Journal) -> JudgeLabeller:
     return JudgeLabeller(Judge(ChatEndpoint(settings, key)), lambda: journal.round, journal.add_metrics)
 
 
-def feedback_before(
-    config: Config, journal: Journal, backends: Backends, feedback: FeedbackController
-) -> FeedbackController:
-    """Who labelled what existed before the first round: where models or a judge answer in the rounds, a world's truth.
+def labels_before(config: Config, journal: Journal, backends: Backends) -> FeedbackController | None:
+    """Who labelled what existed before the first round: where models or a judge answer in the rounds, a world's truth;
+    None: whoever labels in the rounds.
 
     It stands in for people whose preferences are there already.
     """
     if backends.world is None or not isinstance(config.feedback, ModelFeedback | JudgeFeedback) or not config.compares:
-        return feedback
+        return None
     return FeedbackController({HARM: backends.labeller}, journal, seed=config.seed, source="world")
 
 
@@ -226,9 +230,15 @@ def _scored_labeller(
         )
 
     training = training_of(config, journal, backends, OF_FEEDBACK)
-    models = feedback_models(settings, config.asked_models, training, data, backends.own_scorer, config.model.dtype)
+    asked = config.asked_models
+
+    @cache
+    def models() -> Mapping[Kind, AnswerScorer]:
+        return feedback_models(settings, asked, training, data, backends.own_scorer, config.model.dtype)
 
     def watch(costs: Array) -> None:
         journal.add_metrics(spread_of(costs, config.dual.cost_max).as_metrics())
 
-    return ScoredLabeller(models["reward"], models.get("cost"), watch=watch)
+    reward, cost = AtFirstUse(lambda: models()["reward"]), AtFirstUse(lambda: models()["cost"])
+    scored = cost if "cost" in asked else None
+    return ScoredLabeller(reward, scored, watch=watch, prepare=models)

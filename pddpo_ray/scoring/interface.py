@@ -17,7 +17,8 @@ AskedText = tuple[str | Sequence[Message], str]
 class AnswerScorer(Protocol):
     """One number per answer: a reward model's, or a cost model's with its zero at the safety boundary."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def score_texts(self, texts: Sequence[TextPair]) -> Array:
         """Scores of (prompt, answer) texts, in order. -> [n] float64"""

@@ -33,8 +33,11 @@ class ScoredLabeller:
         cost: AnswerScorer | None,
         *,
         watch: Callable[[Array], None] = lambda costs: None,
+        prepare: Callable[[], object] = lambda: None,
     ) -> None:
         self._reward, self._cost, self._watch = reward, cost, watch
+        self.prepare = prepare
+        """Trains or opens the models."""
 
     def safety(self, items: Sequence[Response], labels_each: int, seed: int) -> list[SafetyLabels]:
         """`labels_each` labels of every answer, independent given its score."""

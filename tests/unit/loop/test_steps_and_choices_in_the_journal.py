@@ -201,12 +201,13 @@ def test_baseline_answers_of_finished_rounds_and_of_the_one_begun_are_met(tmp_pa
         known = {"p0": ["b01", "b05"], "p2": ["b23"]}
         for _ in journal.rounds(1):
             control = ExplorationController(chooser, journal, source)
+            control.read_back()
             assert chooser.met == source.met == [known]
             journal.add_samples("baseline", [WORLD.response(1, 4, "b14")])
             control.choose(sets())
             assert chooser.met == source.met == [known, {"p1": ["b14"]}]
         again = Chooser()
-        ExplorationController(again, journal)
+        ExplorationController(again, journal).read_back()
         assert again.met == [known, {"p1": ["b14"]}]
 
 
@@ -230,10 +231,10 @@ def test_a_restarted_explorer_is_shown_each_finished_rounds_pairs_once_in_order(
         for number in journal.rounds(2):
             journal.once("explore", partial(journal.add_pair_questions, PAIRS[number : number + 1]))
             chooser = Chooser()
-            ExplorationController(chooser, journal)
+            ExplorationController(chooser, journal).read_back()
             assert chooser.updates == [[pair] for pair in PAIRS[:number]]
         chooser, source = Chooser(), Chooser()
-        ExplorationController(chooser, journal, source)
+        ExplorationController(chooser, journal, source).read_back()
         assert chooser.updates == source.updates == [[pair] for pair in PAIRS[:3]]
 
 
