@@ -43,5 +43,5 @@ def find_queue(run: Path, journal: str | None) -> FoundQueue:
     folder = run.expanduser().absolute()
     with open_folder(folder, journal, questions_alone=True) as opened:
         alone = opened.recipe == QUESTIONS_ALONE
-        rules = RULES if alone else Rules.of(Config.of_run(opened.recipe).queue)
+        rules = RULES if alone else Rules.of(Config.of_run(opened.recipe).people)
         return FoundQueue(opened.run_id, rules, journal or str(folder / JOURNAL))
