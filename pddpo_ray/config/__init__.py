@@ -35,11 +35,12 @@ from pddpo_ray.config.model import LoraParameters, ModelConfig
 from pddpo_ray.config.policy import PolicyConfig
 from pddpo_ray.config.production import ProductionConfig
 from pddpo_ray.config.prompts import PromptSetConfig
-from pddpo_ray.config.recipe import Config, Policies
+from pddpo_ray.config.recipe import Config
 from pddpo_ray.config.rollout import TabularRollout, TransformersRollout, VllmRollout
 from pddpo_ray.config.scorecard import ScorecardConfig
 from pddpo_ray.config.scorers import ScorerConfig, ScorerFit, ScorerJob, ScorerTrainingConfig, StoredScorerConfig
 from pddpo_ray.config.section import Strict
+from pddpo_ray.config.sections import Policies
 from pddpo_ray.config.trainer import (
     BudgetRefit,
     DeterminantRefit,

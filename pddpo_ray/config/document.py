@@ -128,3 +128,12 @@ def _note_lines(node: yaml.Node, keys: Keys, name: str, origins: Origins) -> Non
             raise UserError(f"{origin}: key `{'.'.join(path)}` is here twice; remove one of the two")
         origins[path] = origin
         _note_lines(value_node, path, name, origins)
+
+
+def origin_of(keys: Keys, origins: Origins) -> str:
+    """Where a key was set. For a section as a whole: the last override inside it, else its line in the recipe."""
+    inside = [origin for path, origin in origins.items() if keys and path[: len(keys)] == keys]
+    if inside and (keys not in origins or inside[-1].startswith("override")):
+        return inside[-1]
+    around = (origins[keys[:length]] for length in range(len(keys), 0, -1) if keys[:length] in origins)
+    return next(around, "")

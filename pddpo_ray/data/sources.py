@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, Self, cast
 
-from pddpo_ray.config.loading import HUB
+from pddpo_ray.config.file_checks import HUB
 from pddpo_ray.data import column_files, text_files
 from pddpo_ray.data.problems import Fault, Limits, Row
 from pddpo_ray.data.runs import rows_of_run

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from pddpo_ray.algorithms.stages import lagrangian_objective
-from pddpo_ray.config.recipe import SIGNALS
+from pddpo_ray.config.sections import SIGNALS
 from pddpo_ray.contracts import Dual, Due, Measure, Preferences, Trainer
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pddpo_ray.config import Config, DataConfig
-from pddpo_ray.config.loading import HUB
+from pddpo_ray.config.file_checks import HUB
 from pddpo_ray.data import Dimension, Settings
 from pddpo_ray.data.columns import HEADS
 from pddpo_ray.data.inspection import Glance, field_names, glance

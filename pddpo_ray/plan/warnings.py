@@ -13,7 +13,7 @@ from pathlib import Path
 from pddpo_ray.backends.machine import Machine
 from pddpo_ray.certificates.testing import first_of_rounds, tested_limits
 from pddpo_ray.config import Config, ModelFeedback, RayCluster
-from pddpo_ray.config.loading import HUB, missing_scorers
+from pddpo_ray.config.file_checks import HUB, missing_scorers
 from pddpo_ray.data.lengths import WORDS_PER_TOKEN, Lengths, lengths_of
 from pddpo_ray.data.tokens import renderer_of
 from pddpo_ray.driver.offline_setup import calibration_size

@@ -13,7 +13,7 @@ import pytest
 from pddpo_ray.backends.in_process_text import log_linear_backends
 from pddpo_ray.backends.machine import inspect_machine
 from pddpo_ray.config import Config, load
-from pddpo_ray.config.recipe import STATED_LIMITS
+from pddpo_ray.config.sections import STATED_LIMITS
 from pddpo_ray.driver.run import PhaseChanged, run_recipe
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal.identity import open_folder

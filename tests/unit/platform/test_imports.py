@@ -245,3 +245,23 @@ def test_the_library_imports_where_the_engines_are_not_installed() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
+
+
+MOST_LINES, FEW_LINES, MOST_SMALL = 450, 30, 25
+"""A file has one subject and fits a head; a module of a few lines belongs to what it serves."""
+
+
+def lines_of(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def test_no_file_is_long_and_few_are_short() -> None:
+    files = [path for path in sources(*ROOMS, "lab", "bench", "tools") if not path.name.startswith("test_")]
+    assert [name_of(path) for path in files if lines_of(path) > MOST_LINES] == []
+    # a room's `__init__` and a step of the database's history stay as short as they are
+    short = [
+        name_of(path)
+        for path in sources(*ROOMS, "lab/pddpo_lab")
+        if path.name != "__init__.py" and "migrations" not in path.parts and lines_of(path) < FEW_LINES
+    ]
+    assert len(short) <= MOST_SMALL, short

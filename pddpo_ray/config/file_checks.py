@@ -1,0 +1,134 @@
+"""Files, models and packages that a recipe names: looked at before a run begins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pddpo_ray.config.document import Keys, Origins, origin_of
+from pddpo_ray.config.recipe import Config
+from pddpo_ray.config.rollout import VllmRollout
+from pddpo_ray.config.scorers import StoredScorerConfig
+from pddpo_ray.config.world import TabularWorldConfig
+from pddpo_ray.errors import UserError
+from pddpo_ray.limits.former import at
+from pddpo_ray.storage.checkpoints import (
+    adapter_problem,
+    checkpoint_folder,
+    checkpoint_problem,
+    is_adapter,
+    is_hub_name,
+    longest_context,
+)
+
+HUB = "hf:"
+"""What the name of a data set of the hub begins with."""
+
+
+def demand_files(config: Config, origins: Origins) -> None:
+    """Everything that a recipe needs is given, and what it points to is there; a model of the hub is downloaded, the
+    first time."""
+    _check_needs(config, origins)
+    _check_texts(config, origins)
+    file = config.world.path if isinstance(config.world, TabularWorldConfig) else None
+    if file is not None and not Path(file).is_file():
+        origin = origin_of(("world", "path"), origins)
+        raise UserError(f"{origin}: world.path {file} does not exist; give the path of a world file (JSON)")
+    if config.model.reference is not None:
+        origin, reference = origin_of(("model", "reference"), origins), config.model.reference
+        folder = checkpoint_folder(reference) if is_hub_name(reference) or is_adapter(reference) else Path(reference)
+        problem = checkpoint_problem(folder)
+        if problem is None and config.model.parameters.kind == "lora":
+            problem = adapter_problem(folder)
+        if problem:
+            raise UserError(f"{origin}: model.reference {reference} {problem}")
+        _check_context(config, folder, origins)
+
+
+def _check_context(config: Config, folder: Path, origins: Origins) -> None:
+    """vLLM refuses a context that is longer than the model's, once everything else has started."""
+    room = longest_context(folder)
+    if room is not None and isinstance(config.rollout, VllmRollout) and config.rollout.max_model_len > room:
+        origin = origin_of(("rollout", "max_model_len"), origins) or origin_of(("model", "reference"), origins)
+        raise UserError(
+            f"{origin}: rollout.max_model_len is {config.rollout.max_model_len}, but model.reference has {room}"
+            f" positions: give rollout.max_model_len={room}, or less"
+        )
+
+
+def _check_needs(config: Config, origins: Origins) -> None:
+    """Raises UserError that names every setting which the recipe leaves to the user and the user left out."""
+    wanted = {**(_needs_of_files(config) if config.data else {}), **config.needs}
+    if config.data and config.data.reference is not None:  # a trial on a small model made from the texts
+        wanted.pop("model.reference", None)
+    tree = config.model_dump(mode="json")
+    empty: tuple[Any, ...] = (None, [], {}, "")
+    missing = {key: what for key, what in wanted.items() if at(tree, tuple(key.split("."))) in empty}
+    if missing:
+        origin = origin_of(("needs",), origins)
+        said = "; ".join(f"{key}, {what}" for key, what in missing.items())
+        raise UserError(f"{f'{origin}: ' if origin else ''}still to be given: {said}")
+
+
+def _needs_of_files(config: Config) -> dict[str, str]:
+    """What a run on files cannot do without: a model and pairs, unless the recipe says that it is a trial."""
+    data = config.data
+    assert data is not None
+    needs = {}
+    if data.reference is None:
+        needs["model.reference"] = "the model to align, e.g. model.reference=models/smollm2"
+    if not (data.sample or data.helpful or data.harmless):
+        needs["data.helpful"] = "files of pairs, e.g. data.helpful=[helpful.jsonl] (`pddpo data check helpful.jsonl`)"
+    return needs
+
+
+def _check_texts(config: Config, origins: Origins) -> None:
+    """Files of pairs and prompts of real text are there; data sets of the hub are looked for when they are read."""
+    data = config.data
+    if data is None:
+        return
+    named: dict[Keys, list[str]] = {
+        ("data", "helpful"): data.helpful,
+        ("data", "harmless"): data.harmless,
+        ("data", "prompts"): data.prompts,
+        ("certificate", "prompts"): config.certificate.prompts,
+        ("scorecard", "benign_files"): config.scorecard.benign_files,
+    }
+    named |= {("prompts", name, "files"): one.files or [] for name, one in config.prompts.items()}
+    for keys, files in named.items():
+        for file in files:
+            if not file.startswith(HUB) and not Path(file).expanduser().exists():
+                origin = origin_of(keys, origins)
+                raise UserError(
+                    f"{f'{origin}: ' if origin else ''}{'.'.join(keys)}: there is no file {file}; give the path of a"
+                    " file or folder (`pddpo data check PATH` says what is in it)"
+                )
+
+
+def missing_scorers(config: Config) -> Iterator[tuple[Keys, str]]:
+    """Reward and cost models that the run asks, that are not on this machine and can't be the hub's: the setting that
+    names one, and what to do."""
+    scorers: dict[Keys, StoredScorerConfig | None] = {
+        ("scorecard", "scorers", kind): scorer for kind, scorer in config.scorecard.scorers.items()
+    }
+    scorers |= {("feedback", kind): getattr(config.score_models, kind) for kind in config.asked_models}
+    named = [(keys, ".path", keys[-1], scorer.path) for keys, scorer in scorers.items() if scorer is not None]
+    of_limits = [one for one in config.stated if one.source.kind == "score_model"]
+    named += [
+        (("limits", one.limit.name), "", "reward" if one.limit.at_least else "cost", one.source.what)
+        for one in of_limits
+    ]
+    for keys, last, kind, path in named:
+        if not Path(path).is_dir() and not is_hub_name(path):
+            yield (
+                keys,
+                f"{'.'.join(keys)}{last}: there is no folder {path}; `pddpo scorer train FILES --kind {kind} --base"
+                f" MODEL --out {path}` makes it, or name another one",
+            )
+
+
+def demand_scorers(config: Config, origins: Origins) -> None:
+    for keys, problem in missing_scorers(config):
+        origin = origin_of(keys, origins)
+        raise UserError(f"{f'{origin}: ' if origin else ''}{problem}")

@@ -1,0 +1,224 @@
+"""Layers of a recipe, laid over each other: what an upper one replaces, merges and takes out."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, get_args
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from pddpo_ray.config import former_data
+from pddpo_ray.config.document import Keys, Origins, origin_of
+from pddpo_ray.config.former_settings import replaced
+from pddpo_ray.config.recipe import Config
+from pddpo_ray.config.trainer import Stage
+from pddpo_ray.errors import UserError, nearest
+from pddpo_ray.limits.former import at
+from pddpo_ray.limits.reading import COMPARISONS, KINDS, LABELLERS, REWARD, names_source
+
+FITS: tuple[Keys, ...] = (
+    ("trainer", "fit"), ("scorers", "fit"), *(("trainer", "stages", stage) for stage in get_args(Stage)),
+)  # fmt: skip
+"""Sections with `steps` or `epochs`, one of which counts."""
+LENGTHS = {"steps", "epochs"}
+NAMED = {"limits": "limit", "prompts": "prompt set"}
+"""Sections whose names are the user's own, and what one entry is. A layer takes one out by `name: null`."""
+logger = logging.getLogger(__name__)
+Tree = dict[str, Any]
+
+
+def _under(layer: Tree, below: Tree) -> Tree:
+    """What a layer finds below it: its files replace a world, its world replaces files, its source of the reward
+    another one, and of `steps` and `epochs` of a fit the one that it gives replaces the other."""
+    kind = section_of(layer, "world").get("kind")
+    if layer.get("data") is not None or kind is not None:
+        replaced = "world" if layer.get("data") is not None or kind == former_data.FORMER else "data"
+        below = {key: value for key, value in below.items() if key != replaced}
+    if names_source(layer.get(REWARD)):
+        below = {key: value for key, value in below.items() if key != REWARD}
+    return _fits_under(layer, below)
+
+
+def merge(base: Tree, over: Tree, model: type[BaseModel]) -> Tree:
+    """`over` laid on `base`. Where it chooses another variant, only settings that both variants share survive."""
+    result = dict(base)
+    for key, value in over.items():
+        field = model.model_fields.get(key)
+        below = result.get(key)
+        if isinstance(value, dict) and field is not None and models_of(field):
+            below = below if isinstance(below, dict) else {}
+            old, new = variant_of(field, below), variant_of(field, {**below, **value})
+            if old is not None and new is not None and old is not new:
+                below = {name: kept for name, kept in below.items() if name in _shared_fields(old, new)}
+            result[key] = merge(below, value, new) if new is not None else _merged(below, value)
+        elif isinstance(value, dict) and isinstance(below, dict):
+            laid = _limit_over if key == "limits" else _over
+            result[key] = below | {name: laid(below.get(name), given) for name, given in value.items()}
+        else:
+            result[key] = value
+    return result
+
+
+def laid(below: Tree, layer: Tree, origins: Origins) -> Tree:
+    """A layer on what lies below it, without the limits and prompt sets that it takes out."""
+    _check_taken_out(below, layer, origins)
+    _check_steps_or_epochs(layer, origins)
+    return _without_taken_out(_labelled_by_feedback(below, layer, merge(_under(layer, below), layer, Config)))
+
+
+def _labelled_by_feedback(below: Tree, layer: Tree, merged: Tree) -> Tree:
+    """Who labels for the limit `cost`, which comparisons teach, where a layer gives another
+    `feedback.kind` and no source of that limit."""
+    old, new = (at(tree, ("feedback", "kind")) or "world" for tree in (below, merged))
+    cost, said = at(merged, ("limits", "cost")), at(layer, ("limits", "cost"))
+    if old == new or new not in LABELLERS or not isinstance(cost, dict):
+        return merged
+    kind = next((key for key in ("logit", "rate") if cost.get(key) == LABELLERS.get(old)), None)
+    own = said is not None and kind in said
+    if kind is None or own or (kind == "rate" and cost.get("learned_from") != COMPARISONS):
+        return merged
+    return {**merged, "limits": {**merged["limits"], "cost": {**cost, kind: dict(LABELLERS[new])}}}
+
+
+def _check_taken_out(below: Tree, layer: Tree, origins: Origins) -> None:
+    """Raises UserError where a layer takes out, by `name: null`, a limit or a prompt set that is not below it."""
+    for section, one in NAMED.items():
+        stated = list(section_of(below, section))
+        for name, value in section_of(layer, section).items():
+            if value is None and name not in stated:
+                origin = origins.get((section, name)) or origins.get((section,), section)
+                there = (", ".join(stated) or "none") + nearest(name, stated)
+                raise UserError(f"{origin}: there is no {one} `{name}` to take out; the recipe states {there}")
+
+
+def _check_steps_or_epochs(layer: Tree, origins: Origins) -> None:
+    """Raises UserError where one layer gives both steps and epochs of a fit."""
+    for fit in FITS:
+        steps, epochs, key = at(layer, (*fit, "steps")), at(layer, (*fit, "epochs")), ".".join(fit)
+        if steps is not None and epochs is not None:
+            origin = origin_of((*fit, "steps"), origins)
+            raise UserError(
+                f"{f'{origin}: ' if origin else ''}{key} has both steps ({steps}) and epochs ({epochs}); give one"
+            )
+
+
+def note_steps(below: Tree, overrides: Tree, origins: Origins) -> None:
+    """Says where steps of an override count in place of a recipe's epochs."""
+    for fit in FITS:
+        steps, epochs = at(overrides, (*fit, "steps")), at(below, (*fit, "epochs"))
+        if epochs is None and fit[0] == "trainer":
+            epochs = _epochs_elsewhere(below, fit)
+        if steps is not None and epochs is not None:
+            key, origin = ".".join(fit), origin_of((*fit, "steps"), origins)
+            logger.warning("%s: %s runs %s steps, not the recipe's epochs (%s)", origin, key, steps, epochs)
+
+
+def _without_taken_out(tree: Tree) -> Tree:
+    """The tree without the limits and prompt sets that are null. Raises UserError where no limit is left."""
+    limits = section_of(tree, "limits")
+    if limits and all(value is None for value in limits.values()):
+        raise UserError(f"limits: {', '.join(limits)} taken out, and none is left: state another one")
+    kept = {
+        section: {name: value for name, value in section_of(tree, section).items() if value is not None}
+        for section in NAMED
+        if section_of(tree, section)
+    }
+    return {**tree, **kept}
+
+
+def section_of(tree: Tree, section: str) -> Tree:
+    value = tree.get(section)
+    return value if isinstance(value, dict) else {}
+
+
+def _over(below: Any, given: Any) -> Any:
+    """One entry of a section whose names are free (`limits`), laid on the one below it, key by key."""
+    return {**below, **given} if isinstance(below, dict) and isinstance(given, dict) else given
+
+
+def _limit_over(below: Any, given: Any) -> Any:
+    """One limit laid on the one below it: what it says of its measure, its bound and its multiplier wins."""
+    if not isinstance(below, dict) or not isinstance(given, dict):
+        return given
+    kept = dict(below)
+    for choices in (tuple(KINDS), ("at_most", "at_least")):
+        if any(key in given for key in choices):
+            kept = {key: value for key, value in kept.items() if key not in choices}
+    return {**kept, **given, **({"dual": _over(below.get("dual"), given["dual"])} if "dual" in given else {})}
+
+
+def _merged(base: Tree, over: Tree) -> Tree:
+    """`over` laid on `base` where nobody has said yet which variant they are."""
+    both = {key: _merged(base[key], value) for key, value in over.items() if _are_trees(base.get(key), value)}
+    return {**base, **over, **both}
+
+
+def _are_trees(*values: Any) -> bool:
+    return all(isinstance(value, dict) for value in values)
+
+
+def _shared_fields(old: type[BaseModel], new: type[BaseModel]) -> set[str]:
+    """Settings declared by the nearest common ancestor of two variants."""
+    ancestor = next(kind for kind in new.__mro__ if issubclass(old, kind))
+    return set(ancestor.model_fields) if issubclass(ancestor, BaseModel) else set()
+
+
+def with_tags(tree: Tree, model: type[BaseModel]) -> Tree:
+    """Name the default variant where a section sets values without saying which variant it is."""
+    result = dict(tree)
+    for key, field in model.model_fields.items():
+        value = result.get(key)
+        if not isinstance(value, dict) or not models_of(field):
+            continue
+        variant = variant_of(field, value)
+        if field.discriminator and variant is not None:
+            value = {str(field.discriminator): _tag(variant, str(field.discriminator)), **value}
+        result[key] = with_tags(value, variant) if variant is not None else value
+    return result
+
+
+def models_of(field: FieldInfo) -> tuple[type[BaseModel], ...]:
+    """The section classes that a field may hold: none for a plain value, several for a tagged union."""
+    kinds = get_args(field.annotation) or (field.annotation,)
+    return tuple(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
+
+
+def _tag(model: type[BaseModel], discriminator: str) -> str:
+    return str(model.model_fields[discriminator].default)
+
+
+def variant_of(field: FieldInfo, value: Tree) -> type[BaseModel] | None:
+    """The class that a section's values belong to; None when the tag is wrong or there is none and no default."""
+    models = models_of(field)
+    if len(models) == 1:
+        return models[0]
+    tag = str(field.discriminator)
+    if tag not in value:
+        return type(field.default) if isinstance(field.default, BaseModel) else None
+    return next((model for model in models if _tag(model, tag) == value[tag]), None)
+
+
+def _epochs_elsewhere(below: Tree, fit: Keys) -> Any:
+    """Epochs of a stage that says none itself: those of every fit; of every fit: those of the first stage with some."""
+    if fit != ("trainer", "fit"):
+        return at(below, ("trainer", "fit", "epochs")) if at(below, (*fit, "steps")) is None else None
+    stages = mappings(at(below, ("trainer", "stages")))
+    return next((own["epochs"] for own in stages if own.get("epochs") is not None), None)
+
+
+def _fits_under(layer: Tree, below: Tree) -> Tree:
+    """The fits below without what a layer says of them: of steps and epochs the one that it gives replaces the other,
+    and what it says of every fit replaces what the stages below say."""
+    every = set(at(layer, ("trainer", "fit")) or {})
+    for fit in FITS:
+        gone = set(at(layer, fit) or {}) | (every if fit[:2] == ("trainer", "stages") else set())
+        under = at(below, fit)
+        if gone and isinstance(under, dict):
+            gone |= LENGTHS if gone & LENGTHS else set()
+            below = replaced(below, fit, {key: value for key, value in under.items() if key not in gone})
+    return below
+
+
+def mappings(section: Any) -> list[Tree]:
+    return [one for one in section.values() if isinstance(one, dict)] if isinstance(section, dict) else []
