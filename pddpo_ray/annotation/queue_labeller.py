@@ -113,7 +113,7 @@ class QueueLabeller:
 
     @classmethod
     def of_run(cls, settings: QueueConfig, journal: Journal, *, estimate: FromShares, go_on: str) -> QueueLabeller:
-        """People as these settings ask them; what is said about them are metrics of the journal's present round."""
+        """People as these settings ask them; numbers about them are metrics of the journal's present round."""
         return cls(
             journal.engine,
             journal.run_id,

@@ -161,7 +161,7 @@ def judge_labeller(settings: EndpointConfig, journal: Journal) -> JudgeLabeller:
 
 def labels_before(config: Config, journal: Journal, backends: Backends) -> FeedbackController | None:
     """Who labelled what existed before the first round: where models or a judge answer in the rounds, a world's truth;
-    None: whoever labels in the rounds.
+    None: the labeller of the rounds.
 
     It stands in for people whose preferences are there already.
     """

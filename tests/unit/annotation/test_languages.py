@@ -92,7 +92,7 @@ def test_a_run_recognises_the_language_of_its_prompts_among_those_that_it_names(
     assert language_of("Wie schlafe ich heute Nacht besser?") == "de"
     assert language_of("How do I sleep better tonight?") == "en"
     assert language_of("12 + 30 = ?") is None
-    with pytest.raises(UserError, match=r"feedback\.languages"):
+    with pytest.raises(UserError, match=r"people\.languages"):
         recogniser(["xx"])
     asked = Prompt("p0", (1,), "Wie schlafe ich heute Nacht besser?")
     waiting, opened = Waiting(deadline_s=60), []

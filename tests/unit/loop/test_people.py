@@ -49,7 +49,7 @@ class Round:
 
 def test_a_run_asks_the_people_that_the_registry_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "code_of", lambda kind, name: {("labellers", "people"): LETTERS}[kind, name])
-    people = people_labeller(load("tabular", ["feedback.kind=people", "feedback.overlap=0"]), Round())  # type: ignore[arg-type]
+    people = people_labeller(load("tabular", ["feedback.kind=people", "people.overlap=0"]), Round())  # type: ignore[arg-type]
     labels = people.safety(ITEMS, 2, seed=0)
     assert [one.labels for one in labels] == [
         (Verdict.SAFE, Verdict.UNSAFE), (Verdict.UNSAFE, Verdict.MISSING), (Verdict.MISSING, Verdict.MISSING)
