@@ -213,7 +213,9 @@ def _scoring(
             case "linear":
                 return with_constant(trainer.features)
         answers = [answer for item in labelled for answer in (item.pair.first, item.pair.second)]
-        return with_constant(WhitenedFeatures(answers, config, journal, backends, trainer))
+        whitened = WhitenedFeatures(answers, config, journal, backends, trainer)
+        whitened.prepare()  # a phase of its own, so before the one that fits the scores
+        return with_constant(whitened)
 
     return ScoringController(plan, journal, backends.store, trainer, rollout, backends.prompts, features, training)
 

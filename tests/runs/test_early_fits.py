@@ -65,7 +65,7 @@ FEW = "rows: 8, per_new: 0.0"
 @pytest.mark.run
 @pytest.mark.parametrize(
     "refit",
-    ["kind: union", f"kind: budget, {FEW}", f"kind: geometric, {FEW}", f"kind: determinant, growth: 9.0, {FEW}"],
+    ["kind: union", f"kind: budget, {FEW}", f"kind: geometric, {FEW}", f"kind: determinant, {FEW}"],
     ids=["union", "budget", "geometric", "determinant"],
 )
 def test_reward_fits_begin_before_the_labels_are_waited_for_and_are_the_same_fits(tmp_path: Path, refit: str) -> None:

@@ -85,7 +85,7 @@ def test_stated_limits_are_certified_each_on_its_own_prompts_and_at_its_own_conf
     assert by_set["private"]["mean"] == pytest.approx(np.mean([float(one or 0.0) for one in in_private]))
     assert set(by_set) == {"plain", "private"}
     assert "harm by prompt set" in "".join(said)
-    assert "share by world privacy of policy-2 over private is at most" in "".join(said)
+    assert "share by world privacy of policy-2 over private, is at most" in "".join(said)
     assert "with 80 % confidence" in "".join(said)
 
 
@@ -322,7 +322,7 @@ def test_a_group_that_gates_is_a_limit_of_its_own_with_draws_of_its_own(tmp_path
     rates = (last_table(config, run) * expit(backends.world.cost_logits)).sum(axis=1)
     assert entry.findings[part.name].lower < float(np.mean(rates[inside])) < entry.findings[part.name].upper
     written = write_certificate(run, certificate_of(config, run, entry))
-    assert "over group 1 is" in " ".join(sentences(written))
+    assert "over group 1, is" in " ".join(sentences(written))
     assert "labels in the journal" in verified(run / FILE)["verified"]
     worst = {part.name: [1.0] * 64, "cost": [0.0] * 640}
     drawn = {name: tuple(f"a{number}" for number in range(len(values))) for name, values in worst.items()}

@@ -81,7 +81,7 @@ def test_a_run_aims_below_its_limit_says_so_and_ends_with_a_higher_multiplier(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     quiet = ("report.tensorboard=false", "report.html=false", "feedback.responses=60")
-    with caplog.at_level(logging.INFO, logger="pddpo_ray.driver.build"):
+    with caplog.at_level(logging.INFO, logger="pddpo_ray.driver.prepare"):
         run_recipe(small(*ASKED, *quiet, "dual.margin=0.15"), tmp_path / "margin")
     assert "the dual of cost aims 0.15 below the limit 0.3" in caplog.text
     section = certificates(read_run(tmp_path / "margin"))
