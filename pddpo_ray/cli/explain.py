@@ -36,7 +36,7 @@ def explain(
         return
     for one in found:
         where = f" ({one.variant})" if one.variant else ""
-        typer.echo(f"{one.key}{where}: {one.takes}; default {one.default}")
+        typer.echo(f"{one.key}{where}: {one.takes}; default {one.default}; changed by: {one.changed_by}")
         if one.about:
             typer.echo(f"    {one.about}")
     if below:
@@ -45,4 +45,5 @@ def explain(
 
 
 def _as_json(one: Explained) -> dict[str, str]:
-    return {"key": one.key, "variant": one.variant, "takes": one.takes, "default": one.default, "about": one.about}
+    said = {"key": one.key, "variant": one.variant, "takes": one.takes, "default": one.default, "about": one.about}
+    return said | {"changed_by": one.changed_by}

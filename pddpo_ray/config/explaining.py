@@ -42,6 +42,18 @@ SYNONYMS = {
     "temperature": "policy.temperature", "dataset": "data.helpful",
 }  # fmt: skip
 """What other programs call a key."""
+CHANGED_BY = {
+    "about": "engineer", "needs": "engineer", "algorithm": "everyone", "seed": "engineer", "rounds": "everyone",
+    "beta": "everyone", "reward_max": "researcher", "data": "engineer", "prompts": "engineer", "limits": "everyone",
+    "reward": "engineer", "judge": "engineer", "people": "labelling lead", "model": "engineer", "policy": "engineer",
+    "feedback": "engineer", "offline": "engineer", "scorers": "engineer", "certificate": "engineer",
+    "trainer": "researcher", "trainer.fit": "engineer", "trainer.stages": "engineer", "trainer.engine": "operator",
+    "trainer.workers": "operator", "trainer.threads": "operator", "trainer.micro_pairs": "operator",
+    "rollout": "operator", "cluster": "operator", "journal": "operator", "production": "operator",
+    "report": "engineer", "report.trackers": "operator", "dual": "researcher", "explore": "researcher",
+    "scorecard": "researcher", "world": "researcher", "method": "researcher", "ppo": "researcher",
+}  # fmt: skip
+"""Who would change a key, by the longest beginning of its name that stands here; the first ones: everyone."""
 SHOWN = 60
 """Characters of a default that are shown."""
 
@@ -59,6 +71,13 @@ class Explained:
     variant: str = ""
     """Which of a section's variants has it, e.g. `kind: newton`; empty: there is one alone."""
     section: type[BaseModel] | None = None
+
+    @property
+    def changed_by(self) -> str:
+        """Who would change it: everyone, or an engineer, an operator, a labelling lead or a researcher."""
+        parts = self.key.split(".")
+        beginnings = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
+        return "everyone" if self.key in FIRST else next(CHANGED_BY[one] for one in beginnings if one in CHANGED_BY)
 
 
 def every_key() -> Iterator[Explained]:
@@ -114,8 +133,8 @@ def settings_page(*, laboratory: bool = False) -> str:
         f"Every key of {what} in the words of the code: `{command}` prints this page. `pddpo explain` shows the keys",
         "that matter first, `pddpo explain WORDS` finds others. Keys that only a variant has name it in brackets.",
         "",
-        "| key | takes | default | |",
-        "|---|---|---|---|",
+        "| key | takes | default | changed by | |",
+        "|---|---|---|---|---|",
     ]
     alike: dict[type[BaseModel], str] = {}
     folded: list[str] = []
@@ -134,7 +153,9 @@ def settings_page(*, laboratory: bool = False) -> str:
                 about = f"{about.removesuffix('.')}. Its keys are those of `{same}`."
         only = ", ".join(dict.fromkeys(one.variant for one in variants if one.variant))
         about += f" ({only})" if only and len(variants) < 4 else ""
-        lines.append(f"| `{key}` | {_cell(first.takes)} | `{_cell(first.default)}` | {_cell(about)} |")
+        lines.append(
+            f"| `{key}` | {_cell(first.takes)} | `{_cell(first.default)}` | {first.changed_by} | {_cell(about)} |"
+        )
     return "\n".join(lines) + "\n"
 
 

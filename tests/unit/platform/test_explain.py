@@ -31,6 +31,15 @@ def test_the_pages_are_those_of_the_code() -> None:
     assert len(settings_page().splitlines()) <= 400
 
 
+def test_every_key_says_who_would_change_it() -> None:
+    said = {one.key: one.changed_by for one in every_key()}
+    assert set(said.values()) == {"everyone", "engineer", "operator", "labelling lead", "researcher"}
+    assert {key for key, who in said.items() if who == "everyone"} == set(FIRST) | {"limits"}
+    assert [said[key] for key in ("trainer.fit.warmup", "trainer.refit", "trainer.workers", "people")] == [
+        "engineer", "researcher", "operator", "labelling lead",
+    ]  # fmt: skip
+
+
 def test_a_run_has_at_most_200_settings() -> None:
     """Every key with a value, in every variant, beside those of worlds and compared methods: a page that one can read.
 

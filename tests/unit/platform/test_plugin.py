@@ -140,7 +140,9 @@ def test_a_run_holds_limits_on_a_rule_and_a_source_of_an_installed_package(site:
 @pytest.mark.run
 def test_what_is_installed_is_explained_listed_and_checked(site: Path, tmp_path: Path) -> None:
     explained = pddpo(site, tmp_path, "explain", "dual.rule.step")
-    assert explained.stdout.startswith("dual.rule.step (kind: signs): number, > 0; default 0.1\n")
+    assert explained.stdout.startswith(
+        "dual.rule.step (kind: signs): number, > 0; default 0.1; changed by: researcher\n"
+    )
     listed = json.loads(pddpo(site, tmp_path, "recipes", "--json").stdout)["installed"]
     assert {(one["kind"], one["name"]) for one in listed} == {
         ("method", "sparing"), ("bonus", "seldom-asked"), ("dual rule", "signs"), ("source", "shouting"),
