@@ -27,7 +27,7 @@ from tests.mutants.forks import ONE_THREAD, Forks, Outcome, files_of, with_tests
 from tests.mutants.mutation import ROOT, apply, changed_functions, functions_of
 
 SCOPE = (
-    "pddpo_ray/theory/*.py",
+    "pddpo_ray/theory/**/*.py",
     "pddpo_ray/algorithms/*.py",
     "pddpo_ray/exploration/*.py",
     "pddpo_ray/parts/exploring.py",
