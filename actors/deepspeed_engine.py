@@ -21,7 +21,7 @@ from pddpo_ray.config import FitConfig
 from pddpo_ray.training.batches import moved
 from pddpo_ray.training.engine import ADAM_BETAS, copied, matched
 from pddpo_ray.training.fit import PairLoss, PairPass, Shard, Tensors
-from pddpo_ray.training.log_probs import ResponseScorer, device_of
+from pddpo_ray.training.passes.log_probs import ResponseScorer, device_of
 
 
 class DeepSpeedEngine:

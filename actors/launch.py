@@ -43,8 +43,8 @@ from pddpo_ray.rollout.delivery_check import DeliveryCheck
 from pddpo_ray.rollout.factory import Device, transfer_of
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import ARTIFACTS
-from pddpo_ray.theory.dual import DualState
-from pddpo_ray.worlds.tabular_files import tabular_world
+from pddpo_ray.theory.multipliers.dual import DualState
+from pddpo_ray.worlds.tabular.files import tabular_world
 
 COLLECTIVES = "cpu:gloo,cuda:nccl"
 """What ranks with GPUs speak: a group made with `nccl` alone refuses every tensor and object of the host."""

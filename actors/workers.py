@@ -15,11 +15,11 @@ from pddpo_ray.rollout.factory import language_engine
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import Engine, Shard
-from pddpo_ray.training.log_probs import ResponseScorer
-from pddpo_ray.training.lora import LoraEngine
+from pddpo_ray.training.models.lora import LoraEngine
+from pddpo_ray.training.passes.log_probs import ResponseScorer
 from pddpo_ray.training.recipe_trainer import recipe_trainer
-from pddpo_ray.worlds.tabular_files import tabular_world
-from pddpo_ray.worlds.tabular_parts import TabularEngine
+from pddpo_ray.worlds.tabular.files import tabular_world
+from pddpo_ray.worlds.tabular.parts import TabularEngine
 
 
 def text_trainer(

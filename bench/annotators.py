@@ -17,12 +17,12 @@ from pathlib import Path
 import numpy as np
 
 from bench.ratio import Ratio, of_pairs
-from pddpo_ray.annotation.answer_forms import PAIR_FIELDS
-from pddpo_ray.annotation.answers import Answers, Submission
-from pddpo_ray.annotation.leases import Lease, Leases
-from pddpo_ray.annotation.people import People, Person, Role
-from pddpo_ray.annotation.queue_rules import Rules
-from pddpo_ray.annotation.rounds import Rounds
+from pddpo_ray.annotation.people.accounts import People, Person, Role
+from pddpo_ray.annotation.queue.answer_forms import PAIR_FIELDS
+from pddpo_ray.annotation.queue.answers import Answers, Submission
+from pddpo_ray.annotation.queue.assignment import Lease, Leases
+from pddpo_ray.annotation.queue.batches import Rounds
+from pddpo_ray.annotation.queue.queue_rules import Rules
 from pddpo_ray.journal import Journal
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.parts.questions import Question

@@ -25,8 +25,8 @@ from pddpo_ray.training.batches import Text, collate, minibatches, texts_of
 from pddpo_ray.training.engine import ADAM_BETAS, TorchEngine
 from pddpo_ray.training.fit import FrozenColumns, run_fit, schedule_factor
 from pddpo_ray.training.fit_watch import last_fifth
-from pddpo_ray.training.log_probs import ResponseScorer, score_texts
-from pddpo_ray.training.lora import LoraEngine
+from pddpo_ray.training.models.lora import LoraEngine
+from pddpo_ray.training.passes.log_probs import ResponseScorer, score_texts
 
 BETA, MULTIPLIER, SEED, EPOCHS = 0.1, 0.8, 1, 3
 

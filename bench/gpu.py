@@ -31,7 +31,7 @@ from typing import Any
 
 import torch
 
-from pddpo_ray.cli.recipe_of_run import find_run
+from pddpo_ray.cli.runs.recipe_of_run import find_run
 from pddpo_ray.config import RayCluster, load
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import read_journal

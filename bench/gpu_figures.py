@@ -34,7 +34,7 @@ from pddpo_ray.records import PairRow
 from pddpo_ray.training import engine as engines
 from pddpo_ray.training.batches import minibatches, texts_of
 from pddpo_ray.training.fit import FrozenColumns
-from pddpo_ray.training.graphs import MOST_PARAMETERS
+from pddpo_ray.training.passes.graphs import MOST_PARAMETERS
 
 SHAPES = {
     "tiny": Shape(512, 32, 2, 2, 2, 64),
@@ -154,7 +154,7 @@ def features(chosen: argparse.Namespace) -> dict[str, float]:
     """Texts a second through a frozen model, and seconds of the fit of a head on them."""
     from pddpo_ray.scoring.head_fits import features_of, fit_head
     from pddpo_ray.scoring.held_out import ScoreRow
-    from pddpo_ray.training.score_model import ScoreModel
+    from pddpo_ray.training.models.score_model import ScoreModel
 
     shape = replace(SHAPES[chosen.shape], device=chosen.device)
     rows = rows_of(chosen, shape.vocabulary, chosen.pairs)

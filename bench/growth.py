@@ -15,7 +15,7 @@ import torch
 from bench.ratio import Ratio, of_pairs
 from bench.workload import language_model
 from pddpo_ray.config import BudgetRefit, UnionRefit
-from pddpo_ray.config.trainer import Refit
+from pddpo_ray.config.sections.trainer import Refit
 from pddpo_ray.contracts import FitSettings
 from pddpo_ray.parts.fitting import older_rows
 from pddpo_ray.records import Objective, PairRow, PolicyVersion
@@ -23,7 +23,7 @@ from pddpo_ray.theory.refit import limit_rows
 from pddpo_ray.training.batches import texts_of
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import FrozenColumns, run_fit
-from pddpo_ray.training.log_probs import ResponseScorer, score_texts
+from pddpo_ray.training.passes.log_probs import ResponseScorer, score_texts
 
 OFFLINE, NEW, ROUNDS, EPOCHS, BATCH, BETA = 96, 32, 12, 2, 16, 0.2
 BUDGET = BudgetRefit(rows=0, per_new=2.0)

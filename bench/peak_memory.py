@@ -21,10 +21,10 @@ from bench.ratio import Ratio, assert_same, of_pairs
 from bench.reward_step import TrlSteps
 from bench.workload import language_model, preference_rows
 from pddpo_ray.records import PairRow
-from pddpo_ray.theory.cost_stage import cost_temperature
-from pddpo_ray.theory.objectives import preference_loss
+from pddpo_ray.theory.losses.objectives import preference_loss
+from pddpo_ray.theory.multipliers.cost_stage import cost_temperature
 from pddpo_ray.training.batches import Text, texts_of
-from pddpo_ray.training.log_probs import ResponseScorer, score_texts
+from pddpo_ray.training.passes.log_probs import ResponseScorer, score_texts
 
 MIB = 2**20
 

@@ -36,7 +36,7 @@ class Size:
 
 def run(repeats: int = 5) -> list[Ratio]:
     """SmolLM2-135M-Instruct, one thread."""
-    from pddpo_ray.training.pretrained import fetch
+    from pddpo_ray.training.models.pretrained import fetch
 
     torch.set_num_threads(1)
     return against_generate(fetch("smollm2"), Size(), repeats)

@@ -29,8 +29,8 @@ from pddpo_ray.rollout.vllm_start import prepare_process
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.batches import texts_of
 from pddpo_ray.training.engine import TorchEngine
-from pddpo_ray.training.log_probs import ResponseScorer, score_texts
-from pddpo_ray.training.lora import LoraEngine, load_lora_trainer
+from pddpo_ray.training.models.lora import LoraEngine, load_lora_trainer
+from pddpo_ray.training.passes.log_probs import ResponseScorer, score_texts
 
 Way = Literal["whole", "adapter"]
 

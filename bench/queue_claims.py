@@ -16,11 +16,11 @@ import numpy as np
 from sqlalchemy import insert, text
 
 from bench.ratio import Ratio, of_pairs
-from pddpo_ray.annotation.answers import Answers, Submission
-from pddpo_ray.annotation.leases import Lease, Leases, NoQuestion
-from pddpo_ray.annotation.people import People, Person, Role
-from pddpo_ray.annotation.queue_rules import Rules
-from pddpo_ray.annotation.rounds import Rounds
+from pddpo_ray.annotation.people.accounts import People, Person, Role
+from pddpo_ray.annotation.queue.answers import Answers, Submission
+from pddpo_ray.annotation.queue.assignment import Lease, Leases, NoQuestion
+from pddpo_ray.annotation.queue.batches import Rounds
+from pddpo_ray.annotation.queue.queue_rules import Rules
 from pddpo_ray.journal.annotation_schema import task
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.schema import run as run_table

@@ -16,7 +16,7 @@ from torch import Tensor
 from bench.device import allocated_at_most, wall_clock
 from bench.ratio import Ratio, interleaved, of_pairs
 from bench.workload import Shape
-from pddpo_ray.training.response_head import response_log_probs
+from pddpo_ray.training.passes.response_head import response_log_probs
 
 MIB = 2**20
 TRL_WORDS = 32_768

@@ -29,8 +29,8 @@ from pddpo_ray.training.batches import Text, minibatches, texts_of
 from pddpo_ray.training.engine import ADAM_BETAS, TorchEngine
 from pddpo_ray.training.fit import FrozenColumns, run_fit
 from pddpo_ray.training.fit_watch import last_fifth
-from pddpo_ray.training.log_probs import ResponseScorer, score_texts
-from pddpo_ray.training.lora import LoraEngine
+from pddpo_ray.training.models.lora import LoraEngine
+from pddpo_ray.training.passes.log_probs import ResponseScorer, score_texts
 
 BETA, SEED = 0.1, 1
 

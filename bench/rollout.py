@@ -32,7 +32,7 @@ from pddpo_ray.rollout.vllm_start import prepare_process
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.seeds import counts
 from pddpo_ray.training.local import store_reference
-from pddpo_ray.training.log_probs import ResponseScorer, score_texts
+from pddpo_ray.training.passes.log_probs import ResponseScorer, score_texts
 
 
 @dataclass(frozen=True)

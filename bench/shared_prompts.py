@@ -16,7 +16,7 @@ from bench.device import wall_clock
 from bench.ratio import Ratio, interleaved
 from bench.workload import Shape
 from pddpo_ray.training.batches import Text
-from pddpo_ray.training.log_probs import ResponseScorer
+from pddpo_ray.training.passes.log_probs import ResponseScorer
 
 
 def run(

@@ -11,7 +11,7 @@ from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.records import Objective
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.local import store_reference
-from pddpo_ray.training.lora import load_lora_trainer
+from pddpo_ray.training.models.lora import load_lora_trainer
 
 VOCABULARY, RANK = 4096, 8
 

@@ -35,7 +35,7 @@ from pddpo_ray.rollout.delivery_check import DeliveryCheck
 from pddpo_ray.storage.adapters import switched_off
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.batches import Text, minibatches, texts_of
-from pddpo_ray.training.lora import load_lora_trainer
+from pddpo_ray.training.models.lora import load_lora_trainer
 
 LEARNING_RATE, CANARIES, CANARY_TOLERANCE = 1e-4, 8, 0.02
 ACTIVATION_BYTES = 40e9

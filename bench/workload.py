@@ -15,7 +15,7 @@ import torch
 
 import pddpo_ray
 from pddpo_ray.records import PairRow, Prompt
-from pddpo_ray.training.from_scratch import byte_level_words
+from pddpo_ray.training.models.from_scratch import byte_level_words
 
 SHIPPED = Path(pddpo_ray.__file__).parent / "sample_data" / "hh_helpful.jsonl.gz"
 LONGEST_PROMPT, LONGEST_ANSWER = 128, 80
@@ -74,7 +74,7 @@ class Shape:
 
     def adapted(self, seed: int) -> Any:
         """The same with adapters that already change what it says, as those of a round in the middle of a run do."""
-        from pddpo_ray.training.lora import add_adapters
+        from pddpo_ray.training.models.lora import add_adapters
 
         model: Any = self.build(seed)
         with self._seeded(seed):

@@ -34,18 +34,18 @@ if TYPE_CHECKING:
     from pddpo_ray.driver.run import run_recipe as run
     from pddpo_ray.evaluate.checkpoint_loading import load_checkpoint as load_policy
     from pddpo_ray.evaluate.from_python import evaluate_models
-    from pddpo_ray.scoring.limit_sources import check_limits
-    from pddpo_ray.theory.certificate import first_certified, upper_bound
+    from pddpo_ray.scoring.sources.opening import check_limits
+    from pddpo_ray.theory.certificates.certificate import first_certified, upper_bound
 
 PLACES = {
     "certify": ("pddpo_ray.certificates.release", "certify_folder"),
-    "check_limits": ("pddpo_ray.scoring.limit_sources", "check_limits"),
+    "check_limits": ("pddpo_ray.scoring.sources.opening", "check_limits"),
     "evaluate_models": ("pddpo_ray.evaluate.from_python", "evaluate_models"),
-    "first_certified": ("pddpo_ray.theory.certificate", "first_certified"),
+    "first_certified": ("pddpo_ray.theory.certificates.certificate", "first_certified"),
     "load_policy": ("pddpo_ray.evaluate.checkpoint_loading", "load_checkpoint"),
     "load_recipe": ("pddpo_ray.driver.recipe_of_rows", "load_recipe"),
     "run": ("pddpo_ray.driver.run", "run_recipe"),
-    "upper_bound": ("pddpo_ray.theory.certificate", "upper_bound"),
+    "upper_bound": ("pddpo_ray.theory.certificates.certificate", "upper_bound"),
 }
 """Where the public names are; each is loaded when it is used, so that `pddpo --help` waits for none of them."""
 

@@ -39,14 +39,15 @@ def _in(module: str, *names: str) -> dict[str, str]:
 
 SHIPPED: Mapping[str, Mapping[str, str]] = {
     "methods": _in(
-        "pddpo_ray.config.method",
+        "pddpo_ray.config.sections.method",
         "o-pd-dpo", "o-pd-dpo-paper", "pd-dpo", "pd-dpo-fixed", "pd-dpo-adalag", "dpo-harmless", "dpo-helpful",
         "safe-dpo", "sacpo", "p-sacpo", "mocan", "pecan", "c-dpo", "caid", "safe-rlhf", "c-grpo",
     ),
     "bonuses": _in(
-        "pddpo_ray.config.explore", "elliptical", "theorem", "simhash", "thompson", "greedy", "proposals", "off"
+        "pddpo_ray.config.sections.explore",
+        "elliptical", "theorem", "simhash", "thompson", "greedy", "proposals", "off",
     ),
-    "dual_rules": _in("pddpo_ray.config.dual", "projected", "anytime", "newton", "log", "stepwise", "fixed"),
+    "dual_rules": _in("pddpo_ray.config.sections.dual", "projected", "anytime", "newton", "log", "stepwise", "fixed"),
     "sources": _in(
         "pddpo_ray.limits.source_kinds",
         "rule", "regex", "json_schema", "function", "classifier", "score_model", "judge", "endpoint", "grader",
@@ -56,7 +57,7 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
         "pddpo_ray.limits.rules",
         "tokens", "words", "characters", "sentences", "refusal", "empty", "reading_grade", "repeats",
     ),
-    "trackers": _in("pddpo_ray.config.report", "tensorboard", "wandb", "mlflow"),
+    "trackers": _in("pddpo_ray.config.sections.report", "tensorboard", "wandb", "mlflow"),
     "labellers": {"people": "pddpo_ray.annotation:PEOPLE"},
     "commands": {
         "annotate": "deploy.annotation.command:annotate",

@@ -25,12 +25,12 @@ from pddpo_ray.config import Config, load
 from pddpo_ray.driver.run import PhaseChanged, run_recipe
 from pddpo_ray.records import LabelledPair, Pair, PairRow, Response
 from pddpo_ray.training.batches import TextBatch
-from pddpo_ray.training.log_probs import Support
+from pddpo_ray.training.passes.log_probs import Support
 
 ROOT = Path(__file__).parents[1]
 PRODUCT = ("pddpo_ray", "actors", "deploy")
 METHOD = "pddpo_ray/algorithms/o_pd_dpo.py"
-LOSS = ("pddpo_ray/theory/objectives.py", "preference_loss")
+LOSS = ("pddpo_ray/theory/losses/objectives.py", "preference_loss")
 BESIDE = ("pddpo_ray/storage/", "pddpo_ray/journal/")
 CARRIERS = (LabelledPair, Pair, PairRow, Response, TextBatch, Support, torch.Tensor, np.ndarray)
 DEPTH = 4

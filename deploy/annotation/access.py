@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pddpo_ray.annotation.people import Role
+from pddpo_ray.annotation.people.accounts import Role
 
 API = "/api/v1"
 

@@ -15,13 +15,16 @@ from fastapi.responses import FileResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
 from sqlalchemy import Engine, select
 
-from deploy.annotation import admin, lead, trainer_routes, work
+from deploy.annotation import routes_admin as admin
+from deploy.annotation import routes_lead as lead
+from deploy.annotation import routes_trainer as trainer_routes
+from deploy.annotation import routes_work as work
 from deploy.annotation.description import describe
 from deploy.annotation.queue_service import Parts, QueueService, WebSettings
 from deploy.web.http_errors import ApiError, Failure
 from deploy.web.listening import listen
 from deploy.web.web_app import healthy, web_app
-from pddpo_ray.annotation.queue_rules import Problem, QueueError, Rules
+from pddpo_ray.annotation.queue.queue_rules import Problem, QueueError, Rules
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.schema import run as run_table
 from pddpo_ray.journal.server_lock import sole_server

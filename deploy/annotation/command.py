@@ -11,12 +11,12 @@ import typer
 
 from deploy.web.listening import BehindProxy, Host, refuse_open_network
 from pddpo_ray.cli.output import print_json
-from pddpo_ray.cli.recipe_of_run import FoundRun, find_run
+from pddpo_ray.cli.runs.recipe_of_run import FoundRun, find_run
 from pddpo_ray.errors import UserError
 from pddpo_ray.storage.whole_files import write_secret
 
 if TYPE_CHECKING:
-    from pddpo_ray.annotation.people import People
+    from pddpo_ray.annotation.people.accounts import People
     from pddpo_ray.journal.transactions import Store
 
 ADMIN_TOKEN = "annotation-admin-token"
@@ -73,7 +73,7 @@ def annotate(
     if store_in is not None or labels_each is not None:
         raise UserError("--store and --labels-each are about --questions: a run has a folder and settings of its own")
     found = [find_run(folder, journal, wait=wait) for folder in folders]
-    from pddpo_ray.annotation.queue_rules import Rules
+    from pddpo_ray.annotation.queue.queue_rules import Rules
     from pddpo_ray.journal.database import open_database
     from pddpo_ray.journal.transactions import Store
 
@@ -84,7 +84,7 @@ def annotate(
     address = f"http://{host}:{port}/"
     _say_where(found, stores, address)
     if resume_when_ready:
-        from pddpo_ray.annotation.resuming import Resumer
+        from pddpo_ray.annotation.queue.resuming import Resumer
 
         for one, store in zip(found, stores, strict=True):
             Resumer(store.engine, one.id, one.config, one.folder).start()
@@ -101,7 +101,7 @@ def annotate(
             behind_proxy=behind_proxy,
         )
         return
-    from deploy.annotation.several import ServedRun, names_of, serve_several
+    from deploy.annotation.multi_run_app import ServedRun, names_of, serve_several
 
     served = [
         ServedRun(name, store.engine, one.id, Rules.of(one.config.people))
@@ -122,9 +122,9 @@ class _Asked:
 def _serve_questions(asked: _Asked, *, host: str, port: int, behind_proxy: bool) -> None:
     """Adds what is new in the file and serves all questions of the folder."""
     from deploy.annotation.app import serve
-    from pddpo_ray.annotation.people import People
-    from pddpo_ray.annotation.question_files import read_questions
-    from pddpo_ray.annotation.question_store import RULES, add_questions, begin
+    from pddpo_ray.annotation.people.accounts import People
+    from pddpo_ray.annotation.queue.question_files import read_questions
+    from pddpo_ray.annotation.queue.question_store import RULES, add_questions, begin
     from pddpo_ray.journal.server_lock import sole_server
 
     rows = read_questions(asked.file.expanduser())
@@ -143,8 +143,8 @@ def _serve_questions(asked: _Asked, *, host: str, port: int, behind_proxy: bool)
 
 def _add_to_questions(asked: _Asked, handle: str, role: str, as_json: bool) -> None:
     """An account in the folder, which may be new or served."""
-    from pddpo_ray.annotation.question_files import read_questions
-    from pddpo_ray.annotation.question_store import begin
+    from pddpo_ray.annotation.queue.question_files import read_questions
+    from pddpo_ray.annotation.queue.question_store import begin
 
     read_questions(asked.file.expanduser())
     store = begin(asked.folder.expanduser().absolute())
@@ -156,7 +156,7 @@ def _add_to_questions(asked: _Asked, handle: str, role: str, as_json: bool) -> N
 
 def _say_where(found: Sequence[FoundRun], stores: Sequence[Store], address: str) -> None:
     """Prints where people label, and makes the first admins."""
-    from pddpo_ray.annotation.people import People
+    from pddpo_ray.annotation.people.accounts import People
 
     for one in found:
         if not one.config.people_each:
@@ -172,9 +172,9 @@ def _say_where(found: Sequence[FoundRun], stores: Sequence[Store], address: str)
 
 def _add(stores: Sequence[Store], handle: str, role: str, as_json: bool) -> None:
     """One account in all runs, with one token."""
-    from pddpo_ray.annotation.people import People, Role
-    from pddpo_ray.annotation.queue_rules import QueueError
-    from pddpo_ray.annotation.shared_people import adopt
+    from pddpo_ray.annotation.people.accounts import People, Role
+    from pddpo_ray.annotation.people.shared_people import adopt
+    from pddpo_ray.annotation.queue.queue_rules import QueueError
 
     try:
         person, token = People(stores[0]).create(handle, Role(role), by="command line")
@@ -191,7 +191,7 @@ def _add(stores: Sequence[Store], handle: str, role: str, as_json: bool) -> None
 
 def _first_admin(people: People, run: Path) -> Path:
     """Makes the first admin where there is none; the token goes into a file that only its owner can read."""
-    from pddpo_ray.annotation.people import Role
+    from pddpo_ray.annotation.people.accounts import Role
 
     file = run / ADMIN_TOKEN
     if not any(person.role is Role.ADMIN for person in people.all()):
@@ -202,8 +202,8 @@ def _first_admin(people: People, run: Path) -> Path:
 
 def _first_admin_of_all(store: Store, first: Store, token_file: Path, folder: Path) -> None:
     """The first run's admin is the admin of a run that has none; a run that has one keeps it."""
-    from pddpo_ray.annotation.people import People, Role
-    from pddpo_ray.annotation.shared_people import adopt
+    from pddpo_ray.annotation.people.accounts import People, Role
+    from pddpo_ray.annotation.people.shared_people import adopt
 
     people = People(store)
     if any(person.role is Role.ADMIN for person in people.all()):

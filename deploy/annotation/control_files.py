@@ -9,10 +9,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from deploy.annotation.routes_trainer import question_of
 from deploy.annotation.schemas import GoldQuestion
-from deploy.annotation.trainer_routes import question_of
-from pddpo_ray.annotation.controls import Controls, Fate
-from pddpo_ray.annotation.queue_rules import QueueError
+from pddpo_ray.annotation.queue.controls import Controls, Fate
+from pddpo_ray.annotation.queue.queue_rules import QueueError
 from pddpo_ray.parts.questions import Question
 
 SHOWN = 200

@@ -15,21 +15,21 @@ from deploy.annotation.access import ACCESS, PUBLIC
 from deploy.web.http_errors import ApiError
 from deploy.web.request_limits import RateLimit
 from deploy.web.web_app import address, bearer_token
-from pddpo_ray.annotation.adjudications import Adjudications
-from pddpo_ray.annotation.answers import Answers
-from pddpo_ray.annotation.controls import Controls
-from pddpo_ray.annotation.decisions import Decisions
-from pddpo_ray.annotation.flag_decisions import FlagDecisions
-from pddpo_ray.annotation.history import History
-from pddpo_ray.annotation.invitations import Invitations
-from pddpo_ray.annotation.leases import Leases
-from pddpo_ray.annotation.notice import Consents
-from pddpo_ray.annotation.people import Campaign, People, Person
-from pddpo_ray.annotation.personal_data import PersonalData
-from pddpo_ray.annotation.quality import Quality
-from pddpo_ray.annotation.queue_rules import Rules
-from pddpo_ray.annotation.rounds import Rounds
-from pddpo_ray.annotation.worklog import WorkLog
+from pddpo_ray.annotation.people.accounts import Campaign, People, Person
+from pddpo_ray.annotation.people.invitations import Invitations
+from pddpo_ray.annotation.people.notice import Consents
+from pddpo_ray.annotation.people.personal_data import PersonalData
+from pddpo_ray.annotation.queue.answers import Answers
+from pddpo_ray.annotation.queue.assignment import Leases
+from pddpo_ray.annotation.queue.batches import Rounds
+from pddpo_ray.annotation.queue.controls import Controls
+from pddpo_ray.annotation.queue.history import History
+from pddpo_ray.annotation.queue.queue_rules import Rules
+from pddpo_ray.annotation.queue.worklog import WorkLog
+from pddpo_ray.annotation.review.adjudications import Adjudications
+from pddpo_ray.annotation.review.decisions import Decisions
+from pddpo_ray.annotation.review.flag_decisions import FlagDecisions
+from pddpo_ray.annotation.review.quality import Quality
 from pddpo_ray.journal.transactions import Clock, Store, now_ms
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")

@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
 
-from pddpo_ray.annotation.answer_forms import LANGUAGE
-from pddpo_ray.annotation.decisions import Decision
-from pddpo_ray.annotation.flag_decisions import FlagDecision
-from pddpo_ray.annotation.people import HARMFUL_A_DAY, Role
+from pddpo_ray.annotation.people.accounts import HARMFUL_A_DAY, Role
+from pddpo_ray.annotation.queue.answer_forms import LANGUAGE
+from pddpo_ray.annotation.review.decisions import Decision
+from pddpo_ray.annotation.review.flag_decisions import FlagDecision
 from pddpo_ray.parts.questions import UNKNOWN_RISK
 
 # NUL cannot be stored by PostgreSQL and lone surrogates by nobody.

@@ -13,8 +13,8 @@ import typer
 
 from deploy.jobs import submit as jobs
 from pddpo_ray.cli.output import print_json
-from pddpo_ray.cli.recipe_of_run import find_run, store_of
-from pddpo_ray.cli.run_log import LOG
+from pddpo_ray.cli.runs.recipe_of_run import find_run, store_of
+from pddpo_ray.cli.runs.run_log import LOG
 from pddpo_ray.config import Config, load
 from pddpo_ray.errors import RunError, UserError
 

@@ -20,8 +20,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ConfigDict, Field
 
 from deploy.serving import verdicts
-from deploy.serving.engine import TOKENS_FIELDS, EngineGone, TokensCall
-from deploy.serving.entrance import EntranceState
+from deploy.serving.app_state import EntranceState
+from deploy.serving.engines.engine import TOKENS_FIELDS, EngineGone, TokensCall
 from deploy.serving.exchange import STATED, Exchange, public_error
 from deploy.serving.kept_prompts import CONSENT_HEADER
 from deploy.serving.request_fields import Kind

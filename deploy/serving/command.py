@@ -11,7 +11,7 @@ import typer
 
 from deploy.web.listening import BehindProxy, Host, refuse_open_network
 from pddpo_ray.cli.output import milliseconds, print_columns, print_json
-from pddpo_ray.cli.recipe_of_run import FoundRun, find_run
+from pddpo_ray.cli.runs.recipe_of_run import FoundRun, find_run
 from pddpo_ray.errors import UserError
 
 if TYPE_CHECKING:

@@ -26,15 +26,15 @@ from ray.serve.schema import LoggingConfig
 
 from actors.session import ray_session
 from deploy.serving.app import create_app
-from deploy.serving.engine import EngineGone, Piece, PolicyEngine, TokensCall
-from deploy.serving.entrance import Engines, EntranceState, most_tokens
+from deploy.serving.app_state import Engines, EntranceState, most_tokens
+from deploy.serving.engines.engine import EngineGone, Piece, PolicyEngine, TokensCall
+from deploy.serving.engines.waits import DEAD, Waits
+from deploy.serving.engines.warm_engines import warm_up
 from deploy.serving.measured_traffic import WatchedLimit, watched_limits
 from deploy.serving.proxy import CALLBACK, CALLBACK_VARIABLE
 from deploy.serving.request_fields import Kind
 from deploy.serving.settings import ONGOING_MAX, EngineSettings, ServeArgs, engine_settings, find, mixture_max
 from deploy.serving.stopping import StopSignals, let_finish
-from deploy.serving.waits import DEAD, Waits
-from deploy.serving.warm_engines import warm_up
 from pddpo_ray.certificates.testing import decoding_of
 from pddpo_ray.config import Config
 from pddpo_ray.errors import UserError

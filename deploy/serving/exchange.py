@@ -19,8 +19,8 @@ from urllib.parse import quote
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from deploy.serving.engine import EngineGone, Piece
-from deploy.serving.entrance import EntranceState, Reply
+from deploy.serving.app_state import EntranceState, Reply
+from deploy.serving.engines.engine import EngineGone, Piece
 from deploy.serving.requests import Call, error_body, error_reply
 from deploy.serving.tracing import Span
 from deploy.serving.traffic import ENGINE_S

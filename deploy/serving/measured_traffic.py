@@ -22,10 +22,10 @@ from pddpo_ray.config import Config
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.limits.quantities import Limit
 from pddpo_ray.limits.sources import Answer, Source, Unmeasured
-from pddpo_ray.scoring.limit_sources import source_in_run
+from pddpo_ray.scoring.sources.opening import source_in_run
 from pddpo_ray.serving.alarms import Alarms, Watched
-from pddpo_ray.theory.alarm import Alarm
-from pddpo_ray.theory.measured_draws import scaled
+from pddpo_ray.theory.certificates.alarm import Alarm
+from pddpo_ray.theory.certificates.measured_draws import scaled
 
 logger = logging.getLogger("deploy.serving")
 

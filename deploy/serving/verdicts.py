@@ -11,9 +11,9 @@ from collections.abc import Mapping
 
 from sqlalchemy import Connection, select, update
 
-from deploy.serving.entrance import Reply
-from pddpo_ray.annotation.queue_rules import Rules
-from pddpo_ray.annotation.rounds import Rounds
+from deploy.serving.app_state import Reply
+from pddpo_ray.annotation.queue.batches import Rounds
+from pddpo_ray.annotation.queue.queue_rules import Rules
 from pddpo_ray.journal.annotation_schema import question_round, task
 from pddpo_ray.journal.audit import record_event
 from pddpo_ray.journal.transactions import Store

@@ -35,7 +35,7 @@ from pddpo_ray.records import (
     Response,
     Verdict,
 )
-from pddpo_ray.theory.cost_stage import cost_temperature
+from pddpo_ray.theory.multipliers.cost_stage import cost_temperature
 
 NO_BONUS = LossBonus()
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pddpo_ray.annotation.exchange import contradictory, examples
 from pddpo_ray.annotation.label_rows import label_rows
+from pddpo_ray.annotation.queue.exchange import contradictory, examples
 from pddpo_ray.data.convert import rendering
-from pddpo_ray.data.example import Dimension
-from pddpo_ray.data.formats import WRITABLE, write_rows
-from pddpo_ray.data.sinks import Sink, schema_of
+from pddpo_ray.data.files.sinks import Sink, schema_of
+from pddpo_ray.data.formats.example import Dimension
+from pddpo_ray.data.formats.standard import WRITABLE, write_rows
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal.transactions import Store
 

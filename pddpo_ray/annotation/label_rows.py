@@ -17,11 +17,11 @@ from typing import Any
 
 from sqlalchemy import Connection, func, insert, select, update
 
-from pddpo_ray.annotation.answer_forms import OF_LIMITS_ALONE, STORED
-from pddpo_ray.annotation.exchange import Taken
-from pddpo_ray.annotation.leases import settle
-from pddpo_ray.annotation.people import Role
-from pddpo_ray.annotation.queue_rules import Outcome, Rules
+from pddpo_ray.annotation.people.accounts import Role
+from pddpo_ray.annotation.queue.answer_forms import OF_LIMITS_ALONE, STORED
+from pddpo_ray.annotation.queue.assignment import settle
+from pddpo_ray.annotation.queue.exchange import Taken
+from pddpo_ray.annotation.queue.queue_rules import Outcome, Rules
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal.annotation_schema import (
     annotator,

@@ -26,23 +26,23 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Engine
 
-from pddpo_ray.annotation.answer_forms import AGREED_ON
-from pddpo_ray.annotation.batch_rows import CountedAnswer, RoundStatus, Snapshot
-from pddpo_ray.annotation.decisions import Decisions
-from pddpo_ray.annotation.quality import Quality
-from pddpo_ray.annotation.queue_rules import Problem, QueueError, Rules
-from pddpo_ray.annotation.rounds import Rounds
-from pddpo_ray.annotation.staff import Staff
-from pddpo_ray.annotation.tell import Teller
-from pddpo_ray.annotation.worklog import WorkLog
+from pddpo_ray.annotation.notifications import Teller
+from pddpo_ray.annotation.people.staff import Staff
+from pddpo_ray.annotation.queue.answer_forms import AGREED_ON
+from pddpo_ray.annotation.queue.batch_rows import CountedAnswer, RoundStatus, Snapshot
+from pddpo_ray.annotation.queue.batches import Rounds
+from pddpo_ray.annotation.queue.queue_rules import Problem, QueueError, Rules
+from pddpo_ray.annotation.queue.worklog import WorkLog
+from pddpo_ray.annotation.review.decisions import Decisions
+from pddpo_ray.annotation.review.quality import Quality
 from pddpo_ray.config import QueueConfig
 from pddpo_ray.errors import DecisionNeeded, ParkedError, RunError, UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.journal.transactions import Clock, Store, now_ms
 from pddpo_ray.parts.questions import Answers, Batch, contradicts_itself
 from pddpo_ray.records import CostEstimate
-from pddpo_ray.theory.cost_estimate import estimate_from_shares
-from pddpo_ray.theory.people_estimates import FromShares, three_fillings
+from pddpo_ray.theory.estimates.cost_estimate import estimate_from_shares
+from pddpo_ray.theory.estimates.people_estimates import FromShares, three_fillings
 
 logger = logging.getLogger("pddpo_ray.annotation")
 

@@ -14,8 +14,8 @@ from pddpo_ray.records import Decoding, LabelledPair, PolicyVersion, Prompt, Res
 from pddpo_ray.scoring.interface import AnswerScorer
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.recall import Recall
-from pddpo_ray.theory.dual import DualState
-from pddpo_ray.theory.prompt_sets import PromptSets
+from pddpo_ray.theory.estimates.prompt_sets import PromptSets
+from pddpo_ray.theory.multipliers.dual import DualState
 from pddpo_ray.worlds.exact_evaluation import WorldView
 
 

@@ -20,10 +20,10 @@ from pddpo_ray.storage.whole_files import ARTIFACTS
 from pddpo_ray.worlds.computed_reward import own_reward
 from pddpo_ray.worlds.exact_evaluation import WorldView, demand_feasible
 from pddpo_ray.worlds.oracle import Oracle
-from pddpo_ray.worlds.table_limits import TableLimits, table_limits
-from pddpo_ray.worlds.tabular import TabularWorld
-from pddpo_ray.worlds.tabular_files import tabular_world
-from pddpo_ray.worlds.tabular_parts import TabularEngine, TabularTrainer
+from pddpo_ray.worlds.tabular.files import tabular_world
+from pddpo_ray.worlds.tabular.limits import TableLimits, table_limits
+from pddpo_ray.worlds.tabular.parts import TabularEngine, TabularTrainer
+from pddpo_ray.worlds.tabular.world import TabularWorld
 
 
 def make_backends(config: Config, run_dir: Path) -> Backends:

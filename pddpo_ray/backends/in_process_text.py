@@ -24,17 +24,17 @@ from pddpo_ray.records import Decoding, PolicyVersion, Prompt, Response
 from pddpo_ray.rollout.checkpoint import tokenizer_fingerprint
 from pddpo_ray.rollout.delivery_check import CANARIES
 from pddpo_ray.rollout.factory import language_engine
-from pddpo_ray.scoring.limit_sources import source_in_run
+from pddpo_ray.scoring.sources.opening import source_in_run
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.recall import Recall
 from pddpo_ray.training.local import store_reference
 from pddpo_ray.training.recipe_trainer import recipe_trainer
 from pddpo_ray.worlds.computed_reward import own_reward, with_reward
 from pddpo_ray.worlds.exact_evaluation import WorldView
-from pddpo_ray.worlds.log_linear_parts import LogLinearEngine, LogLinearTrainer, Sentences
-from pddpo_ray.worlds.prepared_text import PreparedTextWorld, prepare_text_world
-from pddpo_ray.worlds.table_limits import TableLimits, on_prompts, range_of
-from pddpo_ray.worlds.text_limits import text_limits
+from pddpo_ray.worlds.tabular.limits import TableLimits, on_prompts, range_of
+from pddpo_ray.worlds.text.limits import text_limits
+from pddpo_ray.worlds.text.log_linear_parts import LogLinearEngine, LogLinearTrainer, Sentences
+from pddpo_ray.worlds.text.prepared_world import PreparedTextWorld, prepare_text_world
 
 Sources = Sequence[Source | None]
 

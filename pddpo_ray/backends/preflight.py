@@ -7,7 +7,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from pddpo_ray.config import Config, NewtonRule, ProjectedRule, former_settings
+from pddpo_ray.config import Config, NewtonRule, ProjectedRule
+from pddpo_ray.config.former import settings as former_settings
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import RunEntry
 from pddpo_ray.journal.database import open_database

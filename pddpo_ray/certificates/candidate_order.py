@@ -21,9 +21,9 @@ from pddpo_ray.journal import JournalReader
 from pddpo_ray.journal.served import PREFIX
 from pddpo_ray.parts.limits import ANSWERS
 from pddpo_ray.records import Array, PolicyVersion, Response
-from pddpo_ray.theory.cost_estimate import share_bounds
+from pddpo_ray.theory.estimates.cost_estimate import share_bounds
+from pddpo_ray.theory.estimates.pooled import pooled_means, pooled_weights
 from pddpo_ray.theory.output import in_order_of_test, shortfall
-from pddpo_ray.theory.pooled import pooled_means, pooled_weights
 from pddpo_ray.theory.seeds import generator
 
 MOST_ASKED = 200_000

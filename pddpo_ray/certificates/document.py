@@ -16,8 +16,8 @@ from pddpo_ray.journal import JournalReader
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.parts.mixed_labelling import TOSSED, corrected_numbers
 from pddpo_ray.storage.whole_files import JOURNAL, finite, write_json
+from pddpo_ray.theory.certificates.measured_draws import share_at_clip
 from pddpo_ray.theory.intervals import clopper_pearson
-from pddpo_ray.theory.measured_draws import share_at_clip
 
 Json = dict[str, Any]
 FILE = "certificate.json"

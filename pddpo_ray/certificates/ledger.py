@@ -20,9 +20,8 @@ from pddpo_ray.journal import Journal, JournalReader
 from pddpo_ray.journal.rows import PhaseEntry
 from pddpo_ray.limits.quantities import Amount, Kind, Limit, Quantity, Versus
 from pddpo_ray.records import Array
-from pddpo_ray.theory.certificate import first_certified, first_rejected, lower_bound, upper_bound
-from pddpo_ray.theory.cost_estimate import bias_bound, clipped_logit
-from pddpo_ray.theory.measured_draws import (
+from pddpo_ray.theory.certificates.certificate import first_certified, first_rejected, lower_bound, upper_bound
+from pddpo_ray.theory.certificates.measured_draws import (
     LOWER_WORST,
     UPPER_WORST,
     counted,
@@ -32,6 +31,7 @@ from pddpo_ray.theory.measured_draws import (
     scaled,
     with_people_range,
 )
+from pddpo_ray.theory.estimates.cost_estimate import bias_bound, clipped_logit
 
 State = Literal["certified", "rejected", "undecided"]
 Numbers = Sequence[float | None]

@@ -19,7 +19,7 @@ from pddpo_ray.certificates.round_draws import draws_each_round
 from pddpo_ray.certificates.testing import first_of_rounds, tested_limits
 from pddpo_ray.config import Config
 from pddpo_ray.errors import UserError
-from pddpo_ray.theory.power import draws_needed, fewest_draws, likely_rate
+from pddpo_ray.theory.certificates.power import draws_needed, fewest_draws, likely_rate
 
 LATE = 12
 """A later candidate whose draws a plan states."""

@@ -3,8 +3,8 @@
     ledger: mixture, tails ──► round 1: policy, draws, labels ──► round 2 ──► ... ──► looked at after the last round
 
 Every round draws equally many prompts independently of each other, for its policy alone; the policy may depend on all
-draws before (theory/measured_draws.py). A draw is a prompt: its one answer, or the mean of its answers. Under a limit
-on a prompt set only the draws from that set count. Of a limit that people audit an answer's number is
+draws before (theory/certificates/measured_draws.py). A draw is a prompt: its one answer, or the mean of its answers.
+Under a limit on a prompt set only the draws from that set count. Of a limit that people audit an answer's number is
 f + (xi/q)(y - f), xi for exactly a share q of a round's answers: given which, prod (1 - c Z) over the round is at most
 (1 - c E[y])^n on average, for the logarithm is concave; so the looks at ends of rounds are valid.
 """
@@ -28,9 +28,9 @@ from pddpo_ray.parts.due_labels import rounds_labelled_in
 from pddpo_ray.parts.limits import ANSWERS, ANSWERS_EACH
 from pddpo_ray.parts.people_measuring import Audit
 from pddpo_ray.records import SafetyLabels, Verdict
-from pddpo_ray.theory.cost_estimate import unsafe_shares
-from pddpo_ray.theory.measured_draws import corrected_by_people
-from pddpo_ray.theory.prompt_sets import turns
+from pddpo_ray.theory.certificates.measured_draws import corrected_by_people
+from pddpo_ray.theory.estimates.cost_estimate import unsafe_shares
+from pddpo_ray.theory.estimates.prompt_sets import turns
 
 KNOWN = (Verdict.SAFE, Verdict.UNSAFE)
 STATEMENT = "the run's prompts, drawn independently in every round; the policies were trained on them"

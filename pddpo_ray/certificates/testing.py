@@ -32,7 +32,7 @@ from pddpo_ray.limits.reading import SourceName, StatedLimit
 from pddpo_ray.parts.mixed_labelling import share_of_people
 from pddpo_ray.records import PolicyVersion
 from pddpo_ray.storage.whole_files import JOURNAL
-from pddpo_ray.theory.levels import Allocation
+from pddpo_ray.theory.certificates.levels import Allocation
 
 SOURCES = {
     "world": "the world's truth", "model": "reward and cost models", "judge": "a judge", "people": "people",

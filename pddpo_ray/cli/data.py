@@ -88,8 +88,8 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Find bad rows, repeats, contradictions and leaks. Exit 0: all good; 1: something is wrong."""
+    from pddpo_ray.data.checks.inspection import inspect
     from pddpo_ray.data.convert import rendering, set_aside_all
-    from pddpo_ray.data.inspection import inspect
 
     said = rendering(template, tokenizer, max_tokens)
     settings = _settings(files, format_, means, keep, strict, max_line_mb, labels, said, column, ignore)
@@ -122,9 +122,9 @@ def convert(
     as_json: AsJson = False,
 ) -> None:
     """Write the good rows in another format; bad ones go to a quarantine file beside it."""
+    from pddpo_ray.data.checks.inspection import inspect
     from pddpo_ray.data.convert import convert as write
     from pddpo_ray.data.convert import rendering
-    from pddpo_ray.data.inspection import inspect
 
     said = rendering(template, tokenizer, max_tokens)
     settings = _settings(files, format_, means, keep, strict, max_line_mb, labels, said, column, ignore)
@@ -153,8 +153,8 @@ def stats(
     as_json: AsJson = False,
 ) -> None:
     """Numbers about the rows: labels, harm, lengths (in tokens with --tokenizer)."""
+    from pddpo_ray.data.checks.inspection import inspect
     from pddpo_ray.data.convert import rendering
-    from pddpo_ray.data.inspection import inspect
 
     said = rendering(template, tokenizer, None)
     statistics = said.statistics()
@@ -171,9 +171,9 @@ def _settings(
     files: list[str], form: str | None, means: Means, keep: list[str] | None, strict: bool, line_mb: float,
     labels: Labels, said: Rendering, column: list[str] | None, ignore: list[str] | None,
 ) -> Settings:  # fmt: skip
-    from pddpo_ray.data.inspection import Settings
-    from pddpo_ray.data.problems import KEEPABLE, Limits
-    from pddpo_ray.data.sources import is_run
+    from pddpo_ray.data.checks.inspection import Settings
+    from pddpo_ray.data.checks.problems import KEEPABLE, Limits
+    from pddpo_ray.data.files.sources import is_run
 
     unknown = sorted(set(keep or ()) - set(KEEPABLE))
     if unknown:

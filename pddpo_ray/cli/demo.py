@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from pddpo_ray.backends.machine import inspect_machine
-from pddpo_ray.cli.train import (
+from pddpo_ray.cli.runs.train import (
     check_resources,
     execute,
     holds_run,

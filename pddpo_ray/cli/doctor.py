@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from pddpo_ray.cli.output import print_json
-from pddpo_ray.cli.train import quieten_libraries
+from pddpo_ray.cli.runs.train import quieten_libraries
 
 
 def doctor(

@@ -101,7 +101,7 @@ def _found(
     out: Path, model: str, helpful: str, wish: Any, judge: dict[str, str], prompts: Path | None, machine: Any
 ) -> Any:
     """Reads the files and the model."""
-    from pddpo_ray.data.inspection import Settings
+    from pddpo_ray.data.checks.inspection import Settings
     from pddpo_ray.data.lengths import lengths_of
     from pddpo_ray.plan.memory import stored_shapes
     from pddpo_ray.plan.wished import Given
@@ -161,7 +161,7 @@ def _costs(out: Path, given: Any, measure: bool) -> None:
             typer.echo(f"  {heading}")
             print_columns(rows, indent=4)
     if measure:
-        from pddpo_ray.cli.train import measured_plan
+        from pddpo_ray.cli.runs.train import measured_plan
 
         seconds = measured_plan(config.in_one_process(), given.machine)["seconds"]["wall"]["run"]
         typer.echo(f"  time: about {seconds / 3600:,.1f} h in one process here, an estimate from measured steps")
@@ -197,7 +197,7 @@ def _labels(text: str) -> str:
 def _readable(text: str, what: str, holds: Callable[[dict[str, Any]], Any]) -> str:
     """A file of which at least one row is good and says what is wanted."""
     from pddpo_ray.data import Settings
-    from pddpo_ray.data.inspection import inspect
+    from pddpo_ray.data.checks.inspection import inspect
 
     inspection = inspect([text], Settings())
     if not inspection.good:

@@ -30,7 +30,7 @@ def check(
     """Measure a file of answers against limits, with intervals; nothing is trained."""
     from pddpo_ray.limits.answer_files import read_answers
     from pddpo_ray.limits.check import check as check_limits
-    from pddpo_ray.scoring.limit_sources import read_limits
+    from pddpo_ray.scoring.sources.opening import read_limits
 
     checked = check_limits(read_limits(file), read_answers(on))
     if as_json:
@@ -68,7 +68,7 @@ def suggest(
     """What a model does now, and what seems reachable by choosing among its answers."""
     from pddpo_ray.limits.answer_files import read_answers
     from pddpo_ray.limits.suggest import suggest as suggest_limits
-    from pddpo_ray.scoring.limit_sources import read_limits
+    from pddpo_ray.scoring.sources.opening import read_limits
 
     if (on is None) == (model is None):
         raise UserError("give either --on, a file with several answers to each prompt, or --model, who writes them")

@@ -18,24 +18,8 @@ import typer
 from typer.core import TyperGroup
 
 from pddpo_ray import __version__, registry
-from pddpo_ray.cli import (
-    certify,
-    data,
-    demo,
-    doctor,
-    evaluate,
-    explain,
-    init,
-    limits,
-    model,
-    recipes,
-    release,
-    report,
-    scorer,
-    status,
-    train,
-    withdraw,
-)
+from pddpo_ray.cli import data, demo, doctor, evaluate, explain, init, limits, model, recipes, scorer
+from pddpo_ray.cli.runs import certify, release, report, status, train, withdraw
 from pddpo_ray.errors import PddpoError, UserError, missing_extra
 from pddpo_ray.registry import LAB, NO_LAB
 

@@ -21,6 +21,6 @@ def fetch(
     to: Annotated[Path | None, typer.Option("--to", help="Folder to write; the cache when left out.")] = None,
 ) -> None:
     """Write a pretrained model as an ordinary folder of safetensors and print its path, which a recipe can name."""
-    from pddpo_ray.training.pretrained import fetch as fetch_model
+    from pddpo_ray.training.models.pretrained import fetch as fetch_model
 
     typer.echo(fetch_model(name, to))

@@ -4,10 +4,13 @@ Defaults here are the values of the mathematics; recipes change what their world
 imported, so that `--help` stays instant. A value that follows from others is a property, not a setting.
 """
 
-from pddpo_ray.config.certificate import CertificateConfig
-from pddpo_ray.config.cluster import RayCluster
-from pddpo_ray.config.data import DataConfig, ScratchReferenceConfig, SmallModelConfig
-from pddpo_ray.config.dual import (
+from pddpo_ray.config.loading import load, recipe_names, to_yaml
+from pddpo_ray.config.recipe import Config
+from pddpo_ray.config.recipe_sections import Policies
+from pddpo_ray.config.sections.certificate import CertificateConfig
+from pddpo_ray.config.sections.cluster import RayCluster
+from pddpo_ray.config.sections.data import DataConfig, ScratchReferenceConfig, SmallModelConfig
+from pddpo_ray.config.sections.dual import (
     AnytimeRule,
     DualConfig,
     FixedRule,
@@ -17,7 +20,7 @@ from pddpo_ray.config.dual import (
     ProjectedRule,
     StepwiseRule,
 )
-from pddpo_ray.config.feedback import (
+from pddpo_ray.config.sections.feedback import (
     FeedbackCommon,
     JudgeFeedback,
     MixedFeedback,
@@ -28,20 +31,23 @@ from pddpo_ray.config.feedback import (
     TellConfig,
     WorldFeedback,
 )
-from pddpo_ray.config.judge import EndpointConfig, JudgeConfig
-from pddpo_ray.config.loading import load, recipe_names, to_yaml
-from pddpo_ray.config.method import MethodConfig, PpoConfig
-from pddpo_ray.config.model import LoraParameters, ModelConfig
-from pddpo_ray.config.policy import PolicyConfig
-from pddpo_ray.config.production import ProductionConfig
-from pddpo_ray.config.prompts import PromptSetConfig
-from pddpo_ray.config.recipe import Config
-from pddpo_ray.config.rollout import TabularRollout, TransformersRollout, VllmRollout
-from pddpo_ray.config.scorecard import ScorecardConfig
-from pddpo_ray.config.scorers import ScorerConfig, ScorerFit, ScorerJob, ScorerTrainingConfig, StoredScorerConfig
-from pddpo_ray.config.section import Strict
-from pddpo_ray.config.sections import Policies
-from pddpo_ray.config.trainer import (
+from pddpo_ray.config.sections.judge import EndpointConfig, JudgeConfig
+from pddpo_ray.config.sections.method import MethodConfig, PpoConfig
+from pddpo_ray.config.sections.model import LoraParameters, ModelConfig
+from pddpo_ray.config.sections.policy import PolicyConfig
+from pddpo_ray.config.sections.production import ProductionConfig
+from pddpo_ray.config.sections.prompts import PromptSetConfig
+from pddpo_ray.config.sections.rollout import TabularRollout, TransformersRollout, VllmRollout
+from pddpo_ray.config.sections.scorecard import ScorecardConfig
+from pddpo_ray.config.sections.scorers import (
+    ScorerConfig,
+    ScorerFit,
+    ScorerJob,
+    ScorerTrainingConfig,
+    StoredScorerConfig,
+)
+from pddpo_ray.config.sections.section import Strict
+from pddpo_ray.config.sections.trainer import (
     BudgetRefit,
     DeterminantRefit,
     FitConfig,
@@ -50,7 +56,7 @@ from pddpo_ray.config.trainer import (
     TrainerConfig,
     UnionRefit,
 )
-from pddpo_ray.config.world import (
+from pddpo_ray.config.sections.world import (
     DrawnFamilyConfig,
     FirstFamilyConfig,
     LogitLimitConfig,

@@ -14,9 +14,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from pddpo_ray.config.dual import InstalledRule
 from pddpo_ray.config.recipe import Config
 from pddpo_ray.config.registered import Named, SettingsOf
+from pddpo_ray.config.sections.dual import InstalledRule
 from pddpo_ray.errors import UserError
 from pddpo_ray.registry import Extension, load, names
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from pddpo_ray.config.document import Keys, Origins, origin_of
 from pddpo_ray.config.recipe import Config
-from pddpo_ray.config.rollout import VllmRollout
-from pddpo_ray.config.scorers import StoredScorerConfig
-from pddpo_ray.config.world import TabularWorldConfig
+from pddpo_ray.config.sections.rollout import VllmRollout
+from pddpo_ray.config.sections.scorers import StoredScorerConfig
+from pddpo_ray.config.sections.world import TabularWorldConfig
 from pddpo_ray.errors import UserError
 from pddpo_ray.limits.former import at
 from pddpo_ray.storage.checkpoints import (

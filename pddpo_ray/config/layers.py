@@ -8,11 +8,11 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from pddpo_ray.config import former_data
 from pddpo_ray.config.document import Keys, Origins, origin_of
-from pddpo_ray.config.former_settings import replaced
+from pddpo_ray.config.former import data as former_data
+from pddpo_ray.config.former.settings import replaced
 from pddpo_ray.config.recipe import Config
-from pddpo_ray.config.trainer import Stage
+from pddpo_ray.config.sections.trainer import Stage
 from pddpo_ray.errors import UserError, nearest
 from pddpo_ray.limits.former import at
 from pddpo_ray.limits.reading import COMPARISONS, KINDS, LABELLERS, REWARD, names_source

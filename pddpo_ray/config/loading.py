@@ -17,9 +17,10 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from pddpo_ray.config import former_data, former_settings
 from pddpo_ray.config.document import Keys, Origins, origin_of, parse_value, read_document
 from pddpo_ray.config.file_checks import demand_files, demand_scorers
+from pddpo_ray.config.former import data as former_data
+from pddpo_ray.config.former import settings as former_settings
 from pddpo_ray.config.layers import (
     Tree,
     laid,

@@ -6,20 +6,21 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import model_validator
 
-from pddpo_ray.config import former_data, former_settings
-from pddpo_ray.config.cluster import InProcess
-from pddpo_ray.config.dual import FixedRule, LogRule, ProjectedRule
-from pddpo_ray.config.feedback import (
+from pddpo_ray.config.former import data as former_data
+from pddpo_ray.config.former import settings as former_settings
+from pddpo_ray.config.registered import with_settings
+from pddpo_ray.config.sections.cluster import InProcess
+from pddpo_ray.config.sections.dual import FixedRule, LogRule, ProjectedRule
+from pddpo_ray.config.sections.feedback import (
     JudgeFeedback,
     MixedFeedback,
     WorldFeedback,
 )
-from pddpo_ray.config.judge import NAMELESS
-from pddpo_ray.config.model import LoraParameters
-from pddpo_ray.config.production import ProductionConfig
-from pddpo_ray.config.registered import with_settings
-from pddpo_ray.config.rollout import TabularRollout, VllmRollout
-from pddpo_ray.config.world import TabularWorldConfig
+from pddpo_ray.config.sections.judge import NAMELESS
+from pddpo_ray.config.sections.model import LoraParameters
+from pddpo_ray.config.sections.production import ProductionConfig
+from pddpo_ray.config.sections.rollout import TabularRollout, VllmRollout
+from pddpo_ray.config.sections.world import TabularWorldConfig
 from pddpo_ray.limits import former
 from pddpo_ray.limits.former import flow
 from pddpo_ray.limits.reading import COMPARISONS, LABELLERS, PAIRS, REWARD, StatedLimit
@@ -27,7 +28,7 @@ from pddpo_ray.limits.reading import COMPARISONS, LABELLERS, PAIRS, REWARD, Stat
 if TYPE_CHECKING:
     pass
 
-from pddpo_ray.config.sections import PAPERS_COST, STATED_LIMITS, Sections
+from pddpo_ray.config.recipe_sections import PAPERS_COST, STATED_LIMITS, Sections
 
 
 class Config(Sections):

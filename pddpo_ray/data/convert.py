@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pddpo_ray.data.example import Dimension, Example
-from pddpo_ray.data.formats import WRITABLE, write_rows
-from pddpo_ray.data.inspection import Check, Inspection
-from pddpo_ray.data.problems import Bad, RowError
-from pddpo_ray.data.sinks import Sink, demand_writable
-from pddpo_ray.data.summary import Statistics
+from pddpo_ray.data.checks.inspection import Check, Inspection
+from pddpo_ray.data.checks.problems import Bad, RowError
+from pddpo_ray.data.checks.summary import Statistics
+from pddpo_ray.data.files.sinks import Sink, demand_writable
+from pddpo_ray.data.formats.example import Dimension, Example
+from pddpo_ray.data.formats.standard import WRITABLE, write_rows
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import Message
 from pddpo_ray.text.renderer import Renderer

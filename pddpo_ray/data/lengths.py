@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pddpo_ray.data.example import Example
-from pddpo_ray.data.inspection import Settings, glance
-from pddpo_ray.data.sources import expand
+from pddpo_ray.data.checks.inspection import Settings, glance
+from pddpo_ray.data.files.sources import expand
+from pddpo_ray.data.formats.example import Example
 from pddpo_ray.text.renderer import Renderer
 
 SAMPLE = 500

@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 
 from pddpo_ray.config import Config, DataConfig
-from pddpo_ray.config.scorecard import BENIGN_ASKED
+from pddpo_ray.config.sections.scorecard import BENIGN_ASKED
 from pddpo_ray.data import Dimension, Example, Settings, inspect
 from pddpo_ray.data.served_text import served_texts
 from pddpo_ray.data.tokens import Tokens, no_pair_fits, no_prompt_fits, prompts_of_sets, renderer_of
@@ -25,8 +25,8 @@ from pddpo_ray.records import HARM, LabelledPair, Message, Pair, Prompt, Respons
 from pddpo_ray.storage.checkpoints import checkpoint_folder
 from pddpo_ray.storage.whole_files import cache_folder
 from pddpo_ray.text.templates import rendered, template_named
-from pddpo_ray.theory.prompt_sets import PromptSets, prompt_sets
-from pddpo_ray.training.from_scratch import ScratchSpec, cached_reference
+from pddpo_ray.theory.estimates.prompt_sets import PromptSets, prompt_sets
+from pddpo_ray.training.models.from_scratch import ScratchSpec, cached_reference
 
 logger = logging.getLogger("pddpo_ray.data.real_text")
 VERDICTS = (Verdict.FIRST, Verdict.SECOND)

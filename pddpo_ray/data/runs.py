@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from pddpo_ray.data.problems import Fault, Row
+from pddpo_ray.data.checks.problems import Fault, Row
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.records import HARM, LabelledPair, Prompt, SafetyLabels, Verdict
 from pddpo_ray.text.templates import TEMPLATES, rendered

@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 
 from pddpo_ray.config import Config, DataConfig
-from pddpo_ray.data.example import Example
+from pddpo_ray.data.formats.example import Example
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import Message, Prompt, Response
 from pddpo_ray.rollout.checkpoint import load_tokenizer
 from pddpo_ray.text.renderer import Renderer
 from pddpo_ray.text.templates import for_reading
-from pddpo_ray.theory.prompt_sets import split_by_share
+from pddpo_ray.theory.estimates.prompt_sets import split_by_share
 
 REFUSED = "the template refuses the turns, or a text holds its marks"
 

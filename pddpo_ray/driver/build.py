@@ -50,7 +50,7 @@ from pddpo_ray.scorers.labellers import (
 )
 from pddpo_ray.scorers.method_scores import ScoringController, ScoringPlan
 from pddpo_ray.storage.merging import merge_versions
-from pddpo_ray.theory import dual as dual_rules
+from pddpo_ray.theory.multipliers import dual as dual_rules
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.parts.held_limit import HeldLimit
 from pddpo_ray.parts.limits import ANSWERS
 from pddpo_ray.parts.people_measuring import bias_of
-from pddpo_ray.theory.price import Price, late_multiplier, price
+from pddpo_ray.theory.multipliers.price import Price, late_multiplier, price
 from pddpo_ray.worlds.exact_evaluation import Evaluation, WorldView
 
 LOOSER = 0.2

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pddpo_ray.config import Config, load
-from pddpo_ray.data.kept_rows import kept
+from pddpo_ray.data.files.rows_on_disk import kept
 
 
 def load_recipe(

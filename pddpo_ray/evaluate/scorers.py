@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from pddpo_ray.config import EndpointConfig, ScorerConfig
 from pddpo_ray.evaluate.command import Judge, Score
 from pddpo_ray.records import Message, Verdict
-from pddpo_ray.scoring.endpoint import ChatEndpoint
-from pddpo_ray.scoring.judge import Judge as EndpointJudge
-from pddpo_ray.scoring.limit_judge import key_of
+from pddpo_ray.scoring.judges.endpoint import ChatEndpoint
+from pddpo_ray.scoring.judges.judge import Judge as EndpointJudge
+from pddpo_ray.scoring.sources.judge import key_of
 from pddpo_ray.storage.checkpoints import files_now
 
 if TYPE_CHECKING:
-    from pddpo_ray.scoring.judge import Axis
+    from pddpo_ray.scoring.judges.judge import Axis
 
 OUTCOMES = {Verdict.FIRST: 1.0, Verdict.SECOND: 0.0, Verdict.ABSTAIN: 0.5, Verdict.FAILED: None}
 

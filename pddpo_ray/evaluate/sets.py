@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from pddpo_ray.data import Example, Settings, inspect
-from pddpo_ray.data.problems import Problem
+from pddpo_ray.data.checks.problems import Problem
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import Message
 

@@ -19,7 +19,7 @@ from pddpo_ray.storage.whole_files import ARTIFACTS
 from pddpo_ray.theory.agreement import agreement
 from pddpo_ray.worlds.exact_evaluation import WorldView, covered_best, implicit_score, off_support
 from pddpo_ray.worlds.oracle import Oracle, mixture
-from pddpo_ray.worlds.tabular_files import tabular_world
+from pddpo_ray.worlds.tabular.files import tabular_world
 
 
 def evaluate_run(config: Config, run: Path, journal: JournalReader) -> dict[str, dict[str, float]]:
@@ -50,7 +50,7 @@ def world_view(config: Config, store: ArtifactStore) -> WorldView:
         return tabular_view(tabular_world(config.world), store, config)
     if isinstance(config.world, TextWorldConfig):
         from pddpo_ray.backends.in_process_text import text_view
-        from pddpo_ray.worlds.prepared_text import prepare_text_world
+        from pddpo_ray.worlds.text.prepared_world import prepare_text_world
 
         return text_view(config, prepare_text_world(config), store)
     raise UserError("this run has no world whose truth is known: name its policies and a set (--set) instead")

@@ -31,10 +31,10 @@ from pddpo_ray.limits.quantities import Limit
 from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.limits.sources import Answer, Source, Unmeasured, ask, fingerprint
 from pddpo_ray.records import Array, CostEstimate
-from pddpo_ray.scoring.limit_sources import limits_given
-from pddpo_ray.theory.dual import DualState, Fixed
-from pddpo_ray.theory.matrix_dual import ascend_all, within_covariance
-from pddpo_ray.theory.step_scores import compared_groups
+from pddpo_ray.scoring.sources.opening import limits_given
+from pddpo_ray.theory.multipliers.dual import DualState, Fixed
+from pddpo_ray.theory.multipliers.matrix_dual import ascend_all, within_covariance
+from pddpo_ray.theory.multipliers.step_scores import compared_groups
 
 logger = logging.getLogger(__name__)
 FORMAT = 2

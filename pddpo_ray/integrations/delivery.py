@@ -17,7 +17,7 @@ import torch
 from pddpo_ray.errors import RunError
 from pddpo_ray.rollout.delivery_check import FLOAT32_TOLERANCE, largest_difference
 from pddpo_ray.rollout.vllm_engine import log_probs_of
-from pddpo_ray.training.log_probs import ResponseScorer
+from pddpo_ray.training.passes.log_probs import ResponseScorer
 
 Canary = tuple[tuple[int, ...], tuple[int, ...]]
 """Token ids of a prompt and of an answer to it."""

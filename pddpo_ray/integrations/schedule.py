@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pddpo_ray.config.dual import (
+from pddpo_ray.config.sections.dual import (
     AnytimeRule,
     DualConfig,
     FixedRule,
@@ -22,7 +22,7 @@ from pddpo_ray.config.dual import (
 from pddpo_ray.errors import UserError
 from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.parts.dual_rules import first_state
-from pddpo_ray.theory.dual import DualState, LimitState
+from pddpo_ray.theory.multipliers.dual import DualState, LimitState
 
 STEPWISE = DualConfig(rule=StepwiseRule(), rho=10.0, first=0.0)
 """How a multiplier moves where its limit names no rule: from 0, inside [0, 20]."""

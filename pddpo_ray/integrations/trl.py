@@ -32,7 +32,7 @@ from pddpo_ray.integrations.answer_scores import demand_plain
 from pddpo_ray.integrations.controller import LimitController, Value
 from pddpo_ray.integrations.schedule import NO_SCHEDULE, Schedule
 from pddpo_ray.integrations.turns import answer_text, prompt_text
-from pddpo_ray.theory.step_scores import step_scores
+from pddpo_ray.theory.multipliers.step_scores import step_scores
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer, RLOOTrainer

@@ -24,7 +24,7 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.integrations.journal_lines import append_line
 from pddpo_ray.limits.answer_files import answer_of
 from pddpo_ray.limits.check import Checked, check
-from pddpo_ray.scoring.limit_sources import limits_given
+from pddpo_ray.scoring.sources.opening import limits_given
 from pddpo_ray.text.renderer import stop_ids
 from pddpo_ray.theory.seeds import seed_of
 

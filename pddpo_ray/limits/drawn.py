@@ -14,10 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pddpo_ray.records import Array
-from pddpo_ray.theory.certificate import lower_bound, upper_bound
-from pddpo_ray.theory.cost_estimate import clipped_logit
+from pddpo_ray.theory.certificates.certificate import lower_bound, upper_bound
+from pddpo_ray.theory.certificates.measured_draws import (
+    LOWER_WORST,
+    UPPER_WORST,
+    bias_bound,
+    counted,
+    scaled,
+    with_people,
+)
+from pddpo_ray.theory.estimates.cost_estimate import clipped_logit
 from pddpo_ray.theory.intervals import binomial_high, binomial_low
-from pddpo_ray.theory.measured_draws import LOWER_WORST, UPPER_WORST, bias_bound, counted, scaled, with_people
 
 EDGE = 1e-3
 """Bets are shaped for limits at least so far from the ends of the measure's range."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pddpo_ray.limits.quantities import VERDICT, Scale
 from pddpo_ray.registry import Extension
 
-OPENERS = "pddpo_ray.scoring.source_openers"
+OPENERS = "pddpo_ray.scoring.sources.openers"
 FREE_SOURCES = ("rule", "regex", "json_schema", "function", "classifier", "score_model")
 """Kinds whose measurements cost nothing but time: no judge, service or person is asked."""
 

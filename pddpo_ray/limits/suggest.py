@@ -20,7 +20,7 @@ from pddpo_ray.limits.quantities import Amount
 from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.limits.sources import Answer, Measure, Source, ask
 from pddpo_ray.records import Array
-from pddpo_ray.theory.feasibility import Reach, reach
+from pddpo_ray.theory.multipliers.feasibility import Reach, reach
 
 Opened = tuple[StatedLimit, Source | None]
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pddpo_ray.config.dual import (
+from pddpo_ray.config.sections.dual import (
     AnytimeRule,
     DualConfig,
     FixedRule,
@@ -18,8 +18,8 @@ from pddpo_ray.config.dual import (
 )
 from pddpo_ray.errors import UserError
 from pddpo_ray.registry import code_of
-from pddpo_ray.theory import dual
-from pddpo_ray.theory.dual import LimitState, Rule, RuleContext
+from pddpo_ray.theory.multipliers import dual
+from pddpo_ray.theory.multipliers.dual import LimitState, Rule, RuleContext
 
 
 def first_state(

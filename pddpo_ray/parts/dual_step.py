@@ -17,9 +17,9 @@ import numpy as np
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal, JournalReader
 from pddpo_ray.records import Array, CostEstimate
-from pddpo_ray.theory.cost_estimate import interval
-from pddpo_ray.theory.dual import DualState, DualStep
-from pddpo_ray.theory.matrix_dual import JointStep, ascend_all
+from pddpo_ray.theory.estimates.cost_estimate import interval
+from pddpo_ray.theory.multipliers.dual import DualState, DualStep
+from pddpo_ray.theory.multipliers.matrix_dual import JointStep, ascend_all
 
 logger = logging.getLogger(__name__)
 

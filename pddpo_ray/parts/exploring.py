@@ -10,7 +10,7 @@ import numpy as np
 
 from pddpo_ray.journal import Journal
 from pddpo_ray.records import Array, CandidateSet, LabelledPair, LossBonus, Pair, PairRow, Response, Stage, by_prompt
-from pddpo_ray.theory.margins import bonus_margin
+from pddpo_ray.theory.losses.margins import bonus_margin
 
 KEEP_RANDOM = 0.25
 """Share of the pairs kept by `explore.keep` that is drawn evenly, so that no answer's chance of a label is 0."""

@@ -23,7 +23,7 @@ from pddpo_ray.config import (
     TrainerConfig,
     UnionRefit,
 )
-from pddpo_ray.config.trainer import Stage
+from pddpo_ray.config.sections.trainer import Stage
 from pddpo_ray.contracts import (
     EarlyTrainer,
     FitCommand,
@@ -38,7 +38,7 @@ from pddpo_ray.contracts import (
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal, VersionEntry
 from pddpo_ray.records import Array, Critics, LossOptimism, Objective, PairRow, PolicyVersion, Response, ScoredAnswer
-from pddpo_ray.theory.cost_stage import skips_cost_stage
+from pddpo_ray.theory.multipliers.cost_stage import skips_cost_stage
 from pddpo_ray.theory.refit import full_rounds, is_power, limit_rows
 from pddpo_ray.theory.seeds import generator, seed_of
 

@@ -12,7 +12,7 @@ from pddpo_ray.contracts import EarlyLabeller, Labeller, LateLabeller
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
 from pddpo_ray.records import HARM, LabelledPair, Pair, Response, SafetyLabels, Verdict
-from pddpo_ray.theory.cost_estimate import unsafe_shares
+from pddpo_ray.theory.estimates.cost_estimate import unsafe_shares
 from pddpo_ray.theory.seeds import seed_of
 
 COUNTS = (Verdict.SAFE, Verdict.UNSAFE)

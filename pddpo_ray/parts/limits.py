@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from pddpo_ray.algorithms.stages import lagrangian_objective
-from pddpo_ray.config.sections import SIGNALS
+from pddpo_ray.config.recipe_sections import SIGNALS
 from pddpo_ray.contracts import Dual, Due, Measure, Preferences, Trainer
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
@@ -33,8 +33,7 @@ from pddpo_ray.parts.label_estimates import LabelEstimates
 from pddpo_ray.parts.measuring import costs_as_json, costs_from_json, with_nulls
 from pddpo_ray.parts.people_measuring import MACHINE, AskedOfPeople, Audit, PeopleOfLimits
 from pddpo_ray.records import Array, CostEstimate, MeasuredCosts, Objective, Pair, PolicyVersion, Prompt, Response
-from pddpo_ray.theory.cost_stage import cost_temperature
-from pddpo_ray.theory.measured_pairs import (
+from pddpo_ray.theory.estimates.measured_pairs import (
     LearnedCosts,
     MeasuredAnswer,
     Tokens,
@@ -43,8 +42,9 @@ from pddpo_ray.theory.measured_pairs import (
     value_pairs,
     with_repeated_noise,
 )
+from pddpo_ray.theory.losses.value_stage import value_scale
+from pddpo_ray.theory.multipliers.cost_stage import cost_temperature
 from pddpo_ray.theory.seeds import seed_of
-from pddpo_ray.theory.value_stage import value_scale
 
 logger = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from pddpo_ray.limits.asked_people import peoples_question
 from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.limits.sources import Answer, Source, Unmeasured, ask, within_budget
 from pddpo_ray.records import Array, MeasuredCosts, Response
-from pddpo_ray.theory.cost_estimate import clipped_logit, logit_noise
-from pddpo_ray.theory.matrix_dual import label_variance
+from pddpo_ray.theory.estimates.cost_estimate import clipped_logit, logit_noise
+from pddpo_ray.theory.multipliers.matrix_dual import label_variance
 
 logger = logging.getLogger(__name__)
 

@@ -23,9 +23,9 @@ from pddpo_ray.journal import Journal
 from pddpo_ray.parts.labelling import FeedbackController
 from pddpo_ray.parts.people import Asking, RiskOf, people_labeller, stated_risk
 from pddpo_ray.records import HARM, Array, CostEstimate, LabelledPair, Pair, Response, SafetyLabels
-from pddpo_ray.theory.cost_estimate import Mode, clipped_logit, share_bounds, with_missing
-from pddpo_ray.theory.measured_draws import corrected_by_people
-from pddpo_ray.theory.people_estimates import Sample, mixed_from_shares, sample_for_people
+from pddpo_ray.theory.certificates.measured_draws import corrected_by_people
+from pddpo_ray.theory.estimates.cost_estimate import Mode, clipped_logit, share_bounds, with_missing
+from pddpo_ray.theory.estimates.people_estimates import Sample, mixed_from_shares, sample_for_people
 from pddpo_ray.theory.seeds import generator, seed_of
 from pddpo_ray.worlds.truth_by_text import imperfect_model
 

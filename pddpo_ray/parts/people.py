@@ -26,8 +26,8 @@ from pddpo_ray.parts.questions import (
     safety_question,
 )
 from pddpo_ray.records import HARM, LabelledPair, Pair, Response, SafetyLabels, Verdict
-from pddpo_ray.theory.cost_estimate import estimate_from_shares
-from pddpo_ray.theory.people_estimates import FromShares
+from pddpo_ray.theory.estimates.cost_estimate import estimate_from_shares
+from pddpo_ray.theory.estimates.people_estimates import FromShares
 from pddpo_ray.theory.seeds import generator
 
 RiskOf = Callable[[Sequence[Response]], Sequence[float]]

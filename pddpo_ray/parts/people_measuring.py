@@ -31,9 +31,9 @@ from pddpo_ray.parts.mixed_labelling import TOSSED
 from pddpo_ray.parts.people import RiskOf, reached, stated_risk
 from pddpo_ray.parts.questions import UNKNOWN_RISK, Batch, Question, better_question, number_question, safety_question
 from pddpo_ray.records import Array, MeasuredCosts, Response
-from pddpo_ray.theory.cost_estimate import estimate_from_shares
+from pddpo_ray.theory.certificates.measured_draws import corrected_by_people
+from pddpo_ray.theory.estimates.cost_estimate import estimate_from_shares
 from pddpo_ray.theory.intervals import bounded_interval
-from pddpo_ray.theory.measured_draws import corrected_by_people
 from pddpo_ray.theory.seeds import generator
 
 logger = logging.getLogger(__name__)

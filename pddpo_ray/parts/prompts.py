@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.records import Array, Prompt
-from pddpo_ray.theory.prompt_sets import PromptSets, furthest_behind
+from pddpo_ray.theory.estimates.prompt_sets import PromptSets, furthest_behind
 from pddpo_ray.theory.seeds import generator
 
 PHASE = "prompts"

@@ -18,8 +18,8 @@ from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
 from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.records import Objective, Pair, PairRow, PolicyVersion, Response
-from pddpo_ray.theory.cost_stage import cost_temperature
-from pddpo_ray.theory.measured_pairs import MeasuredAnswer, value_pairs
+from pddpo_ray.theory.estimates.measured_pairs import MeasuredAnswer, value_pairs
+from pddpo_ray.theory.multipliers.cost_stage import cost_temperature
 from pddpo_ray.theory.seeds import seed_of
 
 OFFLINE, PAIRS = "reward-offline", "reward-pairs"

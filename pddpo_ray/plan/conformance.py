@@ -34,7 +34,7 @@ from pddpo_ray.storage.checkpoints import checkpoint_folder, checkpoint_problem,
 from pddpo_ray.text.renderer import Renderer
 from pddpo_ray.text.templates import as_dicts
 from pddpo_ray.training.local import LocalTrainer, load_trainer, store_reference
-from pddpo_ray.training.lora import load_lora_trainer
+from pddpo_ray.training.models.lora import load_lora_trainer
 
 EngineName = Literal["transformers", "vllm"]
 QUESTION = "How do I keep bread fresh for 3 days?"

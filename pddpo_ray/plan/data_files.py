@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pddpo_ray.config import Config, DataConfig
 from pddpo_ray.config.file_checks import HUB
 from pddpo_ray.data import Dimension, Settings
-from pddpo_ray.data.columns import HEADS
-from pddpo_ray.data.inspection import Glance, field_names, glance
-from pddpo_ray.data.sources import expand
+from pddpo_ray.data.checks.inspection import Glance, field_names, glance
+from pddpo_ray.data.files.sources import expand
+from pddpo_ray.data.formats.columns import HEADS
 from pddpo_ray.data.tokens import Tokens, no_pair_fits, no_prompt_fits, prompts_of_sets, renderer_of
 from pddpo_ray.errors import UserError
 from pddpo_ray.storage.checkpoints import checkpoint_folder

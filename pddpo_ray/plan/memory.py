@@ -22,13 +22,13 @@ from pddpo_ray.config import (
     TextWorldConfig,
     VllmRollout,
 )
-from pddpo_ray.config.trainer import Stage
+from pddpo_ray.config.sections.trainer import Stage
 from pddpo_ray.errors import UserError
 from pddpo_ray.rollout.factory import Device
 from pddpo_ray.storage.checkpoints import checkpoint_folder, weight_files
 from pddpo_ray.storage.whole_files import KEPT_WHOLE
-from pddpo_ray.training.memory import Sizes, layer_bytes, memory_need
-from pddpo_ray.worlds.text_family import grammar_of
+from pddpo_ray.training.passes.memory import Sizes, layer_bytes, memory_need
+from pddpo_ray.worlds.text.family import grammar_of
 
 RUNTIME_BYTES = {"trainer": 1.0 * GIB, "rollout": 1.5 * GIB, "driver": 1.0 * GIB, "scorer": 0.65 * GIB}
 """What a process holds besides the model: interpreter, torch, transformers, vLLM."""
@@ -305,7 +305,7 @@ def trainer_bytes(config: Config, shape: ModelShape, device: Device = "cpu") -> 
 
 def _sizes(shape: ModelShape, dtype: str, adapter_rank: int | None) -> Sizes:
     # Imported here: only the plan of a language model needs torch.
-    from pddpo_ray.training.shape_memory import sizes_of_shape
+    from pddpo_ray.training.passes.shape_memory import sizes_of_shape
 
     prompt = shape.prompt_tokens or 1
     architecture = shape.architecture

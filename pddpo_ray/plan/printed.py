@@ -9,13 +9,13 @@ from typing import Any
 from pddpo_ray.backends.machine import Machine
 from pddpo_ray.certificates.margins import draws_rows
 from pddpo_ray.config import Config
-from pddpo_ray.config.feedback import MINUTES_PER_LABEL
+from pddpo_ray.config.sections.feedback import MINUTES_PER_LABEL
+from pddpo_ray.plan.cost_model import prompts_of, time_rows, work, work_rows
+from pddpo_ray.plan.feasibility import kept_in_world
 from pddpo_ray.plan.limits import measurements
 from pddpo_ray.plan.memory import by_process, host_bytes, memory, model_shape, stored_bytes
-from pddpo_ray.plan.reached import kept_in_world
 from pddpo_ray.plan.resources import device_of, placement
 from pddpo_ray.plan.scale import cost_scale
-from pddpo_ray.plan.work import prompts_of, time_rows, work, work_rows
 
 
 def labels(config: Config) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from pddpo_ray.config import Config, MixedFeedback, ModelFeedback, StoredScorerConfig
 from pddpo_ray.scoring.held_out import REPORT
-from pddpo_ray.theory.score_spread import spread_of
+from pddpo_ray.theory.estimates.score_spread import spread_of
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,13 @@ from pddpo_ray.data.tokens import renderer_of
 from pddpo_ray.driver.offline_setup import calibration_size
 from pddpo_ray.errors import UserError
 from pddpo_ray.parts.fitting import with_steps
+from pddpo_ray.plan.cost_model import prompts_of
 from pddpo_ray.plan.data_files import named_files
 from pddpo_ray.plan.resources import bundles, device_of, runs_here
-from pddpo_ray.plan.work import prompts_of
 from pddpo_ray.scorecard.cards import HELD_OUT
 from pddpo_ray.scoring.held_out import REPORT, Trials
 from pddpo_ray.storage.checkpoints import checkpoint_folder
-from pddpo_ray.theory.power import draws_needed
+from pddpo_ray.theory.certificates.power import draws_needed
 
 CUT = 0.05
 """Share of answers cut, or of pairs left out, above which it is said."""

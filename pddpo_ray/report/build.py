@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pddpo_ray.report.answers_shown import from_files
 from pddpo_ray.report.run_data import RunData, read_run
-from pddpo_ray.report.sections import FOLDED, SECTIONS
+from pddpo_ray.report.sections.answers import from_files
+from pddpo_ray.report.sections.rounds import FOLDED, SECTIONS
+from pddpo_ray.report.sections.verdict import verdict_strip
 from pddpo_ray.report.shell import page
 from pddpo_ray.report.text import both_ends, escape, number, prose, seconds
-from pddpo_ray.report.verdict_strip import verdict_strip
 from pddpo_ray.scorecard.words import FIGURES
 from pddpo_ray.storage.whole_files import write_whole
 

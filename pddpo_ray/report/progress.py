@@ -27,7 +27,7 @@ from pddpo_ray.driver.run import Event, PhaseChanged, RoundFinished, RunFinished
 from pddpo_ray.driver.run import Progress as Listener
 from pddpo_ray.journal import JournalEvent
 from pddpo_ray.report.text import seconds, short
-from pddpo_ray.report.trackers import TrackedRun, opened
+from pddpo_ray.report.trackers.opening import TrackedRun, opened
 from pddpo_ray.scorecard.words import brief
 
 START_UP = "model, engine and sources start"

@@ -26,7 +26,7 @@ from pddpo_ray.limits.estimate import LimitEstimate
 from pddpo_ray.limits.of_recipe import stated_of, typed_limits
 from pddpo_ray.limits.quantities import Limit
 from pddpo_ray.records import Response, Verdict
-from pddpo_ray.report.answers_shown import author, before_and_after, from_files, measured_words
+from pddpo_ray.report.sections.answers import author, before_and_after, from_files, measured_words
 from pddpo_ray.scorecard.cards import cards, trials_in
 from pddpo_ray.scoring.held_out import Trials
 

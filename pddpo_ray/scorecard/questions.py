@@ -18,7 +18,7 @@ import numpy as np
 
 from pddpo_ray.backends.backends import Backends
 from pddpo_ray.config import Config
-from pddpo_ray.config.scorecard import PAIRS_RANKED
+from pddpo_ray.config.sections.scorecard import PAIRS_RANKED
 from pddpo_ray.contracts import Trainer
 from pddpo_ray.journal import Journal
 from pddpo_ray.parts.labelling import FeedbackController

@@ -29,7 +29,7 @@ from pddpo_ray.scorers.labellers import ScoredFeedbackController
 from pddpo_ray.scoring.held_out import KINDS, REPORT, Kind, Text, Trials, compared_on, comparisons, rows_of
 from pddpo_ray.scoring.interface import AnswerScorer
 from pddpo_ray.scoring.learned_prompts import hashes_of, learned_by, opening_of
-from pddpo_ray.scoring.limit_sources import source_in_run
+from pddpo_ray.scoring.sources.opening import source_in_run
 from pddpo_ray.theory.seeds import seed_of
 
 logger = logging.getLogger(__name__)

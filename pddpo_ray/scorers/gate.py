@@ -26,7 +26,7 @@ from pddpo_ray.records import LabelledPair, Response
 from pddpo_ray.scorers.fits import FITTED, HELD_OUT, OF_FEEDBACK, OF_METHOD
 from pddpo_ray.scoring.held_out import KINDS, REPORT, Kind, Trials, compared_answers
 from pddpo_ray.scoring.scored_labeller import ScoredLabeller
-from pddpo_ray.theory.score_spread import ScoreSpread, spread_of
+from pddpo_ray.theory.estimates.score_spread import ScoreSpread, spread_of
 from pddpo_ray.theory.seeds import seed_of
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from pddpo_ray.config import (
     ScoredFeedback,
     ScorerTrainingConfig,
 )
-from pddpo_ray.config.judge import endpoint_settings
+from pddpo_ray.config.sections.judge import endpoint_settings
 from pddpo_ray.contracts import Labeller
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import Journal
@@ -42,14 +42,14 @@ from pddpo_ray.records import (
     Verdict,
 )
 from pddpo_ray.scorers.fits import OF_FEEDBACK, AtFirstUse, feedback_models, training_of
-from pddpo_ray.scoring.endpoint import ChatEndpoint
 from pddpo_ray.scoring.held_out import Kind
 from pddpo_ray.scoring.interface import AnswerScorer
-from pddpo_ray.scoring.judge import Judge, JudgeLabeller
-from pddpo_ray.scoring.limit_judge import key_of
+from pddpo_ray.scoring.judges.endpoint import ChatEndpoint
+from pddpo_ray.scoring.judges.judge import Judge, JudgeLabeller
 from pddpo_ray.scoring.scored_labeller import ScoredLabeller
-from pddpo_ray.theory.cost_estimate import estimate_cost, estimate_from_scores, within_prompt_variance
-from pddpo_ray.theory.score_spread import spread_of
+from pddpo_ray.scoring.sources.judge import key_of
+from pddpo_ray.theory.estimates.cost_estimate import estimate_cost, estimate_from_scores, within_prompt_variance
+from pddpo_ray.theory.estimates.score_spread import spread_of
 from pddpo_ray.theory.seeds import seed_of
 
 

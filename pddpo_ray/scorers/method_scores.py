@@ -31,8 +31,8 @@ from pddpo_ray.scorers.gate import held_multiplier, stop_or_warn
 from pddpo_ray.scoring.held_out import KINDS, compared_answers, parts_of, rows_of
 from pddpo_ray.scoring.linear_scores import Features, LinearScorer, fit_cost, fit_reward
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.theory.cost_estimate import mean_with_error, shift_to_rate
-from pddpo_ray.theory.explicit_dual import descend
+from pddpo_ray.theory.estimates.cost_estimate import mean_with_error, shift_to_rate
+from pddpo_ray.theory.multipliers.explicit_dual import descend
 from pddpo_ray.theory.seeds import generator, seed_of
 
 logger = logging.getLogger(__name__)

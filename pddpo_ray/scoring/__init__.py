@@ -8,7 +8,7 @@
     scored_labeller.py   labels drawn from scores, where a run wants feedback from models
     judge.py             scores and labels from a judge; prompts in judge_prompts.py, its requests in endpoint.py
 
-The model with a score head that is fitted and stored is in training/score_model.py.
+The model with a score head that is fitted and stored is in training/models/score_model.py.
 
 None of these sees a world's truth. Positive cost is unsafe, zero is the boundary.
 """

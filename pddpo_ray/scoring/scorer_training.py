@@ -43,9 +43,9 @@ from pddpo_ray.theory.agreement import agreement
 from pddpo_ray.theory.calibration import Reliability, reliability, temperature, zero_and_temperature
 from pddpo_ray.theory.intervals import clopper_pearson
 from pddpo_ray.training.device import device_for
-from pddpo_ray.training.log_probs import device_of
-from pddpo_ray.training.lora import add_adapters
-from pddpo_ray.training.score_model import ScoreModel, score_model_of, score_tensors, write_score_config
+from pddpo_ray.training.models.lora import add_adapters
+from pddpo_ray.training.models.score_model import ScoreModel, score_model_of, score_tensors, write_score_config
+from pddpo_ray.training.passes.log_probs import device_of
 
 RIDGE = 1e-3
 """Weight of the squared scores of lora and full: keeps them finite where the pairs leave no doubt."""

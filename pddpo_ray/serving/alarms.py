@@ -17,7 +17,7 @@ from pddpo_ray.journal.audit import record_event
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.serving.catalog import Catalog, ServedPolicy
-from pddpo_ray.theory.alarm import Alarm
+from pddpo_ray.theory.certificates.alarm import Alarm
 
 MEASURED, RANG = "serving.measured", "serving.alarm"
 

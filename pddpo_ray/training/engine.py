@@ -12,8 +12,8 @@ from torch import Tensor
 from pddpo_ray.config import FitConfig
 from pddpo_ray.training.batches import moved
 from pddpo_ray.training.fit import PairLoss, PairPass, Shard, Tensors
-from pddpo_ray.training.graphs import MOST_PARAMETERS, PassGraphs
-from pddpo_ray.training.log_probs import ResponseScorer, device_of
+from pddpo_ray.training.passes.graphs import MOST_PARAMETERS, PassGraphs
+from pddpo_ray.training.passes.log_probs import ResponseScorer, device_of
 
 ADAM_BETAS = (0.9, 0.99)
 FUSED_FROM = 50_000

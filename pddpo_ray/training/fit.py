@@ -24,8 +24,8 @@ from pddpo_ray.config import FitConfig
 from pddpo_ray.contracts import FitSettings
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import LossOptimism, Objective, PairRow
-from pddpo_ray.theory.cost_stage import cost_stage_scales
-from pddpo_ray.theory.objectives import baseline_optimism_loss, preference_loss, support_loss, value_loss
+from pddpo_ray.theory.losses.objectives import baseline_optimism_loss, preference_loss, support_loss, value_loss
+from pddpo_ray.theory.multipliers.cost_stage import cost_stage_scales
 from pddpo_ray.training.batches import (
     Limit,
     Text,
@@ -36,8 +36,8 @@ from pddpo_ray.training.batches import (
     texts_of,
 )
 from pddpo_ray.training.fit_watch import FitCurve
-from pddpo_ray.training.log_probs import ResponseScorer, Support, TextPass
-from pddpo_ray.training.memory import recomputed_layers, tokens_within
+from pddpo_ray.training.passes.log_probs import ResponseScorer, Support, TextPass
+from pddpo_ray.training.passes.memory import recomputed_layers, tokens_within
 
 Tensors = Mapping[str, Tensor]
 

@@ -28,8 +28,15 @@ from pddpo_ray.training.batches import Text, texts_of
 from pddpo_ray.training.device import device_for
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import Engine, FrozenColumns, run_fit
-from pddpo_ray.training.log_probs import ResponseScorer, Support, mean_hidden, passes, score_texts, support_of_texts
-from pddpo_ray.training.ppo_networks import reinforce
+from pddpo_ray.training.models.ppo_networks import reinforce
+from pddpo_ray.training.passes.log_probs import (
+    ResponseScorer,
+    Support,
+    mean_hidden,
+    passes,
+    score_texts,
+    support_of_texts,
+)
 from pddpo_ray.training.row_store import Column, Kind, RowStore
 
 MakeEngine = Callable[[ResponseScorer], Engine]

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from pddpo_ray.config import FitConfig, PpoConfig
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Array, ScoredAnswer
-from pddpo_ray.theory.group_advantages import group_advantages
-from pddpo_ray.theory.ppo import (
+from pddpo_ray.theory.losses.group_advantages import group_advantages
+from pddpo_ray.theory.losses.ppo import (
     advantages,
     clipped_policy_loss,
     clipped_value_loss,
@@ -28,7 +28,7 @@ from pddpo_ray.theory.ppo import (
 from pddpo_ray.training.batches import Text, TextBatch, collate, minibatches
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import Shard
-from pddpo_ray.training.log_probs import ResponseScorer
+from pddpo_ray.training.passes.log_probs import ResponseScorer
 
 Forward = Callable[[TextBatch], Tensor]
 """One number per response token. -> [T]"""

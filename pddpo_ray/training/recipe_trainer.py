@@ -15,7 +15,7 @@ from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.device import device_for
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.local import LocalTrainer, MakeEngine, load_trainer
-from pddpo_ray.training.lora import LoraEngine, load_lora_trainer
+from pddpo_ray.training.models.lora import LoraEngine, load_lora_trainer
 
 
 def recipe_trainer(

@@ -23,7 +23,7 @@ from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.tensors import tensors_sha256
 from pddpo_ray.storage.whole_files import WEIGHTS
 from pddpo_ray.training.batches import Text
-from pddpo_ray.training.log_probs import Support
+from pddpo_ray.training.passes.log_probs import Support
 
 Kind = Literal["log_probs", "features", "supports"]
 RESIDENT = 6

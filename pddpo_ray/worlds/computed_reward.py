@@ -10,10 +10,10 @@ from pddpo_ray.contracts import Measure
 from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.limits.sources import Source
 from pddpo_ray.worlds.oracle import Oracle
-from pddpo_ray.worlds.table_limits import TableLimits, costs_of
-from pddpo_ray.worlds.tabular import TabularWorld
-from pddpo_ray.worlds.text import TextWorld
-from pddpo_ray.worlds.text_limits import ENUMERABLE, of_texts
+from pddpo_ray.worlds.tabular.limits import TableLimits, costs_of
+from pddpo_ray.worlds.tabular.world import TabularWorld
+from pddpo_ray.worlds.text.limits import ENUMERABLE, of_texts
+from pddpo_ray.worlds.text.world import TextWorld
 
 
 def own_reward(world: TabularWorld | TextWorld, stated: StatedLimit) -> Measure:

@@ -14,7 +14,7 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal, VersionEntry
 from pddpo_ray.records import Array, PolicyVersion, Response
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.theory.cost_stage import cost_temperature
+from pddpo_ray.theory.multipliers.cost_stage import cost_temperature
 from pddpo_ray.worlds.oracle import InfeasibleError, Mask, Optimum, Oracle, mixture
 
 

@@ -16,7 +16,7 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.limits.quantities import Limit as StatedLimit
 from pddpo_ray.limits.sources import Answer, Source, Unmeasured
 from pddpo_ray.records import Array
-from pddpo_ray.theory.prompt_sets import PromptSets
+from pddpo_ray.theory.estimates.prompt_sets import PromptSets
 from pddpo_ray.worlds.oracle import Limit, Oracle
 
 

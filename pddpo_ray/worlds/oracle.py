@@ -7,7 +7,7 @@ text: the text world puts all text outside its grammar into one more column. A w
 A limit is E[cost] + kl KL(policy || reference) <= threshold. In nearly all `kl` is 0; in a limit on the KL itself the
 cost is 0 everywhere, and its multiplier times `kl` adds to beta.
 
-With several limits the multipliers are those that minimise the dual (theory/several_limits.py), checked by KKT.
+With several limits the multipliers minimise the dual (theory/multipliers/several_limits.py), checked by KKT.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import logsumexp
 
 from pddpo_ray.records import Array
-from pddpo_ray.theory.feasibility import KlTerm, largest_margin, log_ratio
+from pddpo_ray.theory.multipliers.feasibility import KlTerm, largest_margin, log_ratio
+from pddpo_ray.theory.multipliers.several_limits import LagrangianDual, kkt_residual, minimise
 from pddpo_ray.theory.output import output_weights
-from pddpo_ray.theory.several_limits import LagrangianDual, kkt_residual, minimise
 
 Mask = NDArray[np.bool_]
 

@@ -12,7 +12,7 @@ from pddpo_ray.config import Config, TabularWorldConfig
 from pddpo_ray.records import Array, Response
 from pddpo_ray.scoring.interface import TextPair
 from pddpo_ray.scoring.scored_labeller import ScoredLabeller
-from pddpo_ray.worlds.tabular_files import tabular_world
+from pddpo_ray.worlds.tabular.files import tabular_world
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def truth_of(config: Config) -> TruthByText:
         texts = [prompt.text for prompt in table.prompts]
     else:
         # Imported here: a tabular world needs no language model.
-        from pddpo_ray.worlds.prepared_text import prepare_text_world
+        from pddpo_ray.worlds.text.prepared_world import prepare_text_world
 
         world = prepare_text_world(config).world
         answers = list(world.grammar.answer_texts)

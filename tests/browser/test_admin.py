@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from pddpo_ray.annotation.controls import Controls
-from pddpo_ray.annotation.people import Campaign, Person, Role
-from pddpo_ray.annotation.personal_data import PersonalData
+from pddpo_ray.annotation.people.accounts import Campaign, Person, Role
+from pddpo_ray.annotation.people.personal_data import PersonalData
+from pddpo_ray.annotation.queue.controls import Controls
 from tests.browser.screen import LOW_CONTRAST, Screen, pairs, until
 from tests.browser.test_accessible import findings
 from tests.support.annotation_api import FreshService

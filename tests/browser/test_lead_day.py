@@ -11,10 +11,10 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 from sqlalchemy import select
 
-from pddpo_ray.annotation.answer_forms import screen_form
-from pddpo_ray.annotation.answers import Submission
-from pddpo_ray.annotation.leases import Lease
-from pddpo_ray.annotation.people import Person, Role
+from pddpo_ray.annotation.people.accounts import Person, Role
+from pddpo_ray.annotation.queue.answer_forms import screen_form
+from pddpo_ray.annotation.queue.answers import Submission
+from pddpo_ray.annotation.queue.assignment import Lease
 from pddpo_ray.journal.annotation_schema import lease
 from pddpo_ray.journal.audit import broken_links, imbalances
 from tests.browser.screen import HEADINGS, LOW_CONTRAST, Screen, pairs, safety

@@ -7,9 +7,9 @@ from typing import Any, Literal
 import pytest
 from playwright.sync_api import expect
 
-from pddpo_ray.annotation.answers import Submission
-from pddpo_ray.annotation.leases import Lease
-from pddpo_ray.annotation.people import DEFAULT_GUIDELINES, Campaign, Person, Role
+from pddpo_ray.annotation.people.accounts import DEFAULT_GUIDELINES, Campaign, Person, Role
+from pddpo_ray.annotation.queue.answers import Submission
+from pddpo_ray.annotation.queue.assignment import Lease
 from tests.browser.screen import LOW_CONTRAST, Screen, pairs, until
 from tests.browser.test_accessible import findings
 from tests.browser.test_lead_day import PREFERS_FIRST, PREFERS_SECOND, works

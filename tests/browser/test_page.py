@@ -10,10 +10,10 @@ from playwright.sync_api import expect
 from pyarrow import parquet
 from sqlalchemy import insert, select
 
-from pddpo_ray.annotation.answers import Submission
-from pddpo_ray.annotation.leases import Lease
-from pddpo_ray.annotation.notice import TEXT, VERSION
-from pddpo_ray.annotation.people import Role
+from pddpo_ray.annotation.people.accounts import Role
+from pddpo_ray.annotation.people.notice import TEXT, VERSION
+from pddpo_ray.annotation.queue.answers import Submission
+from pddpo_ray.annotation.queue.assignment import Lease
 from pddpo_ray.journal.annotation_schema import consent
 from pddpo_ray.journal.audit import imbalances
 from pddpo_ray.journal.schema import dual_step

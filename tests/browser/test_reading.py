@@ -8,7 +8,7 @@ from itertools import cycle
 import pytest
 from playwright.sync_api import expect
 
-from pddpo_ray.annotation.people import Role
+from pddpo_ray.annotation.people.accounts import Role
 from pddpo_ray.journal.audit import imbalances
 from pddpo_ray.parts.questions import Question
 from tests.browser.screen import Screen, pairs, safety, stored, until, wait_for_answers

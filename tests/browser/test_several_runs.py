@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
-from pddpo_ray.annotation.people import Role
+from pddpo_ray.annotation.people.accounts import Role
 from pddpo_ray.journal.transactions import now_ms
 from tests.browser.screen import LOW_CONTRAST, WIDE, Screen, safety, until
 from tests.browser.test_accessible import findings

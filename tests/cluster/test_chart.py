@@ -195,7 +195,7 @@ def test_only_the_cron_job_of_the_run_may_create_jobs(results: dict[str, Any]) -
     run, backup = sorted(of_kind(documents, "CronJob"), key=lambda one: str(one["metadata"]["name"]), reverse=True)
     (pod,), (other,) = pods(run), pods(backup)
     assert pod["serviceAccountName"] == role["metadata"]["name"]
-    assert pod["containers"][0]["command"][:3] == ["python", "-m", "pddpo_ray.cli.run_again"]
+    assert pod["containers"][0]["command"][:3] == ["python", "-m", "pddpo_ray.cli.runs.run_again"]
     assert (pod["automountServiceAccountToken"], other["automountServiceAccountToken"]) == (True, False)
 
 

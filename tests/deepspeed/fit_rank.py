@@ -19,8 +19,8 @@ from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.engine import ADAM_BETAS, TorchEngine
 from pddpo_ray.training.fit import Shard
 from pddpo_ray.training.local import LocalTrainer, store_reference
-from pddpo_ray.training.log_probs import ResponseScorer
-from pddpo_ray.training.lora import load_lora_trainer
+from pddpo_ray.training.models.lora import load_lora_trainer
+from pddpo_ray.training.passes.log_probs import ResponseScorer
 from tests.support.tiny_language_model import tiny_llama
 
 

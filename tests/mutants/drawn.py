@@ -27,7 +27,7 @@ from tests.mutants.forks import ONE_THREAD, Forks, Outcome, files_of, with_tests
 from tests.mutants.mutation import ROOT, apply, changed_functions, functions_of
 
 SCOPE = (
-    "pddpo_ray/theory/*.py",
+    "pddpo_ray/theory/**/*.py",
     "pddpo_ray/algorithms/*.py",
     "pddpo_ray/exploration/*.py",
     "pddpo_ray/parts/exploring.py",
@@ -36,7 +36,7 @@ SCOPE = (
     "pddpo_ray/parts/limits.py",
     "pddpo_ray/limits/drawn.py",
     "pddpo_ray/limits/estimate.py",
-    "pddpo_ray/worlds/tabular_parts.py",
+    "pddpo_ray/worlds/tabular/parts.py",
     "pddpo_ray/training/fit.py",
 )
 TESTS = (

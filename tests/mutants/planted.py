@@ -33,7 +33,7 @@ PLANTED = (
     known("the projection left out", "unit/math/test_dual"),
     fault(
         "a certificate one draw early",
-        "pddpo_ray/theory/certificate _first_at_least",
+        "pddpo_ray/theory/certificates/certificate _first_at_least",
         "return int(reached[0]) + 1 if",
         "return int(reached[0]) if",
         "unit/math/test_certificate",
@@ -47,21 +47,21 @@ PLANTED = (
     ),
     fault(
         "a judge's two orders are not turned back",
-        "pddpo_ray/scoring/judge _judged",
+        "pddpo_ray/scoring/judges/judge _judged",
         "(over[1], over[0])",
         "(over[0], over[1])",
         "unit/scoring/test_judge",
     ),
     fault(
         "a label counted twice",
-        "pddpo_ray/annotation/answers Answers._answer",
+        "pddpo_ray/annotation/queue/answers Answers._answer",
         'if held.state == "answered":',
         'if held.state == "cancelled":',
         "unit/annotation/test_queue",
     ),
     fault(
         "who signed out is let in",
-        "pddpo_ray/annotation/people People.by_cookie",
+        "pddpo_ray/annotation/people/accounts People.by_cookie",
         "login.c.revoked_ms.is_(None),",
         "",
         "unit/annotation/test_queue",
@@ -70,7 +70,7 @@ PLANTED = (
     ),
     fault(
         "chances of being shown to people left out",
-        "pddpo_ray/theory/people_estimates sample_for_people",
+        "pddpo_ray/theory/estimates/people_estimates sample_for_people",
         "chances[others] = drawn.size / others.size",
         "chances[others] = 1.0",
         "unit/annotation/test_estimates",
@@ -112,7 +112,7 @@ PLANTED = (
     ),
     fault(
         "a key is taken without its scope",
-        "deploy/serving/entrance EntranceState.demand",
+        "deploy/serving/app_state EntranceState.demand",
         "if not key.scope.covers(scope):",
         "if not scope:",
         "unit/serving/test_app",

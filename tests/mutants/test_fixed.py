@@ -61,7 +61,7 @@ def test_each_planted_fault_is_seen_by_a_test_of_make_test() -> None:
 
 
 def test_a_formula_that_is_written_otherwise_now_is_named() -> None:
-    gone = Fixed("no more", "pddpo_ray/theory/dual.py", "ascend", "no such formula", "", ("test",))
+    gone = Fixed("no more", "pddpo_ray/theory/multipliers/dual.py", "ascend", "no such formula", "", ("test",))
     with pytest.raises(ValueError, match="mutant 'no more': 'no such formula' occurs 0 times"):
         _ = gone.source
 

@@ -8,10 +8,10 @@ import pytest
 from sqlalchemy import delete, insert, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from pddpo_ray.annotation.answers import Submission
-from pddpo_ray.annotation.leases import Lease, NoQuestion
+from pddpo_ray.annotation.queue.answers import Submission
+from pddpo_ray.annotation.queue.assignment import Lease, NoQuestion
+from pddpo_ray.annotation.queue.queue_rules import Outcome, Rules
 from pddpo_ray.annotation.queue_labeller import QueueLabeller, Waiting
-from pddpo_ray.annotation.queue_rules import Outcome, Rules
 from pddpo_ray.journal.annotation_schema import ERASED, answer, audit_event, seat
 from pddpo_ray.journal.audit import imbalances
 from pddpo_ray.journal.database import open_database

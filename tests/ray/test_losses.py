@@ -22,7 +22,7 @@ from pddpo_ray.errors import RunError
 from pddpo_ray.parts.dual_step import Estimates
 from pddpo_ray.records import Array, CostEstimate, Decoding, Delivery, PolicyVersion, Prompt
 from pddpo_ray.rollout.delivery_check import VerifiedDelivery
-from pddpo_ray.theory.dual import DualState, ProjectedFixed, limit_state
+from pddpo_ray.theory.multipliers.dual import DualState, ProjectedFixed, limit_state
 from pddpo_ray.theory.seeds import counts
 from tests.support.ray_session import living_actors, session
 from tests.support.summing_backend import command, make

@@ -28,9 +28,9 @@ from pddpo_ray.errors import DecisionNeeded, UserError
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.report.build import build_report
-from pddpo_ray.theory.certificate import first_certified, upper_bound
-from pddpo_ray.theory.levels import Allocation
-from pddpo_ray.theory.measured_draws import bias_bound, logit_draws
+from pddpo_ray.theory.certificates.certificate import first_certified, upper_bound
+from pddpo_ray.theory.certificates.levels import Allocation
+from pddpo_ray.theory.certificates.measured_draws import bias_bound, logit_draws
 from tests.unit.loop.small_run import SMALL, small
 
 pytestmark = pytest.mark.run

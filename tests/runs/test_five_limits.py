@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Table
 
-from pddpo_ray.annotation.leases import Lease
+from pddpo_ray.annotation.queue.assignment import Lease
 from pddpo_ray.certificates.testing import certify
 from pddpo_ray.config import Config, ScorerJob
 from pddpo_ray.driver.run import run_recipe

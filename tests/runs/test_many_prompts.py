@@ -11,7 +11,7 @@ import pytest
 from pddpo_ray.config import Config, load
 from pddpo_ray.driver.run import PhaseChanged, run_recipe
 from pddpo_ray.journal import read_journal
-from pddpo_ray.plan.work import work
+from pddpo_ray.plan.cost_model import work
 from pddpo_ray.storage.whole_files import JOURNAL
 from tests.support.small_real_text import SMALL_REAL_TEXT
 from tests.unit.loop.small_run import story

@@ -17,7 +17,7 @@ from pddpo_ray.certificates.ledger import read_ledger
 from pddpo_ray.certificates.outcome import Outcome, outcome_of
 from pddpo_ray.certificates.release import why_not_asked
 from pddpo_ray.certificates.release_history import Releases
-from pddpo_ray.cli.train import show_result
+from pddpo_ray.cli.runs.train import show_result
 from pddpo_ray.config import load
 from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.journal import read_journal

@@ -15,10 +15,10 @@ import pytest
 import yaml
 from sqlalchemy import select
 
-from pddpo_ray.annotation.batch_rows import RoundStatus
-from pddpo_ray.annotation.decisions import Decision, Decisions
-from pddpo_ray.annotation.leases import Lease
-from pddpo_ray.annotation.rounds import Rounds
+from pddpo_ray.annotation.queue.assignment import Lease
+from pddpo_ray.annotation.queue.batch_rows import RoundStatus
+from pddpo_ray.annotation.queue.batches import Rounds
+from pddpo_ray.annotation.review.decisions import Decision, Decisions
 from pddpo_ray.certificates.testing import certify
 from pddpo_ray.config import Config
 from pddpo_ray.driver.run import PhaseChanged, run_recipe
@@ -29,10 +29,10 @@ from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.report.build import build_report
 from pddpo_ray.storage.whole_files import JOURNAL
-from pddpo_ray.theory.certificate import upper_bound
-from pddpo_ray.theory.cost_estimate import clipped_logit
-from pddpo_ray.theory.levels import Allocation
-from pddpo_ray.theory.measured_draws import limit_with_people, with_people
+from pddpo_ray.theory.certificates.certificate import upper_bound
+from pddpo_ray.theory.certificates.levels import Allocation
+from pddpo_ray.theory.certificates.measured_draws import limit_with_people, with_people
+from pddpo_ray.theory.estimates.cost_estimate import clipped_logit
 from tests.runs.test_limits_on_text import PowerCut, twin
 from tests.support.answering_people import RULES, Crowd, answering
 from tests.support.measuring_server import measuring_server

@@ -11,10 +11,10 @@ from sqlalchemy import func, select
 
 from deploy.annotation.app import create_app
 from pddpo_lab.simulated_people import Manner, enlist, simulate
-from pddpo_ray.annotation.people import People, Role
-from pddpo_ray.annotation.queue_rules import Rules
-from pddpo_ray.annotation.rounds import Rounds
-from pddpo_ray.annotation.worklog import WorkLog
+from pddpo_ray.annotation.people.accounts import People, Role
+from pddpo_ray.annotation.queue.batches import Rounds
+from pddpo_ray.annotation.queue.queue_rules import Rules
+from pddpo_ray.annotation.queue.worklog import WorkLog
 from pddpo_ray.backends.preflight import take_new_identity
 from pddpo_ray.certificates.ledger import read_ledger
 from pddpo_ray.certificates.testing import certify
@@ -27,8 +27,8 @@ from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.records import Verdict
-from pddpo_ray.report.people_section import people
 from pddpo_ray.report.run_data import read_run
+from pddpo_ray.report.sections.people import people
 from pddpo_ray.report.text import seconds
 from pddpo_ray.worlds.truth_by_text import truth_of
 from tests.support.annotation_api import GENEROUS

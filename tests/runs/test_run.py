@@ -22,8 +22,8 @@ from pddpo_ray.journal import read_journal
 from pddpo_ray.parts.dual_step import DualController
 from pddpo_ray.records import CandidateSet, CostEstimate, Pair, PolicyVersion, Prompt, Response, UniformMixture
 from pddpo_ray.storage.whole_files import JOURNAL, RESULT
-from pddpo_ray.worlds.tabular import trap_world
-from pddpo_ray.worlds.tabular_parts import TabularEngine
+from pddpo_ray.worlds.tabular.parts import TabularEngine
+from pddpo_ray.worlds.tabular.world import trap_world
 from tests.support.method_modules import METHODS
 from tests.unit.loop.small_run import finish, small, story
 

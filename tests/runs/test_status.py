@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from pddpo_ray.annotation.answers import Submission
-from pddpo_ray.annotation.leases import Lease
+from pddpo_ray.annotation.queue.answers import Submission
+from pddpo_ray.annotation.queue.assignment import Lease
 from pddpo_ray.cli.main import main
-from pddpo_ray.cli.recipe_of_run import find_run
+from pddpo_ray.cli.runs.recipe_of_run import find_run
 from pddpo_ray.config import load
 from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import ParkedError

@@ -12,7 +12,7 @@ from pddpo_ray.config import Config, load
 from pddpo_ray.driver.run import PhaseChanged, run_recipe
 from pddpo_ray.evaluate.world import evaluate_run
 from pddpo_ray.journal import read_journal
-from pddpo_ray.plan.work import work
+from pddpo_ray.plan.cost_model import work
 from pddpo_ray.storage.whole_files import JOURNAL
 from tests.unit.loop.small_run import story
 

@@ -10,14 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from deploy.serving.engine import PolicyEngine
+from deploy.serving.engines.engine import PolicyEngine
 from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Objective, PairRow, PolicyVersion, Prompt, Response
 from pddpo_ray.serving.catalog import Canary, ServedPolicy
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.local import LocalTrainer, load_trainer, store_reference
-from pddpo_ray.training.lora import load_lora_trainer
+from pddpo_ray.training.models.lora import load_lora_trainer
 from tests.support.served_run import small_engine
 from tests.support.tiny_language_model import save_policy
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from deploy.serving.engine import PolicyEngine
+from deploy.serving.engines.engine import PolicyEngine
 from deploy.serving.settings import EngineSettings
 from pddpo_ray.serving.catalog import ServedPolicy
 from pddpo_ray.storage.artifacts import ArtifactStore

@@ -26,8 +26,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from scipy.stats import chisquare
 
 from deploy.serving.metrics import NAMES
-from pddpo_ray.annotation.queue_rules import Rules
-from pddpo_ray.annotation.rounds import Rounds
+from pddpo_ray.annotation.queue.batches import Rounds
+from pddpo_ray.annotation.queue.queue_rules import Rules
 from pddpo_ray.certificates.release_history import Releases
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.serving.catalog import drawn_round

@@ -27,12 +27,19 @@ from pddpo_ray.journal import Journal
 from pddpo_ray.parts.labelling import FeedbackController
 from pddpo_ray.records import HARM, Pair, Verdict
 from pddpo_ray.scorers.labellers import EXCLUDED, judge_labeller
-from pddpo_ray.scoring.endpoint import ChatEndpoint, Lost
-from pddpo_ray.scoring.judge import Judge, parse_scores
-from pddpo_ray.scoring.judge_prompts import SYSTEM, harmlessness_question, helpfulness_question, safety_question
+from pddpo_ray.scoring.judges.endpoint import ChatEndpoint, Lost
+from pddpo_ray.scoring.judges.judge import Judge, parse_scores
+from pddpo_ray.scoring.judges.judge_prompts import SYSTEM, harmlessness_question, helpfulness_question, safety_question
 from pddpo_ray.storage.whole_files import ARTIFACTS
-from pddpo_ray.training.from_scratch import ScratchSpec, TextPair, build_model, pretrain, sequences, train_tokenizer
-from pddpo_ray.worlds.tabular import trap_world
+from pddpo_ray.training.models.from_scratch import (
+    ScratchSpec,
+    TextPair,
+    build_model,
+    pretrain,
+    sequences,
+    train_tokenizer,
+)
+from pddpo_ray.worlds.tabular.world import trap_world
 from tests.support.served_process import served
 from tests.support.served_run import SAFE, ServedRun, make_run
 

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from deploy.annotation.app import create_app
 from deploy.annotation.queue_service import WebSettings
-from pddpo_ray.annotation.people import Person, Role
+from pddpo_ray.annotation.people.accounts import Person, Role
 from tests.support.annotation_queue import FreshQueue
 
 API = "/api/v1"

@@ -18,9 +18,9 @@ import numpy as np
 from sqlalchemy import select
 
 from pddpo_lab.simulated_people import Manner, Tally, enlist, simulate
-from pddpo_ray.annotation.answer_forms import screen_form
-from pddpo_ray.annotation.queue_rules import Rules
-from pddpo_ray.annotation.rounds import Rounds
+from pddpo_ray.annotation.queue.answer_forms import screen_form
+from pddpo_ray.annotation.queue.batches import Rounds
+from pddpo_ray.annotation.queue.queue_rules import Rules
 from pddpo_ray.config import load
 from pddpo_ray.journal import Journal
 from pddpo_ray.journal.annotation_schema import answer

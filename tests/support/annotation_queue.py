@@ -7,13 +7,13 @@ from typing import Any
 
 from sqlalchemy import Engine, insert
 
-from pddpo_ray.annotation.answers import Answers
-from pddpo_ray.annotation.leases import Leases
-from pddpo_ray.annotation.people import People as Accounts
-from pddpo_ray.annotation.people import Person, Role
+from pddpo_ray.annotation.people.accounts import People as Accounts
+from pddpo_ray.annotation.people.accounts import Person, Role
+from pddpo_ray.annotation.queue.answers import Answers
+from pddpo_ray.annotation.queue.assignment import Leases
+from pddpo_ray.annotation.queue.batches import Rounds
+from pddpo_ray.annotation.queue.queue_rules import Rules
 from pddpo_ray.annotation.queue_labeller import QueueLabeller, Waiting
-from pddpo_ray.annotation.queue_rules import Rules
-from pddpo_ray.annotation.rounds import Rounds
 from pddpo_ray.journal.schema import run
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.parts.people import Overlap, People, RiskOf

@@ -14,9 +14,9 @@ from typing import Any
 from sqlalchemy.exc import SQLAlchemyError
 
 from pddpo_lab.simulated_people import Manner, Tally, enlist, simulate
-from pddpo_ray.annotation.batch_rows import RoundStatus
-from pddpo_ray.annotation.queue_rules import Rules
-from pddpo_ray.annotation.rounds import Rounds
+from pddpo_ray.annotation.queue.batch_rows import RoundStatus
+from pddpo_ray.annotation.queue.batches import Rounds
+from pddpo_ray.annotation.queue.queue_rules import Rules
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.identity import IDENTITY, open_folder

@@ -11,8 +11,8 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from deploy.annotation.several import ServedRun, create_app_of_several
-from pddpo_ray.annotation.people import Role
+from deploy.annotation.multi_run_app import ServedRun, create_app_of_several
+from pddpo_ray.annotation.people.accounts import Role
 from pddpo_ray.journal.database import open_database
 from tests.support.annotation_api import GENEROUS
 from tests.support.annotation_queue import FreshQueue, create_run

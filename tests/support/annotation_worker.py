@@ -15,10 +15,10 @@ import sys
 import time
 from pathlib import Path
 
-from pddpo_ray.annotation.answers import Answers, Submission
-from pddpo_ray.annotation.leases import Lease, Leases
-from pddpo_ray.annotation.people import People, Role
-from pddpo_ray.annotation.queue_rules import Rules
+from pddpo_ray.annotation.people.accounts import People, Role
+from pddpo_ray.annotation.queue.answers import Answers, Submission
+from pddpo_ray.annotation.queue.assignment import Lease, Leases
+from pddpo_ray.annotation.queue.queue_rules import Rules
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.transactions import Store
 

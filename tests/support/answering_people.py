@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pddpo_ray.annotation.answers import Answers, Submission
-from pddpo_ray.annotation.leases import Lease, Leases
-from pddpo_ray.annotation.people import People, Person, Role
-from pddpo_ray.annotation.queue_rules import Rules
+from pddpo_ray.annotation.people.accounts import People, Person, Role
+from pddpo_ray.annotation.queue.answers import Answers, Submission
+from pddpo_ray.annotation.queue.assignment import Lease, Leases
+from pddpo_ray.annotation.queue.queue_rules import Rules
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.storage.whole_files import JOURNAL

@@ -18,7 +18,7 @@ CLIENTS = 12
 CORE, PROXY = "VLLM::Engine", "ray::ProxyActor"
 REPLICA, ENTRANCE = "ray::ServeReplica:pddpo-demo:Engine", "ray::ServeReplica:pddpo-demo:Entrance"
 """Names of an endpoint's processes: vLLM's own, Serve's HTTP proxy, the replica that drives vLLM, the entrance."""
-FORKING = "deploy.serving.warm_imports"
+FORKING = "deploy.serving.engines.warm_imports"
 """In the command of the process that forks engines; Ray's dashboard forks its parts from such a process too."""
 GOOD, WAIT = "200", "503 with Retry-After"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from pddpo_ray.config.method import Method
+from pddpo_ray.config.sections.method import Method
 from pddpo_ray.registry import SHIPPED, load
 
 METHODS = {name: import_module(load("methods", name, Method).code.partition(":")[0]) for name in SHIPPED["methods"]}

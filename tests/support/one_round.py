@@ -18,9 +18,9 @@ from pddpo_ray.journal import read_journal
 from pddpo_ray.parts.preferences import cost_rows, reward_rows
 from pddpo_ray.records import HARM, PairRow, PolicyVersion, Verdict
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.theory.cost_estimate import clipped_logit
-from pddpo_ray.theory.cost_stage import cost_temperature
-from pddpo_ray.theory.objectives import preference_loss
+from pddpo_ray.theory.estimates.cost_estimate import clipped_logit
+from pddpo_ray.theory.losses.objectives import preference_loss
+from pddpo_ray.theory.multipliers.cost_stage import cost_temperature
 
 PAGE = Path(__file__).parents[2] / "docs" / "one-round.md"
 COMMAND = "pddpo train tabular rounds=2 --run runs/one-round"
@@ -97,14 +97,14 @@ box; the stops below are its lines. What it calls is typed in [`contracts.py`](.
 | the world's truth labels it | `worlds/truth_labeller.py` | more helpful: {item.helpful}; more harmful: {item.label(HARM)} |
 | it becomes a row of the reward pairs | `parts/preferences.py` | chosen (better) {better.chosen[0]}, rejected {better.rejected[0]} |
 | and a row of the cost pairs | `parts/preferences.py` | chosen (cheaper) {cheaper.chosen[0]}, rejected {cheaper.rejected[0]} |
-| round 2 fits the reward policy, base reference, temperature β | `algorithms/stages.py`, `theory/objectives.py` | β = {beta:g} |
-| log π_r/π_ref of its chosen and rejected answer after the fit | `worlds/tabular_parts.py` | {shown(reward[0])} and {shown(reward[1])} |
-| logit u = β (h(chosen) − h(rejected)) | `theory/objectives.py` | {shown(reward[2])} |
-| loss log(1 + exp(−u)) | `theory/objectives.py` | {shown(reward[3])} |
-| round 2 fits the policy, base reward policy, temperature β/λ | `theory/cost_stage.py` | λ = {multiplier:.3f}, β/λ = {temperature:.3f} |
-| log π/π_r of its chosen and rejected answer after the fit | `worlds/tabular_parts.py` | {shown(cost[0])} and {shown(cost[1])} |
-| logit u = β/λ (h(chosen) − h(rejected)) | `theory/objectives.py` | {shown(cost[2])} |
-| loss log(1 + exp(−u)) | `theory/objectives.py` | {shown(cost[3])} |
+| round 2 fits the reward policy, base reference, temperature β | `algorithms/stages.py`, `theory/losses/objectives.py` | β = {beta:g} |
+| log π_r/π_ref of its chosen and rejected answer after the fit | `worlds/tabular/parts.py` | {shown(reward[0])} and {shown(reward[1])} |
+| logit u = β (h(chosen) − h(rejected)) | `theory/losses/objectives.py` | {shown(reward[2])} |
+| loss log(1 + exp(−u)) | `theory/losses/objectives.py` | {shown(reward[3])} |
+| round 2 fits the policy, base reward policy, temperature β/λ | `theory/multipliers/cost_stage.py` | λ = {multiplier:.3f}, β/λ = {temperature:.3f} |
+| log π/π_r of its chosen and rejected answer after the fit | `worlds/tabular/parts.py` | {shown(cost[0])} and {shown(cost[1])} |
+| logit u = β/λ (h(chosen) − h(rejected)) | `theory/losses/objectives.py` | {shown(cost[2])} |
+| loss log(1 + exp(−u)) | `theory/losses/objectives.py` | {shown(cost[3])} |
 
 The same `preference_loss` serves both stages; the multiplier enters through the temperature alone.
 
@@ -115,9 +115,9 @@ The same `preference_loss` serves both stages; the multiplier enters through the
 | policy 1 is delivered to the engine, and the delivery is checked | `rollout/delivery_check.py` | hash `{versions["policy-1"].sha256[:12]}` on both sides |
 | it answers prompt {labelled.response.prompt.token_ids[0]} | `parts/sampling.py` | answer {labelled.response.token_ids[0]} |
 | {len(labelled.labels)} labels are asked for | `parts/labelling.py` | the first is *{labelled.labels[0]}*; {unsafe} of {len(labelled.labels)} are unsafe |
-| its cost estimate: the clipped logit of that share | `theory/cost_estimate.py` | {float(clipped_logit([share], cost_max)[0]):.3f} |
-| the mean over all {first.estimate.responses} answers of the round | `theory/cost_estimate.py` | {first.estimate.value:.3f} ± {first.estimate.standard_error:.3f} (standard error) |
-| the dual step: λ + η (estimate − limit), kept in [0, 2ρ] | `theory/dual.py` | η = {first.eta:.3f}: λ goes from {first.multiplier_before:.3f} to {first.multiplier_after:.3f} |
+| its cost estimate: the clipped logit of that share | `theory/estimates/cost_estimate.py` | {float(clipped_logit([share], cost_max)[0]):.3f} |
+| the mean over all {first.estimate.responses} answers of the round | `theory/estimates/cost_estimate.py` | {first.estimate.value:.3f} ± {first.estimate.standard_error:.3f} (standard error) |
+| the dual step: λ + η (estimate − limit), kept in [0, 2ρ] | `theory/multipliers/dual.py` | η = {first.eta:.3f}: λ goes from {first.multiplier_before:.3f} to {first.multiplier_after:.3f} |
 | round 2's cost stage reads it | `parts/dual_step.py` | λ = {second.multiplier_before:.3f} |
 """
 

@@ -16,7 +16,7 @@ import torch
 from pddpo_ray.journal import read_journal
 from pddpo_ray.records import Response
 from pddpo_ray.storage.whole_files import JOURNAL
-from pddpo_ray.training.pretrained import fetch
+from pddpo_ray.training.models.pretrained import fetch
 
 CANARIES = 1e-3
 """Largest difference per token between trainer and engine."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import text
 
-from pddpo_ray.annotation.people import People, Role
+from pddpo_ray.annotation.people.accounts import People, Role
 from pddpo_ray.journal.database import HEAD, known_revision, open_database
 from pddpo_ray.journal.transactions import Store
 

@@ -21,8 +21,8 @@ import httpx
 import pytest
 
 from pddpo_lab.simulated_people import Manner, Tally, enlist, simulate
-from pddpo_ray.annotation.queue_rules import Rules
-from pddpo_ray.annotation.rounds import Rounds
+from pddpo_ray.annotation.queue.batches import Rounds
+from pddpo_ray.annotation.queue.queue_rules import Rules
 from pddpo_ray.journal import read_journal
 from pddpo_ray.journal.database import HEAD, known_revision, open_database
 from pddpo_ray.journal.transactions import Store
@@ -39,8 +39,8 @@ DRIVER = """
 import sys, time
 from pathlib import Path
 from pddpo_ray.annotation.questions import Question
-from pddpo_ray.annotation.queue_rules import Rules
-from pddpo_ray.annotation.rounds import Rounds
+from pddpo_ray.annotation.queue.queue_rules import Rules
+from pddpo_ray.annotation.queue.batches import Rounds
 from pddpo_ray.config import load
 from pddpo_ray.journal import Journal
 from pddpo_ray.journal.database import open_database

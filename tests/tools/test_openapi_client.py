@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from pddpo_ray.annotation.people import Role
+from pddpo_ray.annotation.people.accounts import Role
 from pddpo_ray.journal.database import open_database
 from tests.support.annotation_api import FreshService
 from tests.support.annotation_queue import FreshQueue, create_run, safety_questions

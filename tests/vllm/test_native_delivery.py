@@ -23,7 +23,7 @@ from pddpo_ray.rollout.delivery_check import verify
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.tensors import tensors_sha256
 from pddpo_ray.training.local import store_reference
-from pddpo_ray.training.lora import LoraTrainer, load_lora_trainer
+from pddpo_ray.training.models.lora import LoraTrainer, load_lora_trainer
 from tests.support.engine_process import adapters_process
 from tests.support.tiny_language_model import save_policy
 

@@ -17,7 +17,7 @@ from pddpo_ray.rollout.checkpoint import tokenizer_fingerprint
 from pddpo_ray.rollout.delivery_check import DeliveryCheck
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.local import load_trainer, store_reference
-from pddpo_ray.training.lora import load_lora_trainer
+from pddpo_ray.training.models.lora import load_lora_trainer
 from tests.support.engine_process import adapters_process, vllm_process
 from tests.support.tiny_language_model import save_policy, tiny_llama
 from tests.unit.training.test_policy_temperature import follows

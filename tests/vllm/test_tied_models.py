@@ -18,7 +18,7 @@ from pddpo_ray.rollout.checkpoint import tokenizer_fingerprint
 from pddpo_ray.rollout.delivery_check import verify
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.local import LocalTrainer, load_trainer, store_reference
-from pddpo_ray.training.lora import load_lora_trainer
+from pddpo_ray.training.models.lora import load_lora_trainer
 from tests.support.engine_process import adapters_process, vllm_process
 from tests.support.tiny_language_model import SPECIAL, WORDS, word_tokenizer
 

@@ -7,8 +7,8 @@ from collections import Counter
 import numpy as np
 from pydantic import Field
 
-from pddpo_ray.config.explore import Bonus
-from pddpo_ray.config.section import Strict
+from pddpo_ray.config.sections.explore import Bonus
+from pddpo_ray.config.sections.section import Strict
 from pddpo_ray.exploration.alternatives import BOTH
 from pddpo_ray.exploration.bonuses import BonusContext
 from pddpo_ray.records import Array, Stage

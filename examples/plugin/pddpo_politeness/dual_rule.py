@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from pddpo_ray.config.dual import RuleKind
-from pddpo_ray.config.section import Strict
+from pddpo_ray.config.sections.dual import RuleKind
+from pddpo_ray.config.sections.section import Strict
 from pddpo_ray.records import CostEstimate
-from pddpo_ray.theory.dual import LimitState, Memory, RuleContext
+from pddpo_ray.theory.multipliers.dual import LimitState, Memory, RuleContext
 
 
 class Signs(Strict):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pydantic import Field
 
 from pddpo_ray.algorithms.stages import Parts, Sizes, asked_answers, fit_reward, learn_from
-from pddpo_ray.config.method import Method
-from pddpo_ray.config.section import Strict
+from pddpo_ray.config.sections.method import Method
+from pddpo_ray.config.sections.section import Strict
 from pddpo_ray.records import PolicyVersion, UniformMixture
 
 

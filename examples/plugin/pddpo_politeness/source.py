@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from pddpo_ray.config.section import Strict
+from pddpo_ray.config.sections.section import Strict
 from pddpo_ray.limits.quantities import VERDICT
 from pddpo_ray.limits.source_kinds import SourceKind
 from pddpo_ray.limits.sources import Answer, Opening, Source, one_by_one

@@ -6,9 +6,9 @@ import csv
 from collections.abc import Mapping
 from pathlib import Path
 
-from pddpo_ray.config.report import Tracker
-from pddpo_ray.config.section import Strict
-from pddpo_ray.report.trackers import TrackedRun, finite
+from pddpo_ray.config.sections.report import Tracker
+from pddpo_ray.config.sections.section import Strict
+from pddpo_ray.report.trackers.opening import TrackedRun, finite
 
 
 class CsvSettings(Strict):

@@ -9,7 +9,7 @@ import typer
 
 from deploy.annotation.command import ADMIN_TOKEN
 from pddpo_ray.cli.output import print_columns, print_json
-from pddpo_ray.cli.recipe_of_run import find_run
+from pddpo_ray.cli.runs.recipe_of_run import find_run
 from pddpo_ray.errors import UserError
 
 

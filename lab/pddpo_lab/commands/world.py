@@ -17,7 +17,7 @@ from pddpo_ray.storage.whole_files import write_secret
 
 if TYPE_CHECKING:
     from pddpo_ray.config import Config
-    from pddpo_ray.worlds.prepared_text import PreparedTextWorld
+    from pddpo_ray.worlds.text.prepared_world import PreparedTextWorld
 
 RECIPE = "text-world"
 """What `--world text` means."""
@@ -108,7 +108,7 @@ class ChosenWorld:
         from transformers.utils import logging
 
         from pddpo_lab.worlds.exported_world import prepare_exported
-        from pddpo_ray.worlds.prepared_text import prepare_text_world
+        from pddpo_ray.worlds.text.prepared_world import prepare_text_world
 
         logging.disable_progress_bar()
         return prepare_text_world(self.config) if self.folder is None else prepare_exported(self.folder)

@@ -17,13 +17,13 @@ from pddpo_lab.verify.methods import EXACT, NO_BONUS, OFFLINE, SHIPPED, TABLE, M
 from pddpo_lab.verify.pieces import Pieces, Row
 from pddpo_lab.verify.simulate import Trace, simulate
 from pddpo_ray.records import Array
-from pddpo_ray.theory.cost_estimate import (
+from pddpo_ray.theory.estimates.cost_estimate import (
     Mode,
     clipped_logit,
     estimate_from_shares,
     interval,
 )
-from pddpo_ray.worlds.tabular import TabularWorld, draw_answers, full_coverage, random_world
+from pddpo_ray.worlds.tabular.world import TabularWorld, draw_answers, full_coverage, random_world
 
 Progress = Callable[[str], None]
 

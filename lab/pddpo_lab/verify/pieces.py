@@ -55,6 +55,6 @@ def fingerprint() -> str:
     """sha256 of the sources that decide the rows."""
     content = hashlib.sha256()
     for room in SOURCES:
-        for file in sorted(room.glob("*.py")):
+        for file in sorted(room.rglob("*.py")):
             content.update(f"{room.name}/{file.name}".encode() + b"\0" + file.read_bytes())
     return content.hexdigest()

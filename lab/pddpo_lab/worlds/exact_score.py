@@ -19,9 +19,9 @@ from pddpo_ray.evaluate.world import exact_values
 from pddpo_ray.rollout.policy_temperature import divide_logits
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.worlds.exact_evaluation import covered_best
-from pddpo_ray.worlds.prepared_text import PreparedTextWorld
-from pddpo_ray.worlds.text import with_rest
-from pddpo_ray.worlds.text_scoring import score_answers
+from pddpo_ray.worlds.text.prepared_world import PreparedTextWorld
+from pddpo_ray.worlds.text.scoring import score_answers
+from pddpo_ray.worlds.text.world import with_rest
 
 Array = NDArray[np.float64]
 

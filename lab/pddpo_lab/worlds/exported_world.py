@@ -25,10 +25,10 @@ from pddpo_ray.rollout.checkpoint import load_tokenizer
 from pddpo_ray.storage.artifacts import file_sha256
 from pddpo_ray.storage.whole_files import WEIGHTS, written_aside
 from pddpo_ray.theory.seeds import generator
-from pddpo_ray.worlds.grammar import BOS
 from pddpo_ray.worlds.oracle import Oracle
-from pddpo_ray.worlds.prepared_text import PreparedTextWorld, prepare_text_world
-from pddpo_ray.worlds.reference import SCORES
+from pddpo_ray.worlds.text.grammar import BOS
+from pddpo_ray.worlds.text.prepared_world import PreparedTextWorld, prepare_text_world
+from pddpo_ray.worlds.text.reference import SCORES
 
 WORLD, TRUTH, README, REFERENCE = "world.json", "truth.json", "README.md", "reference"
 PROMPTS, HELPFUL, HARMLESS = "prompts.jsonl", "helpful.jsonl", "harmless.jsonl"

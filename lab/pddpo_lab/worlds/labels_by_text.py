@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import LabelledPair, Pair, Response, Verdict
-from pddpo_ray.worlds.prepared_text import PreparedTextWorld
+from pddpo_ray.worlds.text.prepared_world import PreparedTextWorld
 
 
 class LabelsByText:

@@ -28,11 +28,11 @@ from scipy.special import expit, logit
 from pddpo_ray.limits.drawn import Drawn, audited, estimated, logits
 from pddpo_ray.limits.sources import chosen_for
 from pddpo_ray.records import Array, CostEstimate
-from pddpo_ray.theory.certificate import lower_bound, upper_bound
-from pddpo_ray.theory.cost_estimate import estimate_from_shares, interval, mean_with_error, with_missing
+from pddpo_ray.theory.certificates.certificate import lower_bound, upper_bound
+from pddpo_ray.theory.estimates.cost_estimate import estimate_from_shares, interval, mean_with_error, with_missing
+from pddpo_ray.theory.estimates.measured_pairs import MeasuredAnswer, estimates_on_sets, means_by_people_alone
+from pddpo_ray.theory.estimates.people_estimates import mixed_from_shares, sample_for_people
 from pddpo_ray.theory.intervals import bounded_interval, clopper_pearson, mean_interval, rate_interval
-from pddpo_ray.theory.measured_pairs import MeasuredAnswer, estimates_on_sets, means_by_people_alone
-from pddpo_ray.theory.people_estimates import mixed_from_shares, sample_for_people
 from pddpo_ray.theory.seeds import generator_of
 
 RESULTS = Path(__file__).parent / "coverage.json"

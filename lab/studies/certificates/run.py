@@ -23,10 +23,9 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from pddpo_ray.parts.prompts import cumulated, drawn_at
-from pddpo_ray.theory.certificate import bets_below, log_wealth
-from pddpo_ray.theory.cost_estimate import clipped_logit
-from pddpo_ray.theory.levels import Allocation
-from pddpo_ray.theory.measured_draws import (
+from pddpo_ray.theory.certificates.certificate import bets_below, log_wealth
+from pddpo_ray.theory.certificates.levels import Allocation
+from pddpo_ray.theory.certificates.measured_draws import (
     UPPER_WORST,
     counted,
     limit_with_people,
@@ -36,7 +35,8 @@ from pddpo_ray.theory.measured_draws import (
     scaled,
     with_people,
 )
-from pddpo_ray.theory.power import allowed_failures
+from pddpo_ray.theory.certificates.power import allowed_failures
+from pddpo_ray.theory.estimates.cost_estimate import clipped_logit
 from pddpo_ray.theory.seeds import generator_of
 
 Array = NDArray[np.float64]

@@ -29,9 +29,9 @@ from pddpo_ray.records import (
     SafetyLabels,
     Verdict,
 )
-from pddpo_ray.theory.cost_estimate import mean_with_error
-from pddpo_ray.theory.dual import DampedNewton, DualState, ascend
-from pddpo_ray.theory.matrix_dual import ascend_all
+from pddpo_ray.theory.estimates.cost_estimate import mean_with_error
+from pddpo_ray.theory.multipliers.dual import DampedNewton, DualState, ascend
+from pddpo_ray.theory.multipliers.matrix_dual import ascend_all
 
 
 class OneDual:

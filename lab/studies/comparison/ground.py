@@ -18,11 +18,11 @@ from pddpo_ray.records import (
     PolicyVersion,
     Response,
 )
-from pddpo_ray.worlds.drawn_text import DrawnWorldSpec, build_drawn_world
-from pddpo_ray.worlds.log_linear import LogLinear, phrase_blocks, slot_sizes
-from pddpo_ray.worlds.log_linear_parts import decoded_by_slot
 from pddpo_ray.worlds.oracle import Oracle
-from pddpo_ray.worlds.text_family import drawn_grammar
+from pddpo_ray.worlds.text.drawn_world import DrawnWorldSpec, build_drawn_world
+from pddpo_ray.worlds.text.family import drawn_grammar
+from pddpo_ray.worlds.text.log_linear import LogLinear, phrase_blocks, slot_sizes
+from pddpo_ray.worlds.text.log_linear_parts import decoded_by_slot
 
 Bonus = Literal["elliptical", "proposals", "off"]
 LIMIT, BETA, TOP_P = 0.05, 0.2, 0.9

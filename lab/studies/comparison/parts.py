@@ -38,13 +38,13 @@ from pddpo_ray.records import (
 )
 from pddpo_ray.scorers.method_scores import PolicyScorer, UnsafeChances
 from pddpo_ray.scoring.linear_scores import LinearScorer, fit_cost, fit_reward
-from pddpo_ray.theory.cost_estimate import mean_with_error, shift_to_rate
-from pddpo_ray.theory.explicit_dual import descend
+from pddpo_ray.theory.estimates.cost_estimate import mean_with_error, shift_to_rate
 from pddpo_ray.theory.mle import unbounded_logistic
+from pddpo_ray.theory.multipliers.explicit_dual import descend
 from pddpo_ray.theory.seeds import generator
-from pddpo_ray.worlds.log_linear import LogLinear
 from pddpo_ray.worlds.oracle import Oracle
-from pddpo_ray.worlds.tabular import draw_answers
+from pddpo_ray.worlds.tabular.world import draw_answers
+from pddpo_ray.worlds.text.log_linear import LogLinear
 
 
 def with_models(ground: Ground, seed: int, pairs: int) -> Ground:

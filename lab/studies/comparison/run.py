@@ -42,7 +42,9 @@ from pddpo_ray.algorithms import (
 from pddpo_ray.algorithms.stages import Parts, Sizes
 from pddpo_ray.config import MethodConfig
 from pddpo_ray.records import Array, PolicyVersion, UniformMixture
-from pddpo_ray.theory.dual import (
+from pddpo_ray.theory.certificates.levels import Allocation
+from pddpo_ray.theory.certificates.power import likely_rate
+from pddpo_ray.theory.multipliers.dual import (
     DampedNewton,
     DualState,
     Fixed,
@@ -52,8 +54,6 @@ from pddpo_ray.theory.dual import (
     Rule,
     limit_state,
 )
-from pddpo_ray.theory.levels import Allocation
-from pddpo_ray.theory.power import likely_rate
 
 RESULTS = FOLDER / "comparison" / "results.json"
 LADDER = (1.0, 1.5, 2.5)

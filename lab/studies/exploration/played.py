@@ -19,10 +19,15 @@ from scipy.special import expit
 from lab.studies.exploration.worlds import Ground
 from pddpo_ray.exploration.explorer import Comparator, OptimisticExplorer
 from pddpo_ray.records import Array, CandidateSet, CostEstimate, Pair, Prompt, Response
-from pddpo_ray.theory.cost_estimate import clipped_logit, estimate_from_shares, logit_noise, within_prompt_variance
-from pddpo_ray.theory.dual import DampedNewton, DualState, ascend, limit_state
+from pddpo_ray.theory.estimates.cost_estimate import (
+    clipped_logit,
+    estimate_from_shares,
+    logit_noise,
+    within_prompt_variance,
+)
+from pddpo_ray.theory.multipliers.dual import DampedNewton, DualState, ascend, limit_state
 from pddpo_ray.theory.seeds import generator
-from pddpo_ray.worlds.tabular import draw_answers
+from pddpo_ray.worlds.tabular.world import draw_answers
 
 Indices = NDArray[np.int64]
 ROUNDS, PROMPTS, DAMPING, BASELINE_ANSWERS = 12, 24, 0.8, 8

@@ -15,12 +15,12 @@ import numpy as np
 from lab.studies.limits.worlds import Learner, Tables, Twin, phrase_frequencies
 from pddpo_ray.config import DrawnFamilyConfig, LogitLimitConfig
 from pddpo_ray.records import Array, Decoding
-from pddpo_ray.worlds.drawn_text import DrawnWorldSpec, build_drawn_world
-from pddpo_ray.worlds.log_linear import LogLinear, phrase_blocks, slot_sizes
-from pddpo_ray.worlds.log_linear_parts import decoded_by_slot
 from pddpo_ray.worlds.oracle import Oracle
-from pddpo_ray.worlds.tabular import rare_world
-from pddpo_ray.worlds.text_family import drawn_grammar
+from pddpo_ray.worlds.tabular.world import rare_world
+from pddpo_ray.worlds.text.drawn_world import DrawnWorldSpec, build_drawn_world
+from pddpo_ray.worlds.text.family import drawn_grammar
+from pddpo_ray.worlds.text.log_linear import LogLinear, phrase_blocks, slot_sizes
+from pddpo_ray.worlds.text.log_linear_parts import decoded_by_slot
 
 LIMIT = -3.0
 """The twin's limit on the mean cost, as in the demo."""

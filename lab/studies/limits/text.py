@@ -35,7 +35,7 @@ from pddpo_ray.records import Array
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import ARTIFACTS, RESULT
 from pddpo_ray.worlds.oracle import Oracle
-from pddpo_ray.worlds.prepared_text import prepare_text_world
+from pddpo_ray.worlds.text.prepared_world import prepare_text_world
 
 RECIPES = {"network": "text-world-limits", "twin": "text-world-limits-twin"}
 QUIET = ("report.html=false", "report.tensorboard=false", "trainer.threads=1")

@@ -30,7 +30,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 from pddpo_ray.integrations.trl import LimitedRewards
-from pddpo_ray.training.pretrained import fetch
+from pddpo_ray.training.models.pretrained import fetch
 from tests.support.tiny_language_model import tiny_llama, word_tokenizer
 
 SETTINGS = ((6.0, 0.20), (10.0, 0.05), (3.0, 0.40), (6.0, 0.20))

@@ -24,10 +24,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pddpo_ray.limits.rules import words
-from pddpo_ray.theory.value_stage import centred_losses
-from pddpo_ray.training.log_probs import ResponseScorer
-from pddpo_ray.training.lora import add_adapters
-from pddpo_ray.training.pretrained import fetch
+from pddpo_ray.theory.losses.value_stage import centred_losses
+from pddpo_ray.training.models.lora import add_adapters
+from pddpo_ray.training.models.pretrained import fetch
+from pddpo_ray.training.passes.log_probs import ResponseScorer
 
 SUFFIX = " Answer in one short sentence."
 HELD = 48

@@ -33,7 +33,7 @@ from pddpo_ray.backends.machine import GIB
 from pddpo_ray.driver.result import START, WALL
 from pddpo_ray.journal import read_journal
 from pddpo_ray.storage.whole_files import ARTIFACTS, JOURNAL
-from pddpo_ray.training.pretrained import fetch
+from pddpo_ray.training.models.pretrained import fetch
 
 TOLERANCE = 0.25
 ROUNDS = 2

@@ -28,8 +28,8 @@ from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.storage.whole_files import JOURNAL, RESULT
 from pddpo_ray.worlds.oracle import Oracle
-from pddpo_ray.worlds.tabular import TabularWorld
-from pddpo_ray.worlds.tabular_files import world_json
+from pddpo_ray.worlds.tabular.files import world_json
+from pddpo_ray.worlds.tabular.world import TabularWorld
 
 RESULTS = Path(__file__).parent / "results.json"
 SEEDS, LIMIT, NAME = 3000, 0.05, "unsafe"

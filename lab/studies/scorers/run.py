@@ -27,8 +27,8 @@ from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.records import Array, Response
 from pddpo_ray.scorers.fits import MakeScorer, OpenScorer
 from pddpo_ray.scoring.interface import AnswerScorer, TextPair
-from pddpo_ray.worlds.prepared_text import prepare_text_world
-from pddpo_ray.worlds.text import TextWorld
+from pddpo_ray.worlds.text.prepared_world import prepare_text_world
+from pddpo_ray.worlds.text.world import TextWorld
 
 RESULTS = FOLDER / "scorers" / "results.json"
 SEEDS = (2000, 2001, 2002)

@@ -13,7 +13,7 @@ import numpy as np
 from scipy import stats
 
 from pddpo_ray.records import Array
-from pddpo_ray.theory.certificate import bets_below
+from pddpo_ray.theory.certificates.certificate import bets_below
 
 LIMITS, DRAWS, DELTA = (0.01, 0.05, 0.3), (100, 300, 1_000, 3_000), 0.05
 

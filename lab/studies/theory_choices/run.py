@@ -23,14 +23,14 @@ from pddpo_lab.verify.simulate import simulate
 from pddpo_ray.config import AnytimeRule, NewtonRule, ProjectedRule
 from pddpo_ray.parts import dual_rules
 from pddpo_ray.records import Array, CostEstimate
-from pddpo_ray.theory.cost_estimate import estimate_from_scores, estimate_from_shares
-from pddpo_ray.theory.cost_stage import cost_stage_scales, cost_temperature
-from pddpo_ray.theory.dual import DualState, LogMultiplier, Rule, RuleContext, ascend, limit_state
-from pddpo_ray.theory.objectives import preference_loss
+from pddpo_ray.theory.estimates.cost_estimate import estimate_from_scores, estimate_from_shares
+from pddpo_ray.theory.losses.objectives import preference_loss
+from pddpo_ray.theory.multipliers.cost_stage import cost_stage_scales, cost_temperature
+from pddpo_ray.theory.multipliers.dual import DualState, LogMultiplier, Rule, RuleContext, ascend, limit_state
 from pddpo_ray.theory.seeds import generator
 from pddpo_ray.training.engine import ADAM_BETAS
 from pddpo_ray.worlds.oracle import mixture
-from pddpo_ray.worlds.tabular import TabularWorld, draw_answers, random_world, rare_world
+from pddpo_ray.worlds.tabular.world import TabularWorld, draw_answers, random_world, rare_world
 
 RESULTS = FOLDER / "theory_choices" / "results.json"
 Study = Mapping[str, Any]

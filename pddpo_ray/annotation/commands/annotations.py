@@ -129,10 +129,10 @@ def import_(
         return
     if who is None:
         raise UserError("--who is missing: name the one person who gave these labels, or use --format labels")
-    from pddpo_ray.annotation.exchange import all_questions, answers_in, take_answers
+    from pddpo_ray.annotation.queue.exchange import all_questions, answers_in, take_answers
     from pddpo_ray.data import Settings, inspect
+    from pddpo_ray.data.checks.inspection import BETWEEN
     from pddpo_ray.data.convert import rendering
-    from pddpo_ray.data.inspection import BETWEEN
 
     prompt = rendering("plain", None, None).prompt
     # Equal rows and both orders of a pair are no fault here: one text may be asked about more than once.
@@ -164,7 +164,7 @@ def push(
     run: Run, tool: ToolOption, url: Url, workspace: Workspace = "", journal: JournalUrl = None, as_json: AsJson = False
 ) -> None:
     """Put the run's open questions into another tool. The key comes from LABEL_STUDIO_API_KEY or ARGILLA_API_KEY."""
-    from pddpo_ray.annotation.exchange import open_questions
+    from pddpo_ray.annotation.queue.exchange import open_questions
 
     with queue_of(run, journal, to_read=True) as (store, _), _connected(tool, url, workspace, store.run) as connector:
         questions = open_questions(store)
@@ -177,7 +177,7 @@ def pull(
     run: Run, tool: ToolOption, url: Url, workspace: Workspace = "", journal: JournalUrl = None, as_json: AsJson = False
 ) -> None:
     """Fetch answers from another tool; each passes the queue's own rules. Fetching again changes nothing."""
-    from pddpo_ray.annotation.exchange import take_answers
+    from pddpo_ray.annotation.queue.exchange import take_answers
 
     with queue_of(run, journal) as (store, rules), _connected(tool, url, workspace, store.run) as connector:
         taken = take_answers(store, rules, connector.name, connector.pull())

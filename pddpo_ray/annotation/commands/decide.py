@@ -13,8 +13,8 @@ from pddpo_ray.cli.output import milliseconds, print_columns, print_json
 from pddpo_ray.errors import UserError
 
 if TYPE_CHECKING:
-    from pddpo_ray.annotation.batch_rows import RoundStatus
-    from pddpo_ray.annotation.decisions import Decisions
+    from pddpo_ray.annotation.queue.batch_rows import RoundStatus
+    from pddpo_ray.annotation.review.decisions import Decisions
 
 EXTEND = ", or none for no deadline"
 
@@ -44,9 +44,9 @@ def decide(
     wanted = [name for name, given in flags.items() if given] + (["extend"] if extend else [])
     if len(wanted) > 1:
         raise UserError(f"one decision at a time: --{' or --'.join(wanted)}")
-    from pddpo_ray.annotation.decisions import Decision, Decisions
-    from pddpo_ray.annotation.queue_rules import QueueError
-    from pddpo_ray.annotation.rounds import Rounds
+    from pddpo_ray.annotation.queue.batches import Rounds
+    from pddpo_ray.annotation.queue.queue_rules import QueueError
+    from pddpo_ray.annotation.review.decisions import Decision, Decisions
 
     with queue_of(run, journal, to_read=not wanted) as (store, rules):
         rounds, decisions = Rounds(store, rules), Decisions(store, rules)

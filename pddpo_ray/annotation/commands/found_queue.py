@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pddpo_ray.cli.recipe_of_run import store_of
+from pddpo_ray.cli.runs.recipe_of_run import store_of
 from pddpo_ray.storage.whole_files import JOURNAL
 
 if TYPE_CHECKING:
-    from pddpo_ray.annotation.queue_rules import Rules
+    from pddpo_ray.annotation.queue.queue_rules import Rules
     from pddpo_ray.journal.transactions import Store
 
 
@@ -35,8 +35,8 @@ def queue_of(run: Path, journal: str | None, *, to_read: bool = False) -> Iterat
 
 def find_queue(run: Path, journal: str | None) -> FoundQueue:
     """The questions in this folder, of a run or of a file. Raises UserError if there are none."""
-    from pddpo_ray.annotation.question_store import RULES
-    from pddpo_ray.annotation.queue_rules import Rules
+    from pddpo_ray.annotation.queue.question_store import RULES
+    from pddpo_ray.annotation.queue.queue_rules import Rules
     from pddpo_ray.config import Config
     from pddpo_ray.journal.identity import QUESTIONS_ALONE, open_folder
 

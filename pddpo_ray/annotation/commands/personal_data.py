@@ -28,8 +28,8 @@ def data_of(
     journal: JournalUrl = None,
 ) -> None:
     """Write all that is stored about a person to one file."""
-    from pddpo_ray.annotation.personal_data import PersonalData
-    from pddpo_ray.annotation.queue_rules import QueueError
+    from pddpo_ray.annotation.people.personal_data import PersonalData
+    from pddpo_ray.annotation.queue.queue_rules import QueueError
 
     with queue_of(run, journal, to_read=True) as (store, rules):
         desk = PersonalData(store, rules)
@@ -50,8 +50,8 @@ def erase(
     as_json: AsJson = False,
 ) -> None:
     """Erase what names a person; their labels stay under the pseudonym and still count."""
-    from pddpo_ray.annotation.personal_data import PersonalData
-    from pddpo_ray.annotation.queue_rules import QueueError
+    from pddpo_ray.annotation.people.personal_data import PersonalData
+    from pddpo_ray.annotation.queue.queue_rules import QueueError
 
     with queue_of(run, journal) as (store, rules):
         desk = PersonalData(store, rules)

@@ -6,9 +6,9 @@ from typing import Any, Protocol
 
 import httpx
 
-from pddpo_ray.annotation.exchange import GivenElsewhere, OpenQuestion
+from pddpo_ray.annotation.queue.exchange import GivenElsewhere, OpenQuestion
 from pddpo_ray.errors import RunError, UserError
-from pddpo_ray.scoring.endpoint import Outcome, send
+from pddpo_ray.scoring.judges.endpoint import Outcome, send
 
 
 class Connector(Protocol):

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pddpo_ray.annotation.connectors import Api
-from pddpo_ray.annotation.exchange import GivenElsewhere, OpenQuestion
+from pddpo_ray.annotation.queue.exchange import GivenElsewhere, OpenQuestion
 from pddpo_ray.errors import UserError
 
 PAGE = 100

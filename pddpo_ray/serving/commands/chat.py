@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pddpo_ray.cli.recipe_of_run import find_run, store_of
+from pddpo_ray.cli.runs.recipe_of_run import find_run, store_of
 from pddpo_ray.errors import UserError
 
 if TYPE_CHECKING:

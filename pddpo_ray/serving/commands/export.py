@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from pddpo_ray.cli.output import print_json
-from pddpo_ray.cli.recipe_of_run import find_run, store_of
+from pddpo_ray.cli.runs.recipe_of_run import find_run, store_of
 from pddpo_ray.errors import UserError
 
 

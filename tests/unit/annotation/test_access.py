@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from deploy.annotation.access import ACCESS, PUBLIC
 from deploy.annotation.queue_service import undeclared
-from pddpo_ray.annotation.people import Role
+from pddpo_ray.annotation.people.accounts import Role
 from tests.support.annotation_api import API, FreshService, is_problem
 from tests.support.annotation_queue import pair_questions, safety_questions
 

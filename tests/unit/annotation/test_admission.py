@@ -7,9 +7,9 @@ import itertools
 import pytest
 
 from pddpo_lab.simulated_people import Manner, decide
-from pddpo_ray.annotation.answers import Submission
-from pddpo_ray.annotation.exchange import contradictory, examples
-from pddpo_ray.annotation.leases import Lease
+from pddpo_ray.annotation.queue.answers import Submission
+from pddpo_ray.annotation.queue.assignment import Lease
+from pddpo_ray.annotation.queue.exchange import contradictory, examples
 from pddpo_ray.annotation.queue_labeller import Waiting
 from pddpo_ray.parts.questions import contradicts_itself
 from pddpo_ray.records import HARM, Pair, Prompt, Response, Verdict

@@ -11,7 +11,7 @@ from deploy.annotation.access import PUBLIC
 from deploy.annotation.queue_service import WebSettings
 from deploy.web.http_errors import ApiError
 from deploy.web.request_limits import RateLimit
-from pddpo_ray.annotation.people import Role
+from pddpo_ray.annotation.people.accounts import Role
 from tests.support.annotation_api import API, FreshService, is_problem
 from tests.support.annotation_queue import FreshQueue, safety_questions
 
@@ -226,7 +226,7 @@ def test_an_unexpected_error_tells_a_number_and_nothing_else(
     def explode(*_: object) -> None:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr("pddpo_ray.annotation.answers.Answers.progress", explode)
+    monkeypatch.setattr("pddpo_ray.annotation.queue.answers.Answers.progress", explode)
     response = service.client(Role.ANNOTATOR).get(f"{API}/progress")
     assert is_problem(response, 500, "internal")
     assert "secret" not in response.text

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from deploy.annotation.access import API
-from pddpo_ray.annotation.answers import Submission
-from pddpo_ray.annotation.leases import Lease
-from pddpo_ray.annotation.people import Role
+from pddpo_ray.annotation.people.accounts import Role
+from pddpo_ray.annotation.queue.answers import Submission
+from pddpo_ray.annotation.queue.assignment import Lease
 from tests.support.annotation_api import FreshService
 from tests.support.annotation_queue import pair_questions, safety_questions
 

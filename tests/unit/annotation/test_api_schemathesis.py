@@ -12,7 +12,7 @@ from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 
 from deploy.annotation.access import ACCESS, API
-from pddpo_ray.annotation.people import Role
+from pddpo_ray.annotation.people.accounts import Role
 from tests.support.annotation_api import FreshService
 from tests.support.annotation_queue import pair_questions, safety_questions
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from pddpo_ray.annotation.answers import Submission
-from pddpo_ray.annotation.leases import Lease, NoQuestion
-from pddpo_ray.annotation.people import Person, Role
+from pddpo_ray.annotation.people.accounts import Person, Role
+from pddpo_ray.annotation.queue.answers import Submission
+from pddpo_ray.annotation.queue.assignment import Lease, NoQuestion
+from pddpo_ray.annotation.queue.queue_rules import QueueError
 from pddpo_ray.annotation.queue_labeller import Waiting
-from pddpo_ray.annotation.queue_rules import QueueError
 from pddpo_ray.errors import ParkedError
 from pddpo_ray.parts.people import RiskOf
 from pddpo_ray.records import Pair, Prompt, Response

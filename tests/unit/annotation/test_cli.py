@@ -13,7 +13,7 @@ import pytest
 
 from deploy.annotation.command import ADMIN_TOKEN, _first_admin
 from pddpo_lab.simulated_people import wait_for_service
-from pddpo_ray.annotation.people import People, Role
+from pddpo_ray.annotation.people.accounts import People, Role
 from pddpo_ray.cli.main import main
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal.database import open_database

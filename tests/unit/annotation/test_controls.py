@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from pddpo_ray.annotation.answers import Submission
-from pddpo_ray.annotation.controls import Controls, Fate
-from pddpo_ray.annotation.leases import Lease
-from pddpo_ray.annotation.people import Role
-from pddpo_ray.annotation.queue_rules import QueueError
+from pddpo_ray.annotation.people.accounts import Role
+from pddpo_ray.annotation.queue.answers import Submission
+from pddpo_ray.annotation.queue.assignment import Lease
+from pddpo_ray.annotation.queue.controls import Controls, Fate
+from pddpo_ray.annotation.queue.queue_rules import QueueError
 from pddpo_ray.config import load
 from pddpo_ray.journal.audit import imbalances
 from pddpo_ray.journal.transactions import Store

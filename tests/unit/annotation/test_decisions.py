@@ -8,14 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from pddpo_ray.annotation.answers import Submission
-from pddpo_ray.annotation.batch_rows import RoundStatus
-from pddpo_ray.annotation.decisions import GOES_ON, LEADS_TO, NEEDS_BLOCKED, BatchState, Decision, Decisions, state_of
-from pddpo_ray.annotation.leases import Lease
-from pddpo_ray.annotation.people import Role
+from pddpo_ray.annotation.people.accounts import Role
+from pddpo_ray.annotation.queue.answers import Submission
+from pddpo_ray.annotation.queue.assignment import Lease
+from pddpo_ray.annotation.queue.batch_rows import RoundStatus
+from pddpo_ray.annotation.queue.batches import Rounds
+from pddpo_ray.annotation.queue.queue_rules import Problem, QueueError, Rules
 from pddpo_ray.annotation.queue_labeller import Waiting
-from pddpo_ray.annotation.queue_rules import Problem, QueueError, Rules
-from pddpo_ray.annotation.rounds import Rounds
+from pddpo_ray.annotation.review.decisions import (
+    GOES_ON,
+    LEADS_TO,
+    NEEDS_BLOCKED,
+    BatchState,
+    Decision,
+    Decisions,
+    state_of,
+)
 from pddpo_ray.cli.main import main
 from pddpo_ray.config import load
 from pddpo_ray.driver.run import run_recipe
@@ -26,7 +34,7 @@ from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.parts.people import People
 from pddpo_ray.records import HARM, Pair, Prompt, Response, SafetyLabels, Verdict
-from pddpo_ray.theory.cost_estimate import estimate_cost, interval
+from pddpo_ray.theory.estimates.cost_estimate import estimate_cost, interval
 from tests.support.annotation_api import API, FreshService, is_problem
 from tests.support.annotation_queue import FreshQueue, people_of, safety_questions
 from tests.unit.loop.small_run import run_of

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from pddpo_ray.records import CostEstimate, answers_seen
-from pddpo_ray.theory.cost_estimate import (
+from pddpo_ray.theory.estimates.cost_estimate import (
     bias_allowance,
     clipped_logit,
     estimate_from_shares,
     expected_clipped_logit,
     interval,
 )
-from pddpo_ray.theory.people_estimates import (
+from pddpo_ray.theory.estimates.people_estimates import (
     Sample,
     mixed_estimate,
     mixed_from_shares,

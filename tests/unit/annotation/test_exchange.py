@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from pddpo_ray.annotation.answers import Submission
 from pddpo_ray.annotation.connectors.argilla import Argilla
 from pddpo_ray.annotation.connectors.label_studio import LabelStudio
-from pddpo_ray.annotation.exchange import GivenElsewhere, examples, open_questions, take_answers
-from pddpo_ray.annotation.leases import Lease
+from pddpo_ray.annotation.queue.answers import Submission
+from pddpo_ray.annotation.queue.assignment import Lease
+from pddpo_ray.annotation.queue.exchange import GivenElsewhere, examples, open_questions, take_answers
 from pddpo_ray.cli.main import main
 from pddpo_ray.config import load
 from pddpo_ray.data import Settings, inspect

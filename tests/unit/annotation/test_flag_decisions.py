@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import select
 
-from pddpo_ray.annotation.adjudications import Adjudications
-from pddpo_ray.annotation.answer_forms import screen_form
-from pddpo_ray.annotation.answers import Submission
-from pddpo_ray.annotation.flag_decisions import FlagDecision, FlagDecisions
-from pddpo_ray.annotation.leases import Lease, NoQuestion
-from pddpo_ray.annotation.people import Person, Role
-from pddpo_ray.annotation.quality import Quality
+from pddpo_ray.annotation.people.accounts import Person, Role
+from pddpo_ray.annotation.queue.answer_forms import screen_form
+from pddpo_ray.annotation.queue.answers import Submission
+from pddpo_ray.annotation.queue.assignment import Lease, NoQuestion
+from pddpo_ray.annotation.queue.queue_rules import QueueError, Rules
 from pddpo_ray.annotation.queue_labeller import Waiting
-from pddpo_ray.annotation.queue_rules import QueueError, Rules
+from pddpo_ray.annotation.review.adjudications import Adjudications
+from pddpo_ray.annotation.review.flag_decisions import FlagDecision, FlagDecisions
+from pddpo_ray.annotation.review.quality import Quality
 from pddpo_ray.errors import ParkedError
 from pddpo_ray.journal.annotation_schema import audit_event, lease
 from pddpo_ray.journal.audit import imbalances

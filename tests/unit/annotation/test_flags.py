@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from pddpo_ray.annotation.flags import (
+from pddpo_ray.annotation.review.flags import (
     BARS,
     CHANCES,
     CONTROL_ERROR,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from pddpo_ray.annotation.answers import Submission
-from pddpo_ray.annotation.history import History
-from pddpo_ray.annotation.leases import Lease
-from pddpo_ray.annotation.people import DEFAULT_GUIDELINES, Campaign, GuidelineVersion, Person, Role
-from pddpo_ray.annotation.quality import Quality
-from pddpo_ray.annotation.queue_rules import Problem, QueueError
+from pddpo_ray.annotation.people.accounts import DEFAULT_GUIDELINES, Campaign, GuidelineVersion, Person, Role
+from pddpo_ray.annotation.queue.answers import Submission
+from pddpo_ray.annotation.queue.assignment import Lease
+from pddpo_ray.annotation.queue.history import History
+from pddpo_ray.annotation.queue.queue_rules import Problem, QueueError
+from pddpo_ray.annotation.review.quality import Quality
 from tests.support.annotation_api import API, FreshService, is_problem
 from tests.support.annotation_queue import FreshQueue, safety_questions
 

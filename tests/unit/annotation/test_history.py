@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pddpo_ray.annotation.answers import Submission
-from pddpo_ray.annotation.history import History
-from pddpo_ray.annotation.leases import Lease
-from pddpo_ray.annotation.people import Role
+from pddpo_ray.annotation.people.accounts import Role
+from pddpo_ray.annotation.queue.answers import Submission
+from pddpo_ray.annotation.queue.assignment import Lease
+from pddpo_ray.annotation.queue.history import History
 from pddpo_ray.parts.questions import Question, safety_question
 from pddpo_ray.records import Message, Prompt, Response
 from tests.support.annotation_api import API, FreshService

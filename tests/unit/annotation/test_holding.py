@@ -9,11 +9,11 @@ from sqlalchemy import insert
 from starlette.testclient import TestClient
 
 from deploy.annotation.app import create_app
-from pddpo_ray.annotation.answers import Submission
-from pddpo_ray.annotation.leases import Lease
-from pddpo_ray.annotation.people import Person, Role
-from pddpo_ray.annotation.queue_rules import Outcome, QueueError
-from pddpo_ray.annotation.worklog import WorkLog, as_csv, worked_ms
+from pddpo_ray.annotation.people.accounts import Person, Role
+from pddpo_ray.annotation.queue.answers import Submission
+from pddpo_ray.annotation.queue.assignment import Lease
+from pddpo_ray.annotation.queue.queue_rules import Outcome, QueueError
+from pddpo_ray.annotation.queue.worklog import WorkLog, as_csv, worked_ms
 from pddpo_ray.journal.annotation_schema import answer
 from pddpo_ray.journal.audit import imbalances
 from pddpo_ray.journal.schema import run

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pddpo_ray.annotation.invitations import Invitation, Invitations
-from pddpo_ray.annotation.people import Role
-from pddpo_ray.annotation.queue_rules import QueueError
+from pddpo_ray.annotation.people.accounts import Role
+from pddpo_ray.annotation.people.invitations import Invitation, Invitations
+from pddpo_ray.annotation.queue.queue_rules import QueueError
 from tests.support.annotation_api import API, FreshService, is_problem
 from tests.support.annotation_queue import FreshQueue
 

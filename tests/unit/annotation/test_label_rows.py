@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from pyarrow import parquet as pq
 
-from pddpo_ray.annotation.answers import Submission
 from pddpo_ray.annotation.label_rows import label_rows, read_label_rows, take_label_rows
-from pddpo_ray.annotation.leases import Lease
-from pddpo_ray.annotation.people import Campaign, Role
+from pddpo_ray.annotation.people.accounts import Campaign, Role
+from pddpo_ray.annotation.queue.answers import Submission
+from pddpo_ray.annotation.queue.assignment import Lease
 from pddpo_ray.cli.main import main
-from pddpo_ray.cli.recipe_of_run import find_run
-from pddpo_ray.data.sinks import Sink
+from pddpo_ray.cli.runs.recipe_of_run import find_run
+from pddpo_ray.data.files.sinks import Sink
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal.audit import imbalances
 from pddpo_ray.journal.database import open_database

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from pddpo_ray.annotation.answers import Submission
-from pddpo_ray.annotation.leases import Lease
-from pddpo_ray.annotation.people import Role
+from pddpo_ray.annotation.people.accounts import Role
+from pddpo_ray.annotation.queue.answers import Submission
+from pddpo_ray.annotation.queue.assignment import Lease
 from pddpo_ray.annotation.queue_labeller import Waiting
 from pddpo_ray.errors import DecisionNeeded, ParkedError, RunError
 from pddpo_ray.parts.people import People

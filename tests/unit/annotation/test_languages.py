@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from pddpo_ray.annotation.answers import Submission
-from pddpo_ray.annotation.invitations import Invitations
-from pddpo_ray.annotation.leases import Lease, NoQuestion
-from pddpo_ray.annotation.people import Person, Role
+from pddpo_ray.annotation.people.accounts import Person, Role
+from pddpo_ray.annotation.people.invitations import Invitations
+from pddpo_ray.annotation.people.staff import Staff
+from pddpo_ray.annotation.queue.answers import Submission
+from pddpo_ray.annotation.queue.assignment import Lease, NoQuestion
+from pddpo_ray.annotation.queue.queue_rules import QueueError
 from pddpo_ray.annotation.queue_labeller import Waiting, recogniser
-from pddpo_ray.annotation.queue_rules import QueueError
-from pddpo_ray.annotation.staff import Staff
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import Prompt, Response
 from tests.support.annotation_api import API, FreshService, is_problem

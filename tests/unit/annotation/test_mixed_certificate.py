@@ -13,8 +13,8 @@ from scipy.special import expit, logit
 
 from deploy.annotation.app import create_app
 from pddpo_lab.simulated_people import Manner, enlist, simulate
-from pddpo_ray.annotation.people import People, Role
-from pddpo_ray.annotation.queue_rules import Rules
+from pddpo_ray.annotation.people.accounts import People, Role
+from pddpo_ray.annotation.queue.queue_rules import Rules
 from pddpo_ray.backends.in_process import make_backends
 from pddpo_ray.certificates import testing as certifying
 from pddpo_ray.certificates.document import FILE, certificate_of, sentences, verified, write_certificate
@@ -29,9 +29,9 @@ from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.parts import mixed_labelling
 from pddpo_ray.parts.mixed_labelling import TOSSED, corrected_numbers
-from pddpo_ray.theory.certificate import upper_bound
-from pddpo_ray.theory.levels import Allocation
-from pddpo_ray.theory.measured_draws import limit_with_people, with_people
+from pddpo_ray.theory.certificates.certificate import upper_bound
+from pddpo_ray.theory.certificates.levels import Allocation
+from pddpo_ray.theory.certificates.measured_draws import limit_with_people, with_people
 from pddpo_ray.worlds.truth_by_text import truth_of
 from tests.support.annotation_api import GENEROUS
 from tests.support.annotation_server import serving

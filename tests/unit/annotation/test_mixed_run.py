@@ -17,9 +17,9 @@ from pddpo_ray.journal import Journal, read_journal
 from pddpo_ray.parts import mixed_labelling
 from pddpo_ray.parts.mixed_labelling import MODEL, PEOPLE, MixedFeedbackController, mixed_feedback
 from pddpo_ray.records import HARM, Response, answers_seen
-from pddpo_ray.theory.cost_estimate import interval
-from pddpo_ray.theory.people_estimates import Sample
-from pddpo_ray.worlds.tabular_files import tabular_world
+from pddpo_ray.theory.estimates.cost_estimate import interval
+from pddpo_ray.theory.estimates.people_estimates import Sample
+from pddpo_ray.worlds.tabular.files import tabular_world
 from pddpo_ray.worlds.truth_by_text import imperfect_model, truth_of
 from pddpo_ray.worlds.truth_labeller import WorldLabeller
 

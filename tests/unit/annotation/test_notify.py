@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from pddpo_ray.annotation.mail import MailServer, send_mail
+from pddpo_ray.annotation.notifications import MailServer, Teller, send_mail
 from pddpo_ray.annotation.queue_labeller import Waiting
-from pddpo_ray.annotation.tell import Teller
 from pddpo_ray.config import TellConfig, load
 from pddpo_ray.errors import DecisionNeeded, ParkedError, UserError
 from pddpo_ray.records import Prompt, Response
@@ -122,7 +121,7 @@ def test_a_run_tells_that_it_waits_that_it_needs_a_decision_and_that_it_parked_o
 def test_servers_that_are_away_or_refuse_stop_nothing_and_no_secret_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, hook: Any, smtp: Any
 ) -> None:
-    monkeypatch.setattr("pddpo_ray.annotation.webhook.BETWEEN_S", 0.0)
+    monkeypatch.setattr("pddpo_ray.annotation.notifications.BETWEEN_S", 0.0)
     hook.status = 500
     tell = teller(monkeypatch, hook, smtp, "slack")
     smtp.shutdown()

@@ -19,11 +19,11 @@ import pytest
 from sqlalchemy import Connection, event, insert, select
 from sqlalchemy.exc import IntegrityError
 
-from pddpo_ray.annotation.answers import Submission
-from pddpo_ray.annotation.leases import Lease, NoQuestion
-from pddpo_ray.annotation.offers import HOLD
-from pddpo_ray.annotation.people import Person
-from pddpo_ray.annotation.queue_rules import Problem, QueueError
+from pddpo_ray.annotation.people.accounts import Person
+from pddpo_ray.annotation.queue.answers import Submission
+from pddpo_ray.annotation.queue.assignment import Lease, NoQuestion
+from pddpo_ray.annotation.queue.assignment_statements import HOLD
+from pddpo_ray.annotation.queue.queue_rules import Problem, QueueError
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import transactions
 from pddpo_ray.journal.annotation_schema import answer, guideline, lease, question_round, seat, task

@@ -13,8 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from pddpo_ray.annotation.resuming import Resumer
-from pddpo_ray.cli.crowd import crowd_beside
+from pddpo_ray.annotation.queue.resuming import Resumer
+from pddpo_ray.cli.runs.crowd import crowd_beside
 from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal, read_journal

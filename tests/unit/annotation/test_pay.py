@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from pddpo_ray.annotation.answers import Submission
-from pddpo_ray.annotation.leases import Lease
-from pddpo_ray.annotation.people import Role
-from pddpo_ray.annotation.worklog import Day, as_csv
+from pddpo_ray.annotation.people.accounts import Role
+from pddpo_ray.annotation.queue.answers import Submission
+from pddpo_ray.annotation.queue.assignment import Lease
+from pddpo_ray.annotation.queue.worklog import Day, as_csv
 from pddpo_ray.journal.annotation_schema import audit_event
 from tests.support.annotation_api import API, FreshService, is_problem
 from tests.support.annotation_queue import safety_questions

@@ -9,14 +9,14 @@ import pytest
 from sqlalchemy import select, update
 from sqlalchemy.exc import DBAPIError
 
-from pddpo_ray.annotation.answers import Submission
-from pddpo_ray.annotation.batch_rows import RoundStatus
-from pddpo_ray.annotation.invitations import Invitations
 from pddpo_ray.annotation.label_rows import label_rows
-from pddpo_ray.annotation.leases import Lease
-from pddpo_ray.annotation.people import Person, Role
-from pddpo_ray.annotation.personal_data import PersonalData
-from pddpo_ray.annotation.queue_rules import QueueError
+from pddpo_ray.annotation.people.accounts import Person, Role
+from pddpo_ray.annotation.people.invitations import Invitations
+from pddpo_ray.annotation.people.personal_data import PersonalData
+from pddpo_ray.annotation.queue.answers import Submission
+from pddpo_ray.annotation.queue.assignment import Lease
+from pddpo_ray.annotation.queue.batch_rows import RoundStatus
+from pddpo_ray.annotation.queue.queue_rules import QueueError
 from pddpo_ray.cli.main import main
 from pddpo_ray.journal.annotation_schema import ERASED, answer, audit_event
 from pddpo_ray.journal.audit import broken_links, imbalances

@@ -8,14 +8,14 @@ import pytest
 from scipy.stats import beta
 from sqlalchemy import insert
 
-from pddpo_ray.annotation.answers import Submission
-from pddpo_ray.annotation.exchange import GivenElsewhere, all_questions, take_answers
-from pddpo_ray.annotation.leases import Lease
-from pddpo_ray.annotation.quality import Quality
+from pddpo_ray.annotation.queue.answers import Submission
+from pddpo_ray.annotation.queue.assignment import Lease
+from pddpo_ray.annotation.queue.exchange import GivenElsewhere, all_questions, take_answers
+from pddpo_ray.annotation.review.quality import Quality
 from pddpo_ray.journal.reading import JournalReader
 from pddpo_ray.journal.schema import dual_step
 from pddpo_ray.parts.questions import Question
-from pddpo_ray.theory.cost_estimate import interval
+from pddpo_ray.theory.estimates.cost_estimate import interval
 from tests.support.annotation_queue import FreshQueue, safety_questions
 
 

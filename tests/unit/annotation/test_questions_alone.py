@@ -19,9 +19,9 @@ from pyarrow import parquet
 from deploy.annotation.command import ADMIN_TOKEN
 from pddpo_lab.simulated_people import wait_for_service
 from pddpo_ray.annotation.label_rows import read_label_rows
-from pddpo_ray.annotation.notice import VERSION
-from pddpo_ray.annotation.question_files import read_questions
-from pddpo_ray.annotation.question_store import add_questions, begin
+from pddpo_ray.annotation.people.notice import VERSION
+from pddpo_ray.annotation.queue.question_files import read_questions
+from pddpo_ray.annotation.queue.question_store import add_questions, begin
 from pddpo_ray.cli.main import main
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal.audit import broken_links, imbalances

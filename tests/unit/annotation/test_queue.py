@@ -9,11 +9,11 @@ import pytest
 from sqlalchemy import delete, insert, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from pddpo_ray.annotation.answer_forms import screen_form, stored_form
-from pddpo_ray.annotation.answers import Submission
-from pddpo_ray.annotation.leases import Lease, Leases, NoQuestion
-from pddpo_ray.annotation.people import Campaign, Person
-from pddpo_ray.annotation.queue_rules import Outcome, Problem, QueueError
+from pddpo_ray.annotation.people.accounts import Campaign, Person
+from pddpo_ray.annotation.queue.answer_forms import screen_form, stored_form
+from pddpo_ray.annotation.queue.answers import Submission
+from pddpo_ray.annotation.queue.assignment import Lease, Leases, NoQuestion
+from pddpo_ray.annotation.queue.queue_rules import Outcome, Problem, QueueError
 from pddpo_ray.journal.annotation_schema import answer, audit_event, seat
 from pddpo_ray.journal.audit import broken_links, imbalances
 from pddpo_ray.parts.questions import Question

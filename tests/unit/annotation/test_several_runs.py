@@ -15,10 +15,10 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from deploy.annotation.several import names_of
+from deploy.annotation.multi_run_app import names_of
 from pddpo_lab.simulated_people import wait_for_service
-from pddpo_ray.annotation.notice import VERSION
-from pddpo_ray.annotation.people import People, Role
+from pddpo_ray.annotation.people.accounts import People, Role
+from pddpo_ray.annotation.people.notice import VERSION
 from pddpo_ray.cli.main import main
 from pddpo_ray.config import load
 from pddpo_ray.journal import Journal

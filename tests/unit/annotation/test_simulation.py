@@ -10,8 +10,8 @@ from scipy.special import expit
 from scipy.stats import binomtest
 
 from pddpo_lab.simulated_people import Manner, decide, enlist, simulate
-from pddpo_ray.annotation.people import Role
-from pddpo_ray.annotation.quality import Quality
+from pddpo_ray.annotation.people.accounts import Role
+from pddpo_ray.annotation.review.quality import Quality
 from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
 from pddpo_ray.worlds.truth_by_text import truth_of

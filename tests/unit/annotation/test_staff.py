@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from pddpo_ray.annotation.answers import Submission
-from pddpo_ray.annotation.leases import Lease
-from pddpo_ray.annotation.people import Role
+from pddpo_ray.annotation.people.accounts import Role
+from pddpo_ray.annotation.people.staff import Staff
+from pddpo_ray.annotation.queue.answers import Submission
+from pddpo_ray.annotation.queue.assignment import Lease
 from pddpo_ray.annotation.queue_labeller import Waiting, waiting_line
-from pddpo_ray.annotation.staff import Staff
-from pddpo_ray.cli.crowd import crowd_beside
-from pddpo_ray.cli.train import spoken
+from pddpo_ray.cli.runs.crowd import crowd_beside
+from pddpo_ray.cli.runs.train import spoken
 from pddpo_ray.config import load
 from pddpo_ray.errors import ParkedError, RunError, UserError
 from pddpo_ray.records import Prompt, Response

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nltk.metrics.agreement import AnnotationTask
 
-from pddpo_ray.annotation.quality import (
+from pddpo_ray.annotation.review.quality import (
     alpha_interval,
     krippendorff_alpha,
     leave_one_out,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import select
 
-from pddpo_ray.annotation.answers import Submission
-from pddpo_ray.annotation.batch_rows import RoundStatus
-from pddpo_ray.annotation.given_labels import GivenLabel, labels_of
-from pddpo_ray.annotation.leases import Lease
-from pddpo_ray.annotation.people import Person, Role
-from pddpo_ray.annotation.queue_rules import Problem, QueueError
+from pddpo_ray.annotation.people.accounts import Person, Role
+from pddpo_ray.annotation.queue.answers import Submission
+from pddpo_ray.annotation.queue.assignment import Lease
+from pddpo_ray.annotation.queue.batch_rows import RoundStatus
+from pddpo_ray.annotation.queue.queue_rules import Problem, QueueError
+from pddpo_ray.annotation.review.given_labels import GivenLabel, labels_of
 from pddpo_ray.journal.annotation_schema import audit_event
 from pddpo_ray.journal.audit import imbalances
 from tests.support.annotation_api import API, FreshService, is_problem

@@ -22,7 +22,7 @@ from lab.studies.exploration.run import registered as phase_registered
 from lab.studies.study import seeds_between
 from pddpo_ray.algorithms.stages import lagrangian_objective, reward_objective
 from pddpo_ray.records import Prompt
-from pddpo_ray.worlds.text_family import HELD_OUT_SEEDS
+from pddpo_ray.worlds.text.family import HELD_OUT_SEEDS
 
 LEARNING, DRAWS = 1_500, 300
 

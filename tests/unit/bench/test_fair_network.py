@@ -10,7 +10,7 @@ from lab.studies.comparison.network import ARMS, LABELS_A_PAIR, OFFLINE, OURS, S
 from lab.studies.comparison.run import registered
 from lab.studies.exploration.run import registered as phase_registered
 from lab.studies.study import seeds_between
-from pddpo_ray.worlds.text_family import HELD_OUT_SEEDS
+from pddpo_ray.worlds.text.family import HELD_OUT_SEEDS
 
 
 def test_nothing_else_was_run_on_its_worlds() -> None:

@@ -16,7 +16,7 @@ from bench.workload import EIGHT, SEVEN, Shape, preference_rows
 from pddpo_ray.records import PairRow
 from pddpo_ray.rollout.transformers_engine import TransformersEngine
 from pddpo_ray.training.batches import texts_of
-from pddpo_ray.training.log_probs import ResponseScorer
+from pddpo_ray.training.passes.log_probs import ResponseScorer
 
 TINY = Shape(vocabulary=512, hidden=64, layers=2, heads=2, key_heads=1, intermediate=128)
 

@@ -23,7 +23,7 @@ from pddpo_ray.config import load
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import ARTIFACTS
-from pddpo_ray.worlds.prepared_text import prepare_text_world
+from pddpo_ray.worlds.text.prepared_world import prepare_text_world
 
 
 def test_settings_may_stand_behind_options() -> None:

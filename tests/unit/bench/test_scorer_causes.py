@@ -11,7 +11,7 @@ import pytest
 
 from lab.studies.scorers.run import ARMS, TrueScorer, config_of, drawn_answers, opener, table
 from pddpo_ray.records import Array, Response
-from pddpo_ray.worlds.prepared_text import prepare_text_world
+from pddpo_ray.worlds.text.prepared_world import prepare_text_world
 
 
 @dataclass(eq=False)

@@ -21,8 +21,8 @@ from pddpo_ray.rollout.vllm_native import reserved_rank
 from pddpo_ray.rollout.vllm_worker import PolicyWorker
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.tensors import TensorStream, tensors_sha256
-from pddpo_ray.worlds.tabular import trap_world
-from pddpo_ray.worlds.tabular_parts import TabularTrainer
+from pddpo_ray.worlds.tabular.parts import TabularTrainer
+from pddpo_ray.worlds.tabular.world import trap_world
 
 NATIVE = "rollout.delivery=native"
 LORA = "model.parameters.kind=lora"

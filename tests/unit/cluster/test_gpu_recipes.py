@@ -10,16 +10,16 @@ import pytest
 
 from pddpo_ray.backends.machine import GIB, Machine
 from pddpo_ray.config import ModelFeedback, VllmRollout, load, recipe_names
-from pddpo_ray.config.trainer import Stage
+from pddpo_ray.config.sections.trainer import Stage
+from pddpo_ray.plan.cost_model import prompts_of, work_before
 from pddpo_ray.plan.memory import ModelShape, memory
 from pddpo_ray.plan.printed import make_plan, plan_lines
 from pddpo_ray.plan.resources import bundles
 from pddpo_ray.plan.scale import cost_scale
-from pddpo_ray.plan.work import prompts_of, work_before
 from pddpo_ray.records import Array, Prompt, Response
 from pddpo_ray.scoring.interface import TextPair
 from pddpo_ray.scoring.scored_labeller import ScoredLabeller
-from pddpo_ray.theory.cost_estimate import estimate_cost
+from pddpo_ray.theory.estimates.cost_estimate import estimate_cost
 
 PAPER = ("pd-dpo", "pd-dpo-fixed", "pd-dpo-adalag", "dpo-harmless", "dpo-helpful", "safe-dpo", "sacpo", "pecan")
 METHODS = (*PAPER, "o-pd-dpo")

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from pddpo_ray.cli.main import main
-from pddpo_ray.cli.run_log import stoppable
+from pddpo_ray.cli.runs.run_log import stoppable
 from pddpo_ray.config import load
 from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import StoppedError
@@ -155,7 +155,7 @@ def test_a_run_that_is_driven_on_another_host_is_said_so(
     from pddpo_ray.journal.database import open_database
 
     run_recipe(load("tabular", [*SMALL, "rounds=1"]), tmp_path / "run")
-    from pddpo_ray.cli.recipe_of_run import find_run
+    from pddpo_ray.cli.runs.recipe_of_run import find_run
 
     engine = open_database(tmp_path / "run" / "journal.sqlite")
     monkeypatch.setattr(lock.socket, "gethostname", lambda: "elsewhere")

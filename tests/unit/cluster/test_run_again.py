@@ -13,9 +13,9 @@ import pytest
 
 from deploy.annotation.app import create_app
 from pddpo_lab.simulated_people import Manner, enlist, simulate
-from pddpo_ray.annotation.people import People, Role
-from pddpo_ray.annotation.queue_rules import Rules
-from pddpo_ray.cli.run_again import LABEL, Jobs, look
+from pddpo_ray.annotation.people.accounts import People, Role
+from pddpo_ray.annotation.queue.queue_rules import Rules
+from pddpo_ray.cli.runs.run_again import LABEL, Jobs, look
 from pddpo_ray.config import load
 from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import ParkedError, RunError

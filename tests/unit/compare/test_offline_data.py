@@ -13,7 +13,7 @@ from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.journal import read_journal
 from pddpo_ray.records import HARM, Verdict
 from pddpo_ray.storage.whole_files import JOURNAL
-from pddpo_ray.worlds.tabular import trap_world
+from pddpo_ray.worlds.tabular.world import trap_world
 
 ONE_FIT = (
     "algorithm=dpo-harmless",

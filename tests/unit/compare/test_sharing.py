@@ -24,8 +24,8 @@ from pddpo_ray.records import Array, Decoding, Objective, PairRow, PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.recall import Memory
 from pddpo_ray.storage.whole_files import JOURNAL
-from pddpo_ray.worlds.tabular import trap_world
-from pddpo_ray.worlds.tabular_parts import TabularEngine, TabularTrainer
+from pddpo_ray.worlds.tabular.parts import TabularEngine, TabularTrainer
+from pddpo_ray.worlds.tabular.world import trap_world
 from tests.support.finished_runs import FinishedRuns
 from tests.unit.methods.runs import config_of
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from pddpo_ray.data import Answer, Dimension, Example, Message, Settings, inspect
-from pddpo_ray.data.formats import FORMATS, WRITABLE, read_row, recognise, shuffled, write_rows
-from pddpo_ray.data.problems import RowError
+from pddpo_ray.data.checks.problems import RowError
+from pddpo_ray.data.files.sinks import SUFFIXES, Sink
+from pddpo_ray.data.formats.standard import FORMATS, WRITABLE, read_row, recognise, shuffled, write_rows
 from pddpo_ray.data.real_text import sample_file
-from pddpo_ray.data.sinks import SUFFIXES, Sink
 from pddpo_ray.text.templates import TEMPLATES, rendered
 from tests.support.data_rows import chat, hh, lines, pku
 

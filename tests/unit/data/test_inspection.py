@@ -17,9 +17,10 @@ from pyarrow import parquet as pq
 
 from pddpo_ray.cli.main import main
 from pddpo_ray.config import load
-from pddpo_ray.data import Settings, column_files, inspect
-from pddpo_ray.data.row_index import Entry, RowIndex, key_of
-from pddpo_ray.data.summary import Histogram
+from pddpo_ray.data import Settings, inspect
+from pddpo_ray.data.checks.row_index import Entry, RowIndex, key_of
+from pddpo_ray.data.checks.summary import Histogram
+from pddpo_ray.data.files import column_files
 from pddpo_ray.records import HARM, LabelledPair, Pair, Prompt, Response, SafetyLabels, Verdict
 from tests.support import data_rows
 from tests.support.data_rows import lines, pku

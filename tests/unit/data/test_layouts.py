@@ -16,8 +16,8 @@ import pytest
 from datasets import Dataset
 
 from pddpo_ray.data import Settings, inspect
-from pddpo_ray.data.columns import unread_labels
-from pddpo_ray.data.dialogue import Means
+from pddpo_ray.data.formats.columns import unread_labels
+from pddpo_ray.data.formats.dialogue import Means
 from tests.support.data_rows import pku
 from tests.unit.data.test_damage import DAMAGE
 

@@ -11,10 +11,10 @@ import pytest
 from pddpo_ray.cli.main import main
 from pddpo_ray.config import load
 from pddpo_ray.data import Settings
-from pddpo_ray.data.dialogue import Means
-from pddpo_ray.data.formats import FORMATS, read_row, recognise
-from pddpo_ray.data.inspection import inspect
-from pddpo_ray.data.problems import RowError
+from pddpo_ray.data.checks.inspection import inspect
+from pddpo_ray.data.checks.problems import RowError
+from pddpo_ray.data.formats.dialogue import Means
+from pddpo_ray.data.formats.standard import FORMATS, read_row, recognise
 from pddpo_ray.errors import UserError
 
 ASSISTANT = {"role": "assistant", "content": "b"}

@@ -16,10 +16,10 @@ from pyarrow import parquet as pq
 
 from pddpo_ray.cli.main import main
 from pddpo_ray.data import Example, Settings, inspect
-from pddpo_ray.data.columns import HEADS, QUESTIONS, is_about
-from pddpo_ray.data.dialogue import ROLES
-from pddpo_ray.data.formats import read_row, recognise
-from pddpo_ray.data.problems import RowError
+from pddpo_ray.data.checks.problems import RowError
+from pddpo_ray.data.formats.columns import HEADS, QUESTIONS, is_about
+from pddpo_ray.data.formats.dialogue import ROLES
+from pddpo_ray.data.formats.standard import read_row, recognise
 from tests.support.reader_cases import ASK, CASES, PAIR, Case, Read, bot, page, user
 from tests.unit.data.test_layouts import LAYOUTS, numbered, settings
 

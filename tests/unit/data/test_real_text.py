@@ -26,8 +26,8 @@ from pddpo_ray.report.build import build_report
 from pddpo_ray.report.run_data import read_run
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import JOURNAL
-from pddpo_ray.training.from_scratch import ScratchSpec, build_model, cached_reference, pretrain, sequences
-from pddpo_ray.training.from_scratch import train_tokenizer as tokenizer_of
+from pddpo_ray.training.models.from_scratch import ScratchSpec, build_model, cached_reference, pretrain, sequences
+from pddpo_ray.training.models.from_scratch import train_tokenizer as tokenizer_of
 from tests.support.data_rows import lines, pku
 from tests.support.small_real_text import SMALL_REAL_TEXT
 

@@ -23,7 +23,7 @@ from pddpo_lab.worlds.exact_score import answer_scores, score
 from pddpo_lab.worlds.exported_world import prepare_exported
 from pddpo_ray.cli.main import app
 from pddpo_ray.evaluate.checkpoint_loading import load_checkpoint
-from pddpo_ray.worlds.prepared_text import PreparedTextWorld
+from pddpo_ray.worlds.text.prepared_world import PreparedTextWorld
 from tests.support.exported_text_world import Exported, export_to
 from tests.support.tiny_language_model import save_policy
 

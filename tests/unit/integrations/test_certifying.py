@@ -14,7 +14,7 @@ from pddpo_ray.cli.main import app
 from pddpo_ray.errors import UserError
 from pddpo_ray.integrations.certifying import Question, certify_saved
 from pddpo_ray.integrations.saved_policies import saved_names
-from pddpo_ray.theory.certificate import candidate_level
+from pddpo_ray.theory.certificates.certificate import candidate_level
 from tests.support.tiny_language_model import save_policy, tiny_llama, word_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("default")

@@ -23,9 +23,9 @@ from pddpo_ray.limits.drawn import estimated, logits
 from pddpo_ray.limits.quantities import Amount, Quantity
 from pddpo_ray.limits.rules import characters, empty, reading_grade, refusal, repeats, sentences, words
 from pddpo_ray.limits.sources import Answer
-from pddpo_ray.scoring.limit_sources import read_limits
+from pddpo_ray.scoring.sources.opening import read_limits
+from pddpo_ray.theory.certificates.measured_draws import bias_bound
 from pddpo_ray.theory.intervals import mean_interval
-from pddpo_ray.theory.measured_draws import bias_bound
 
 XSTEST = Path(os.environ.get("PDDPO_SHARED", "../shared")) / "data" / "xstest_refusals.jsonl.gz"
 

@@ -17,8 +17,8 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.limits.check import Checked, check
 from pddpo_ray.limits.reading import stated_limits
 from pddpo_ray.limits.sources import Answer
-from pddpo_ray.scoring.limit_sources import Surroundings, open_source
 from pddpo_ray.scoring.scorer_job import train_from_files
+from pddpo_ray.scoring.sources.opening import Surroundings, open_source
 from tests.support.scorer_rows import TEMPLATE, rows_of_words, write_rows
 from tests.support.tiny_language_model import save_policy, word_tokenizer
 

@@ -15,10 +15,10 @@ from pddpo_ray.backends.machine import inspect_machine
 from pddpo_ray.cli.main import main
 from pddpo_ray.config import Config, TextWorldConfig, load
 from pddpo_ray.errors import UserError
+from pddpo_ray.plan.feasibility import kept_in_world
 from pddpo_ray.plan.printed import make_plan
-from pddpo_ray.plan.reached import kept_in_world
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.worlds.prepared_text import prepare_text_world, reference_is_there
+from pddpo_ray.worlds.text.prepared_world import prepare_text_world, reference_is_there
 
 
 def twin(*overrides: str) -> Config:

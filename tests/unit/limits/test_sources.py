@@ -20,8 +20,8 @@ from pddpo_ray.limits.functions import FunctionProcess
 from pddpo_ray.limits.quantities import VERDICT, Amount, Limit, Quantity
 from pddpo_ray.limits.reading import Asking, stated_limits
 from pddpo_ray.limits.sources import Answer, Source, Unmeasured, ask, chosen_for, one_by_one
-from pddpo_ray.scoring.graders import similarity
-from pddpo_ray.scoring.limit_sources import read_limits
+from pddpo_ray.scoring.sources.graders import similarity
+from pddpo_ray.scoring.sources.opening import read_limits
 from tests.support.measuring_server import MeasuringServer, measuring_server
 
 Row = dict[str, Any]

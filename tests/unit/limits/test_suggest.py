@@ -17,7 +17,7 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.limits.reading import stated_limits
 from pddpo_ray.limits.sources import Answer
 from pddpo_ray.limits.suggest import Suggestion, suggest
-from pddpo_ray.scoring.limit_sources import Surroundings, open_source
+from pddpo_ray.scoring.sources.opening import Surroundings, open_source
 from tests.support.tiny_language_model import save_policy
 
 LENGTHS = "short: {mean: {rule: words}, at_most: 3, bounds: [0, 20]}"

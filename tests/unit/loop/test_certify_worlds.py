@@ -21,8 +21,8 @@ from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.records import Array
 from pddpo_ray.report.build import build_report
 from pddpo_ray.storage.whole_files import ARTIFACTS
-from pddpo_ray.theory.certificate import first_certified, upper_bound
-from pddpo_ray.theory.levels import Allocation
+from pddpo_ray.theory.certificates.certificate import first_certified, upper_bound
+from pddpo_ray.theory.certificates.levels import Allocation
 from tests.runs.test_text_run import tiny_text
 from tests.support.measuring_server import every_fifth_fails, measuring_server
 from tests.unit.loop.small_run import MEASURED, SMALL

@@ -19,7 +19,7 @@ from pddpo_ray.parts.fitting import CARRY_MAX, LARGEST_CALL, FitPlan, TrainerCon
 from pddpo_ray.records import Critics, LossOptimism, Objective, PairRow, PolicyVersion, Response, ScoredAnswer
 from pddpo_ray.theory.refit import limit_rows
 from pddpo_ray.theory.seeds import seed_of
-from pddpo_ray.worlds.tabular import trap_world
+from pddpo_ray.worlds.tabular.world import trap_world
 
 WORLD = trap_world()
 REFERENCE = PolicyVersion(0, "reference", "0" * 64, "reference")

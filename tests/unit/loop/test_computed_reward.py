@@ -13,15 +13,15 @@ import pytest
 from pddpo_ray.backends.in_process_text import log_linear_backends
 from pddpo_ray.backends.machine import inspect_machine
 from pddpo_ray.config import Config, load
-from pddpo_ray.config.sections import STATED_LIMITS
+from pddpo_ray.config.recipe_sections import STATED_LIMITS
 from pddpo_ray.driver.run import PhaseChanged, run_recipe
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.plan.printed import make_plan
 from pddpo_ray.records import HARM, LabelledPair, PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.worlds.prepared_text import prepare_text_world
-from pddpo_ray.worlds.tabular import two_limits_world
+from pddpo_ray.worlds.tabular.world import two_limits_world
+from pddpo_ray.worlds.text.prepared_world import prepare_text_world
 from tests.runs.test_limits_on_text import twin
 from tests.support.measuring_server import measuring_server
 from tests.unit.loop.small_run import story

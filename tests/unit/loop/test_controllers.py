@@ -38,11 +38,11 @@ from pddpo_ray.records import (
 )
 from pddpo_ray.rollout.delivery_check import DeliveryCheck
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.theory.dual import DualState, ProjectedFixed, limit_state
-from pddpo_ray.theory.prompt_sets import prompt_sets
+from pddpo_ray.theory.estimates.prompt_sets import prompt_sets
+from pddpo_ray.theory.multipliers.dual import DualState, ProjectedFixed, limit_state
 from pddpo_ray.theory.seeds import counts, seed_of
-from pddpo_ray.worlds.tabular import TabularWorld, trap_world
-from pddpo_ray.worlds.tabular_parts import TabularEngine, TabularTrainer
+from pddpo_ray.worlds.tabular.parts import TabularEngine, TabularTrainer
+from pddpo_ray.worlds.tabular.world import TabularWorld, trap_world
 from pddpo_ray.worlds.truth_labeller import WorldLabeller
 
 WORLD = trap_world()

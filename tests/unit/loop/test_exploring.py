@@ -18,8 +18,8 @@ from pddpo_ray.parts.exploring import ExplorationController
 from pddpo_ray.parts.fitting import FitPlan, TrainerController
 from pddpo_ray.records import HARM, LabelledPair, Objective, Pair, PairRow, PolicyVersion, Response, Verdict
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.worlds.tabular import trap_world
-from pddpo_ray.worlds.tabular_parts import TabularTrainer
+from pddpo_ray.worlds.tabular.parts import TabularTrainer
+from pddpo_ray.worlds.tabular.world import trap_world
 
 WORLD = trap_world()
 VERSION = PolicyVersion(1, "v1", "1" * 64, "v1")

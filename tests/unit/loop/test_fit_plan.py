@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pddpo_ray.config import TrainerConfig
-from pddpo_ray.config.trainer import EveryFit
+from pddpo_ray.config.sections.trainer import EveryFit
 from pddpo_ray.parts.fitting import FitPlan
 
 

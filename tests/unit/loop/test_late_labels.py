@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pddpo_ray.annotation.queue_rules import Rules
-from pddpo_ray.annotation.rounds import Rounds
+from pddpo_ray.annotation.queue.batches import Rounds
+from pddpo_ray.annotation.queue.queue_rules import Rules
 from pddpo_ray.config import load
 from pddpo_ray.contracts import Labeller, LateLabeller
 from pddpo_ray.driver.run import run_recipe
@@ -21,7 +21,7 @@ from pddpo_ray.parts.dual_step import journalled_estimates
 from pddpo_ray.parts.due_labels import PAIRS, SAFETY
 from pddpo_ray.records import CostEstimate, LabelledPair, Pair, Response, SafetyLabels
 from pddpo_ray.scorers import labellers
-from pddpo_ray.theory.dual import (
+from pddpo_ray.theory.multipliers.dual import (
     DampedNewton,
     DualState,
     LogMultiplier,
@@ -31,7 +31,7 @@ from pddpo_ray.theory.dual import (
     limit_state,
     stale_share,
 )
-from pddpo_ray.worlds.tabular import rare_world
+from pddpo_ray.worlds.tabular.world import rare_world
 from tests.support.answering_people import answering
 from tests.unit.loop.small_run import MEASURED, SMALL, finish, ledger, small
 

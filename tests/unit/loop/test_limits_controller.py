@@ -17,7 +17,7 @@ from pddpo_ray.parts.label_estimates import LabelEstimates
 from pddpo_ray.parts.limits import ANSWERS, LimitsController
 from pddpo_ray.parts.people_measuring import MACHINE, Audit
 from pddpo_ray.records import MeasuredCosts, PolicyVersion, Prompt, Response
-from pddpo_ray.theory.dual import DualState, ProjectedFixed, limit_state
+from pddpo_ray.theory.multipliers.dual import DualState, ProjectedFixed, limit_state
 
 PROMPTS = [Prompt(f"p{number}", (number,), f"question {number} ?") for number in range(2)]
 EVERYWHERE = {prompt.token_ids: 1.0 for prompt in PROMPTS}

@@ -26,8 +26,8 @@ from pddpo_ray.parts.reachable import note_reachable, reached
 from pddpo_ray.plan.printed import make_plan
 from pddpo_ray.report.build import build_report
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.theory.measured_pairs import MeasuredAnswer
-from pddpo_ray.worlds.tabular_files import load_world, tabular_world, world_json
+from pddpo_ray.theory.estimates.measured_pairs import MeasuredAnswer
+from pddpo_ray.worlds.tabular.files import load_world, tabular_world, world_json
 from tests.unit.report.page import Page
 
 ORACLE = json.loads((Path(__file__).parents[2] / "data" / "limits.json").read_text())

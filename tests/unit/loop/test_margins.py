@@ -16,11 +16,19 @@ from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.records import CostEstimate
-from pddpo_ray.report.certificate_section import certificates
 from pddpo_ray.report.run_data import read_run
-from pddpo_ray.theory.dual import DampedNewton, DualState, LogMultiplier, ProjectedFixed, Rule, ascend, limit_state
-from pddpo_ray.theory.levels import Allocation
-from pddpo_ray.theory.power import allowed_failures, draws_needed
+from pddpo_ray.report.sections.certificates import certificates
+from pddpo_ray.theory.certificates.levels import Allocation
+from pddpo_ray.theory.certificates.power import allowed_failures, draws_needed
+from pddpo_ray.theory.multipliers.dual import (
+    DampedNewton,
+    DualState,
+    LogMultiplier,
+    ProjectedFixed,
+    Rule,
+    ascend,
+    limit_state,
+)
 from tests.unit.loop.small_run import small
 
 RATE = (

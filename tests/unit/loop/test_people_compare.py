@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pddpo_ray.annotation.leases import Lease
+from pddpo_ray.annotation.queue.assignment import Lease
 from pddpo_ray.certificates.ledger import read_ledger
 from pddpo_ray.certificates.testing import certify
 from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.records import Response
-from pddpo_ray.theory.certificate import upper_bound
-from pddpo_ray.theory.levels import Allocation
-from pddpo_ray.theory.measured_draws import mixture_upper_bound
+from pddpo_ray.theory.certificates.certificate import upper_bound
+from pddpo_ray.theory.certificates.levels import Allocation
+from pddpo_ray.theory.certificates.measured_draws import mixture_upper_bound
 from tests.runs.test_limits_on_text import twin
 from tests.runs.test_people_limits import AT_ONCE, BATCH, PARKED, broken_off_again, nobody_twice, parked
 from tests.support.answering_people import answering
@@ -176,8 +176,8 @@ def test_sets_that_share_prompts_leave_an_audit_no_fixed_share_of_a_round(tmp_pa
 
 
 def test_a_number_outside_its_bounds_is_refused_and_kept_as_it_was_given() -> None:
-    from pddpo_ray.annotation.answer_forms import screen_form, stored_form
-    from pddpo_ray.annotation.queue_rules import QueueError
+    from pddpo_ray.annotation.queue.answer_forms import screen_form, stored_form
+    from pddpo_ray.annotation.queue.queue_rules import QueueError
     from pddpo_ray.parts.questions import value_of
 
     bounds = (0.0, 10.0)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pddpo_ray.config import BudgetRefit, UnionRefit
-from pddpo_ray.config.trainer import DeterminantRefit, GeometricRefit, Refit
+from pddpo_ray.config.sections.trainer import DeterminantRefit, GeometricRefit, Refit
 from pddpo_ray.parts.fitting import older_rows
 from pddpo_ray.records import PairRow
 from pddpo_ray.theory.refit import full_rounds, is_power, limit_rows

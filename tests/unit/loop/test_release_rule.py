@@ -16,8 +16,8 @@ from pddpo_ray.certificates import ledger as ledgers
 from pddpo_ray.certificates.candidate_order import certifiable
 from pddpo_ray.config import load
 from pddpo_ray.driver.run import run_recipe
-from pddpo_ray.theory.certificate import log_wealth
-from pddpo_ray.theory.levels import Allocation
+from pddpo_ray.theory.certificates.certificate import log_wealth
+from pddpo_ray.theory.certificates.levels import Allocation
 from pddpo_ray.theory.output import in_order_of_test, shortfall
 from tests.unit.loop.small_run import SMALL, ledger
 

@@ -27,8 +27,8 @@ from pddpo_ray.journal.transactions import Store
 from pddpo_ray.records import Array, Prompt, Response, SafetyLabels, Verdict
 from pddpo_ray.report.build import build_report
 from pddpo_ray.serving.catalog import read_catalog
-from pddpo_ray.theory.certificate import lower_bound, upper_bound
-from pddpo_ray.theory.levels import Allocation
+from pddpo_ray.theory.certificates.certificate import lower_bound, upper_bound
+from pddpo_ray.theory.certificates.levels import Allocation
 from tests.support.measuring_server import every_fifth_fails, measuring_server
 from tests.unit.loop.small_run import MEASURED, SMALL, ledger, small
 from tests.unit.loop.test_twin_run import TINY, twin

@@ -18,11 +18,11 @@ from pddpo_ray.driver.run import Event, PhaseChanged, run_recipe
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import read_journal
 from pddpo_ray.parts.sampling import BESIDES
-from pddpo_ray.plan.work import work
+from pddpo_ray.plan.cost_model import work
 from pddpo_ray.records import Response
-from pddpo_ray.report.answers_shown import OF_THE_SCORECARD
 from pddpo_ray.report.build import build_report
 from pddpo_ray.report.run_data import read_run
+from pddpo_ray.report.sections.answers import OF_THE_SCORECARD
 from pddpo_ray.scorecard.cards import ASKED, BENIGN, PHASE, cards
 from pddpo_ray.scoring.held_out import REPORT
 from pddpo_ray.scoring.learned_prompts import LEARNED, hashes_of, opening_of

@@ -25,9 +25,9 @@ from pddpo_ray.records import (
     Response,
     Verdict,
 )
-from pddpo_ray.theory.cost_estimate import interval
-from pddpo_ray.theory.dual import DualState, ProjectedFixed, ascend, limit_state
-from pddpo_ray.worlds.tabular import trap_world
+from pddpo_ray.theory.estimates.cost_estimate import interval
+from pddpo_ray.theory.multipliers.dual import DualState, ProjectedFixed, ascend, limit_state
+from pddpo_ray.worlds.tabular.world import trap_world
 
 WORLD = trap_world()
 ANSWERS = [WORLD.response(x, y, f"a{x}{y}") for x in range(3) for y in range(4)]

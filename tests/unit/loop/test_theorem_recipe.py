@@ -17,8 +17,8 @@ from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import ARTIFACTS
 from pddpo_ray.theory.optimism import split_roles, valid
-from pddpo_ray.worlds.tabular import trap_world
-from pddpo_ray.worlds.tabular_parts import one_hot_gram
+from pddpo_ray.worlds.tabular.parts import one_hot_gram
+from pddpo_ray.worlds.tabular.world import trap_world
 from tests.unit.loop.small_run import SMALL
 
 

@@ -19,9 +19,9 @@ from pddpo_ray.errors import RunError
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.parts.limits import REFERENCES
 from pddpo_ray.records import Response
-from pddpo_ray.worlds.table_limits import TableLimits
-from pddpo_ray.worlds.tabular import TabularWorld
-from pddpo_ray.worlds.tabular_files import tabular_world
+from pddpo_ray.worlds.tabular.files import tabular_world
+from pddpo_ray.worlds.tabular.limits import TableLimits
+from pddpo_ray.worlds.tabular.world import TabularWorld
 from tests.support.measuring_server import measuring_server
 from tests.support.tiers import in_full
 from tests.unit.loop.small_run import MEASURED, story

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pddpo_ray.theory.agreement import TIE, agreement
-from pddpo_ray.theory.objectives import preference_loss
+from pddpo_ray.theory.losses.objectives import preference_loss
 
 
 def test_agreement_by_hand() -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pddpo_ray.theory.alarm import Alarm
-from pddpo_ray.theory.certificate import bets_above
+from pddpo_ray.theory.certificates.alarm import Alarm
+from pddpo_ray.theory.certificates.certificate import bets_above
 
 
 def after(alarm: Alarm, values: object) -> Alarm:

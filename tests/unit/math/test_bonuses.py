@@ -17,9 +17,9 @@ from pddpo_ray.exploration.features import fit_whitening, with_constant
 from pddpo_ray.exploration.resampling import bonus_only_base, temper
 from pddpo_ray.records import CandidateSet, Decoding, Response
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.worlds.table_engine import decoded
-from pddpo_ray.worlds.tabular import trap_world
-from pddpo_ray.worlds.tabular_parts import TabularEngine
+from pddpo_ray.worlds.tabular.engine import decoded
+from pddpo_ray.worlds.tabular.parts import TabularEngine
+from pddpo_ray.worlds.tabular.world import trap_world
 
 WORLD = trap_world()
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 import pddpo_ray
-from pddpo_ray.theory.certificate import (
+from pddpo_ray.theory.certificates.certificate import (
     RHO,
     bets_above,
     bets_below,

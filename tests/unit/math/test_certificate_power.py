@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pddpo_ray.theory.certificate import candidate_level, first_certified, log_wealth, upper_bound
-from pddpo_ray.theory.levels import Allocation
-from pddpo_ray.theory.power import certified_rate, draws_needed
+from pddpo_ray.theory.certificates.certificate import candidate_level, first_certified, log_wealth, upper_bound
+from pddpo_ray.theory.certificates.levels import Allocation
+from pddpo_ray.theory.certificates.power import certified_rate, draws_needed
 
 TABLE = [(0.01, 0.0, 450, 1_000), (0.01, 0.001, 720, 1_650), (0.01, 0.0025, 1_310, 2_930), (0.01, 0.005, 3_970, 7_950),
          (0.05, 0.025, 790, 1_540)]  # fmt: skip

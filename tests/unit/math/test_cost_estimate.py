@@ -15,7 +15,7 @@ from scipy.special import expit, logit
 from pddpo_lab.verify.experiments import bias_table, interval_coverage
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import CostEstimate, Prompt, Response, SafetyLabels, Verdict
-from pddpo_ray.theory.cost_estimate import (
+from pddpo_ray.theory.estimates.cost_estimate import (
     bias_allowance,
     clipped_logit,
     estimate_cost,

@@ -15,12 +15,19 @@ from scipy.optimize import check_grad
 from scipy.special import logit, logsumexp
 
 from pddpo_ray.config import BudgetRefit, UnionRefit
-from pddpo_ray.config.trainer import DeterminantRefit, GeometricRefit
+from pddpo_ray.config.sections.trainer import DeterminantRefit, GeometricRefit
 from pddpo_ray.parts.fitting import older_rows
 from pddpo_ray.records import CostEstimate, PairRow
 from pddpo_ray.theory.agreement import TIE, agreement
-from pddpo_ray.theory.certificate import bets_above, bets_below, first_certified, log_wealth, lower_bound, upper_bound
-from pddpo_ray.theory.cost_estimate import (
+from pddpo_ray.theory.certificates.certificate import (
+    bets_above,
+    bets_below,
+    first_certified,
+    log_wealth,
+    lower_bound,
+    upper_bound,
+)
+from pddpo_ray.theory.estimates.cost_estimate import (
     clipped_logit,
     estimate_from_scores,
     estimate_from_shares,
@@ -30,7 +37,17 @@ from pddpo_ray.theory.cost_estimate import (
     mean_with_error,
     within_prompt_variance,
 )
-from pddpo_ray.theory.dual import (
+from pddpo_ray.theory.intervals import clopper_pearson, mean_interval, student_half_width
+from pddpo_ray.theory.losses.objectives import baseline_optimism_loss, support_loss
+from pddpo_ray.theory.losses.ppo import (
+    advantages,
+    clipped_policy_loss,
+    clipped_value_loss,
+    combined_advantage,
+    token_streams,
+)
+from pddpo_ray.theory.mle import _value_and_slope, bounded_logistic, box_mle, optimistic_mle, win_counts
+from pddpo_ray.theory.multipliers.dual import (
     DampedNewton,
     DualState,
     Fixed,
@@ -41,17 +58,7 @@ from pddpo_ray.theory.dual import (
     curvature_variance,
     limit_state,
 )
-from pddpo_ray.theory.explicit_dual import dual_slope
-from pddpo_ray.theory.intervals import clopper_pearson, mean_interval, student_half_width
-from pddpo_ray.theory.mle import _value_and_slope, bounded_logistic, box_mle, optimistic_mle, win_counts
-from pddpo_ray.theory.objectives import baseline_optimism_loss, support_loss
-from pddpo_ray.theory.ppo import (
-    advantages,
-    clipped_policy_loss,
-    clipped_value_loss,
-    combined_advantage,
-    token_streams,
-)
+from pddpo_ray.theory.multipliers.explicit_dual import dual_slope
 from pddpo_ray.theory.refit import is_power, limit_rows
 from pddpo_ray.theory.seeds import generator, generator_of, seed_of
 

@@ -34,10 +34,10 @@ from pddpo_ray.exploration.resampling import (
     resampling_weights,
 )
 from pddpo_ray.records import CandidateSet, Pair, Response
-from pddpo_ray.theory.margins import bonus_margin
+from pddpo_ray.theory.losses.margins import bonus_margin
 from pddpo_ray.theory.mle import box_mle
-from pddpo_ray.worlds.tabular import TabularWorld, trap_world
-from pddpo_ray.worlds.tabular_parts import one_hot_gram
+from pddpo_ray.worlds.tabular.parts import one_hot_gram
+from pddpo_ray.worlds.tabular.world import TabularWorld, trap_world
 
 
 def gaussian(seed: int, *shape: int) -> np.ndarray:

@@ -17,7 +17,7 @@ from pddpo_ray.exploration.features import Whitening, fit_whitening
 from pddpo_ray.exploration.resampling import effective_sample_size, resampling_weights, temper
 from pddpo_ray.records import CandidateSet, Pair, Response
 from pddpo_ray.theory.seeds import generator_of
-from pddpo_ray.worlds.tabular import trap_world
+from pddpo_ray.worlds.tabular.world import trap_world
 
 WORLD = trap_world()
 RNG = np.random.default_rng([11])

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pddpo_ray.theory.feasibility import largest_margin, reach, split_labels
-from pddpo_ray.theory.prompt_sets import prompt_sets
+from pddpo_ray.theory.estimates.prompt_sets import prompt_sets
+from pddpo_ray.theory.multipliers.feasibility import largest_margin, reach, split_labels
 
 ORACLE = json.loads((Path(__file__).parents[2] / "data" / "limits.json").read_text())
 

@@ -13,7 +13,7 @@ from scipy.special import expit
 from scipy.stats import binom, binomtest
 
 from pddpo_ray.records import CostEstimate
-from pddpo_ray.theory.cost_estimate import (
+from pddpo_ray.theory.estimates.cost_estimate import (
     expected_clipped_logit,
     interval,
     interval_warning,

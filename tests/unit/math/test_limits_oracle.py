@@ -13,9 +13,9 @@ from scipy.optimize import linprog, minimize
 from scipy.special import expit
 
 from pddpo_ray.limits.quantities import Amount, Limit, Quantity
-from pddpo_ray.theory.feasibility import largest_margin
-from pddpo_ray.theory.prompt_sets import prompt_sets
-from pddpo_ray.theory.several_limits import LagrangianDual, best_by_comparisons, kkt_residual, minimise
+from pddpo_ray.theory.estimates.prompt_sets import prompt_sets
+from pddpo_ray.theory.multipliers.feasibility import largest_margin
+from pddpo_ray.theory.multipliers.several_limits import LagrangianDual, best_by_comparisons, kkt_residual, minimise
 from pddpo_ray.worlds.limit_truth import TrueLimit, under_limits
 from pddpo_ray.worlds.oracle import Oracle
 

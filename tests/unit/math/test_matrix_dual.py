@@ -11,7 +11,7 @@ import pytest
 from scipy.optimize import minimize
 
 from pddpo_ray.records import CostEstimate
-from pddpo_ray.theory.dual import (
+from pddpo_ray.theory.multipliers.dual import (
     DampedNewton,
     DualState,
     LimitState,
@@ -20,8 +20,8 @@ from pddpo_ray.theory.dual import (
     ascend,
     limit_state,
 )
-from pddpo_ray.theory.feasibility import largest_margin
-from pddpo_ray.theory.matrix_dual import (
+from pddpo_ray.theory.multipliers.feasibility import largest_margin
+from pddpo_ray.theory.multipliers.matrix_dual import (
     MatrixStep,
     ascend_all,
     box_step,
@@ -29,7 +29,7 @@ from pddpo_ray.theory.matrix_dual import (
     newton_step,
     within_covariance,
 )
-from pddpo_ray.theory.several_limits import LagrangianDual, minimise
+from pddpo_ray.theory.multipliers.several_limits import LagrangianDual, minimise
 
 BETA, UPPER = 0.2, 8.0
 STRENGTHS = (0.5, 0.8, 0.95, 0.99)

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from scipy.special import expit
 from scipy.stats import binom
 
-from pddpo_ray.theory.certificate import bets_below, lower_bound, upper_bound
-from pddpo_ray.theory.cost_estimate import bias_bound
-from pddpo_ray.theory.measured_draws import (
+from pddpo_ray.theory.certificates.certificate import bets_below, lower_bound, upper_bound
+from pddpo_ray.theory.certificates.measured_draws import (
     LOWER_WORST,
     UPPER_WORST,
     counted,
@@ -28,6 +27,7 @@ from pddpo_ray.theory.measured_draws import (
     share_at_clip,
     with_people,
 )
+from pddpo_ray.theory.estimates.cost_estimate import bias_bound
 
 
 def test_a_draw_without_a_number_counts_as_the_worst_for_each_bound() -> None:

@@ -14,10 +14,8 @@ from scipy.special import softmax
 
 from pddpo_ray.limits.sources import chosen_for
 from pddpo_ray.records import CostEstimate
-from pddpo_ray.theory.cost_estimate import interval
-from pddpo_ray.theory.dual import DampedNewton, LimitState
-from pddpo_ray.theory.matrix_dual import newton_step
-from pddpo_ray.theory.measured_pairs import (
+from pddpo_ray.theory.estimates.cost_estimate import interval
+from pddpo_ray.theory.estimates.measured_pairs import (
     Factors,
     MeasuredAnswer,
     estimates_on_sets,
@@ -25,8 +23,10 @@ from pddpo_ray.theory.measured_pairs import (
     value_pairs,
     with_repeated_noise,
 )
-from pddpo_ray.theory.prompt_sets import prompt_sets
-from pddpo_ray.theory.value_stage import table_scores, value_scale
+from pddpo_ray.theory.estimates.prompt_sets import prompt_sets
+from pddpo_ray.theory.losses.value_stage import table_scores, value_scale
+from pddpo_ray.theory.multipliers.dual import DampedNewton, LimitState
+from pddpo_ray.theory.multipliers.matrix_dual import newton_step
 
 ORACLE = json.loads((Path(__file__).parents[2] / "data" / "limits.json").read_text())
 NAN = float("nan")

@@ -12,9 +12,9 @@ from scipy.special import softmax
 
 from pddpo_lab.verify.split_roles import sides, split_role_claims, worlds_that_ship
 from pddpo_ray.theory.optimism import SplitRoles, split_roles, valid
-from pddpo_ray.worlds.grammar import FIRST_GRAMMAR
-from pddpo_ray.worlds.reference import ReferenceSpec, intended_reference
-from pddpo_ray.worlds.text import TextWorldSpec, build_text_world
+from pddpo_ray.worlds.text.grammar import FIRST_GRAMMAR
+from pddpo_ray.worlds.text.reference import ReferenceSpec, intended_reference
+from pddpo_ray.worlds.text.world import TextWorldSpec, build_text_world
 
 
 def random_instances(count: int, prompts: int, answers: int, seed: int) -> SplitRoles:

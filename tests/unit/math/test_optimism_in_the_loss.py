@@ -17,8 +17,8 @@ from pddpo_ray.records import LossOptimism, Objective, PairRow
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import JOURNAL
 from pddpo_ray.theory.mle import _value_and_slope, box_mle, optimistic_mle, win_counts
-from pddpo_ray.worlds.tabular import trap_world
-from pddpo_ray.worlds.tabular_parts import TabularTrainer, shares_of
+from pddpo_ray.worlds.tabular.parts import TabularTrainer, shares_of
+from pddpo_ray.worlds.tabular.world import trap_world
 from tests.unit.loop.small_run import small
 
 GENERATOR = np.random.default_rng(4)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pddpo_lab.verify.checks import FORMULAS, gap_bound, multiplier_from_reference_samples
 from pddpo_ray.worlds.oracle import InfeasibleError, Oracle, mixture
-from pddpo_ray.worlds.tabular import TabularWorld, random_world, trap_world
+from pddpo_ray.worlds.tabular.world import TabularWorld, random_world, trap_world
 
 seeds = st.integers(0, 30)
 slow_property = settings(max_examples=15, deadline=None)

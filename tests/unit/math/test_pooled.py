@@ -7,8 +7,8 @@ import pytest
 from scipy.special import log_softmax
 
 from pddpo_ray.records import Array
-from pddpo_ray.theory.pooled import pooled_means, pooled_weights
-from pddpo_ray.theory.power import allowed_failures, certified_rate, likely_rate
+from pddpo_ray.theory.certificates.power import allowed_failures, certified_rate, likely_rate
+from pddpo_ray.theory.estimates.pooled import pooled_means, pooled_weights
 
 COUNTS = (300, 200, 500)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pddpo_ray.theory.price import late_multiplier, price
-from pddpo_ray.theory.prompt_sets import prompt_sets
-from pddpo_ray.theory.several_limits import LagrangianDual, minimise
+from pddpo_ray.theory.estimates.prompt_sets import prompt_sets
+from pddpo_ray.theory.multipliers.price import late_multiplier, price
+from pddpo_ray.theory.multipliers.several_limits import LagrangianDual, minimise
 
 ORACLE = json.loads((Path(__file__).parents[2] / "data" / "limits.json").read_text())
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pddpo_ray.theory.prompt_sets import PromptSets, prompt_sets, split_by_share
+from pddpo_ray.theory.estimates.prompt_sets import PromptSets, prompt_sets, split_by_share
 
 ORACLE = json.loads((Path(__file__).parents[2] / "data" / "limits.json").read_text())
 

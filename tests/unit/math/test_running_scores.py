@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from pddpo_ray.theory.running_scores import Running, next_running, running_scores
-from pddpo_ray.theory.step_scores import step_scores
+from pddpo_ray.theory.multipliers.running_scores import Running, next_running, running_scores
+from pddpo_ray.theory.multipliers.step_scores import step_scores
 from tests.unit.math.test_stepwise import LENGTHS, SETTINGS, limited, next_state, z_scores
 
 GROUPS = ["a", "a", "b", "b"]

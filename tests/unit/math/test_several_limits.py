@@ -22,11 +22,11 @@ from pddpo_ray.journal import read_journal
 from pddpo_ray.records import HARM
 from pddpo_ray.report.build import build_report
 from pddpo_ray.storage.whole_files import JOURNAL
-from pddpo_ray.theory.feasibility import largest_margin
-from pddpo_ray.theory.several_limits import LagrangianDual, minimise
+from pddpo_ray.theory.multipliers.feasibility import largest_margin
+from pddpo_ray.theory.multipliers.several_limits import LagrangianDual, minimise
 from pddpo_ray.worlds.oracle import InfeasibleError, Limit, Oracle
-from pddpo_ray.worlds.tabular import random_world, trap_world, two_limits_world
-from pddpo_ray.worlds.tabular_files import load_world, world_json, world_of
+from pddpo_ray.worlds.tabular.files import load_world, world_json, world_of
+from pddpo_ray.worlds.tabular.world import random_world, trap_world, two_limits_world
 
 WORLD = two_limits_world()
 

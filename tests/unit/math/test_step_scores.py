@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from pddpo_ray.theory.step_scores import numbers, step_scores, within_groups
+from pddpo_ray.theory.multipliers.step_scores import numbers, step_scores, within_groups
 
 
 def test_deviations_are_counted_in_spreads_of_the_batch() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pddpo_ray.records import CostEstimate
-from pddpo_ray.theory.dual import DualState, LimitState, Memory, Stepwise, ascend, limit_state
+from pddpo_ray.theory.multipliers.dual import DualState, LimitState, Memory, Stepwise, ascend, limit_state
 
 LENGTHS = np.arange(1, 33)
 ANSWERS = 64

@@ -30,10 +30,10 @@ from pddpo_ray.records import (
 )
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.tensors import tensors_sha256
-from pddpo_ray.worlds.table_engine import decoded
-from pddpo_ray.worlds.tabular import TabularWorld, draw_answers, full_coverage, random_world, trap_world
-from pddpo_ray.worlds.tabular_files import load_world, world_json, world_of
-from pddpo_ray.worlds.tabular_parts import TabularEngine, TabularTrainer, one_hot_gram, wins_of
+from pddpo_ray.worlds.tabular.engine import decoded
+from pddpo_ray.worlds.tabular.files import load_world, world_json, world_of
+from pddpo_ray.worlds.tabular.parts import TabularEngine, TabularTrainer, one_hot_gram, wins_of
+from pddpo_ray.worlds.tabular.world import TabularWorld, draw_answers, full_coverage, random_world, trap_world
 from pddpo_ray.worlds.truth_labeller import WorldLabeller
 
 SHARED_TRAP = Path(os.environ.get("PDDPO_SHARED", "../shared")) / "worlds" / "trap.json"

@@ -47,9 +47,9 @@ from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import Objective, PairRow
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.worlds.tabular import TabularWorld, random_world, trap_world
-from pddpo_ray.worlds.tabular_files import load_world, world_json
-from pddpo_ray.worlds.tabular_parts import TabularTrainer
+from pddpo_ray.worlds.tabular.files import load_world, world_json
+from pddpo_ray.worlds.tabular.parts import TabularTrainer
+from pddpo_ray.worlds.tabular.world import TabularWorld, random_world, trap_world
 
 SHARED_TRAP = Path(os.environ.get("PDDPO_SHARED", "../shared")) / "worlds" / "trap.json"
 

@@ -10,7 +10,7 @@ from pddpo_ray.contracts import FitCommand, FitResult
 from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.journal import JournalReader, read_journal
 from pddpo_ray.storage.whole_files import JOURNAL
-from pddpo_ray.worlds.tabular_parts import TabularTrainer
+from pddpo_ray.worlds.tabular.parts import TabularTrainer
 
 FIXED = "dual.rule={kind: fixed}"
 SMALL = (

@@ -12,9 +12,9 @@ import pytest
 from pddpo_ray.config import load
 from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import UserError
-from pddpo_ray.theory.group_advantages import group_advantages, lead_over_others
+from pddpo_ray.theory.losses.group_advantages import group_advantages, lead_over_others
 from pddpo_ray.training.local import LocalTrainer
-from pddpo_ray.worlds.tabular_ppo import Tables, update_tables
+from pddpo_ray.worlds.tabular.ppo import Tables, update_tables
 from tests.unit.loop.small_run import story
 from tests.unit.methods.runs import SMALL, journal_of
 from tests.unit.methods.test_safe_rlhf import (

@@ -24,10 +24,10 @@ from pddpo_ray.records import HARM, LabelledPair, Objective, Pair, PairRow, Poli
 from pddpo_ray.scorers.method_scores import PolicyScorer, ShiftedCosts
 from pddpo_ray.scoring.linear_scores import LinearScorer
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.theory.cost_estimate import clipped_logit
-from pddpo_ray.worlds.tabular import TabularWorld, full_coverage, random_world, trap_world
-from pddpo_ray.worlds.tabular_files import world_json
-from pddpo_ray.worlds.tabular_parts import TabularTrainer
+from pddpo_ray.theory.estimates.cost_estimate import clipped_logit
+from pddpo_ray.worlds.tabular.files import world_json
+from pddpo_ray.worlds.tabular.parts import TabularTrainer
+from pddpo_ray.worlds.tabular.world import TabularWorld, full_coverage, random_world, trap_world
 from tests.support.finished_runs import FinishedRuns
 from tests.unit.loop.small_run import finish, story
 from tests.unit.methods.runs import NEEDS, commands_of, config_of, journal_of

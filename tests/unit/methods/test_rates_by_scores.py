@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pddpo_ray.driver.run import run_recipe
-from pddpo_ray.theory.cost_estimate import shift_to_rate
+from pddpo_ray.theory.estimates.cost_estimate import shift_to_rate
 from tests.unit.methods.runs import config_of, journal_of
 
 LIMIT = 0.45

@@ -12,7 +12,7 @@ from pddpo_lab.verify.simulate import simulate
 from pddpo_ray.config import load
 from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.serving.catalog import drawn_round
-from pddpo_ray.worlds.tabular import trap_world
+from pddpo_ray.worlds.tabular.world import trap_world
 from tests.support.method_modules import METHODS as ALL_METHODS
 from tests.support.reach import Entered, entered, functions_of, missing, named, resolved
 from tools.small_runs import HERE, METHODS, TABLE, TEXT, VARIANTS
@@ -25,16 +25,16 @@ CERTIFIED = ["rounds=2", *VARIANTS["signal-rate"], "certificate={certify: end, c
 ON_TABLES["certified"] = CERTIFIED
 ON_TEXTS = ("o-pd-dpo", "o-pd-dpo-paper", "pd-dpo-fixed")
 ONLY_TEXTS = (
-    "pddpo_ray.theory.objectives.preference_loss",
-    "pddpo_ray.theory.objectives.support_loss",
-    "pddpo_ray.theory.objectives.baseline_optimism_loss",
-    "pddpo_ray.theory.cost_stage.cost_stage_scales",
+    "pddpo_ray.theory.losses.objectives.preference_loss",
+    "pddpo_ray.theory.losses.objectives.support_loss",
+    "pddpo_ray.theory.losses.objectives.baseline_optimism_loss",
+    "pddpo_ray.theory.multipliers.cost_stage.cost_stage_scales",
     "pddpo_ray.training.fit.run_fit",
     "pddpo_ray.exploration.features.fit_whitening",
 )
 """What tables do without: they know neither tensors nor hidden states."""
 NO_RUN = (
-    "pddpo_ray.theory.margins.printed_margin",
+    "pddpo_ray.theory.losses.margins.printed_margin",
     "pddpo_ray.exploration.bonus.elliptical",
     "pddpo_ray.exploration.bonus.theory_amplitude",
     "pddpo_ray.exploration.bonus.theory_precision",
@@ -77,7 +77,7 @@ def test_small_runs_on_texts_enter_the_rest_and_the_margins(tmp_path: Path) -> N
             run_recipe(load("text-world", [*size, f"algorithm={name}", *HERE]), tmp_path / name)
         xpo = [*TEXT, "rounds=1", "offline.compare_rounds=0", "explore.bonus=off", *VARIANTS["loss-xpo"]]
         run_recipe(load("text-world", [*xpo, *HERE]), tmp_path / "xpo")
-    assert missing(seen, [*ONLY_TEXTS, "pddpo_ray.theory.margins.bonus_margin"]) == []
+    assert missing(seen, [*ONLY_TEXTS, "pddpo_ray.theory.losses.margins.bonus_margin"]) == []
 
 
 @pytest.mark.full

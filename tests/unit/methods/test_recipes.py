@@ -8,7 +8,7 @@ import pytest
 
 from pddpo_ray import algorithms
 from pddpo_ray.config import LogRule, LoraParameters, load, recipe_names
-from pddpo_ray.config.trainer import Stage
+from pddpo_ray.config.sections.trainer import Stage
 from pddpo_ray.registry import SHIPPED
 from tests.support.method_modules import METHODS
 

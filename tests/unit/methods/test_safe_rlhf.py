@@ -18,19 +18,19 @@ from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import CostEstimate, ScoredAnswer
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.theory.dual import LogMultiplier, limit_state
-from pddpo_ray.theory.ppo import (
+from pddpo_ray.theory.losses.ppo import (
     advantages,
     clipped_policy_loss,
     clipped_value_loss,
     combined_advantage,
     token_streams,
 )
+from pddpo_ray.theory.multipliers.dual import LogMultiplier, limit_state
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.local import LocalTrainer, store_reference
-from pddpo_ray.training.log_probs import ResponseScorer
+from pddpo_ray.training.passes.log_probs import ResponseScorer
 from pddpo_ray.training.ppo_update import per_token, token_log_probs
-from pddpo_ray.worlds.tabular_ppo import Tables, update_tables
+from pddpo_ray.worlds.tabular.ppo import Tables, update_tables
 from tests.support.tiny_language_model import save_policy, tiny_llama
 from tests.unit.loop.small_run import story
 from tests.unit.methods.runs import SMALL, journal_of

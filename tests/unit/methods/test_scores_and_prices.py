@@ -14,9 +14,9 @@ from pddpo_ray.records import HARM, LabelledPair, Pair, PolicyVersion, Response,
 from pddpo_ray.scoring.linear_scores import LinearScorer, fit_cost, fit_reward
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.merging import merge_versions, merged_tables, merged_weights
-from pddpo_ray.theory.explicit_dual import descend, dual_slope
 from pddpo_ray.theory.mle import bounded_logistic, box_mle, win_counts
-from pddpo_ray.worlds.tabular import TabularWorld, draw_answers, random_world, trap_world
+from pddpo_ray.theory.multipliers.explicit_dual import descend, dual_slope
+from pddpo_ray.worlds.tabular.world import TabularWorld, draw_answers, random_world, trap_world
 
 
 def write(path: Path, text: str) -> None:

@@ -18,12 +18,12 @@ from pddpo_ray.journal import Journal
 from pddpo_ray.parts.dual_step import DualController, LocalDual, journalled_estimates
 from pddpo_ray.records import CostEstimate, Critics, Objective, PairRow, ScoredAnswer, UniformMixture
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.theory.dual import DualState, ProjectedFixed, limit_state
+from pddpo_ray.theory.multipliers.dual import DualState, ProjectedFixed, limit_state
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.local import LocalTrainer, store_reference
-from pddpo_ray.training.log_probs import ResponseScorer
-from pddpo_ray.worlds.tabular import trap_world
-from pddpo_ray.worlds.tabular_parts import TabularTrainer
+from pddpo_ray.training.passes.log_probs import ResponseScorer
+from pddpo_ray.worlds.tabular.parts import TabularTrainer
+from pddpo_ray.worlds.tabular.world import trap_world
 from tests.support.method_modules import METHODS
 from tests.support.tiny_language_model import save_policy, tiny_llama
 from tests.unit.loop.small_run import finish, small

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pddpo_ray.cli.main import main
-from pddpo_ray.cli.train import demand_makeable
+from pddpo_ray.cli.runs.train import demand_makeable
 from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
 from pddpo_ray.plan.sizes import demand_possible_sizes

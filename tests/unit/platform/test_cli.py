@@ -16,9 +16,9 @@ import pytest
 from pddpo_ray import errors
 from pddpo_ray.backends.machine import GIB, Machine
 from pddpo_ray.certificates.outcome import Outcome
-from pddpo_ray.cli import train
 from pddpo_ray.cli.main import VERBS, main, unusable_path
 from pddpo_ray.cli.output import print_json
+from pddpo_ray.cli.runs import train
 from pddpo_ray.config import load
 from pddpo_ray.journal import Journal
 from pddpo_ray.registry import LAB, SHIPPED

@@ -25,7 +25,7 @@ from transformers import (
 from typer.testing import CliRunner
 
 from pddpo_ray.cli.main import app
-from pddpo_ray.training.pretrained import fetch
+from pddpo_ray.training.models.pretrained import fetch
 
 CHAT = (
     "{{ bos_token }}{% for message in messages %}<|{{ message['role'] }}|>\n{{ message['content'] }}<|end|>\n"

@@ -8,9 +8,9 @@ from typing import Any, get_args
 import pytest
 
 from pddpo_ray.config import Config, MixedFeedback, StoredScorerConfig, load
-from pddpo_ray.config.former_settings import FIXED, MOVED, fixed_otherwise, in_todays_keys
+from pddpo_ray.config.former.settings import FIXED, MOVED, fixed_otherwise, in_todays_keys
 from pddpo_ray.config.loading import dotted_keys
-from pddpo_ray.config.trainer import Stage
+from pddpo_ray.config.sections.trainer import Stage
 from pddpo_ray.errors import UserError
 
 

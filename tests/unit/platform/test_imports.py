@@ -22,7 +22,8 @@ LOADERS = ("pddpo_ray/__init__.py", "pddpo_ray/limits/function_worker.py")
 """The package's public names, each loaded when it is used; and functions of users, named in a limit."""
 
 TRUTH = tuple(
-    f"pddpo_ray.worlds.{name}" for name in ("oracle", "text", "drawn_text", "limit_truth", "tabular", "truth_labeller")
+    f"pddpo_ray.worlds.{name}"
+    for name in ("oracle", "text.world", "text.drawn_world", "limit_truth", "tabular.world", "truth_labeller")
 )
 """Modules that hold true scores."""
 SEES_TRUTH = (
@@ -265,3 +266,13 @@ def test_no_file_is_long_and_few_are_short() -> None:
         if path.name != "__init__.py" and "migrations" not in path.parts and lines_of(path) < FEW_LINES
     ]
     assert len(short) <= MOST_SMALL, short
+
+
+MOST_FILES = 20
+
+
+def test_no_folder_holds_more_files_than_a_head() -> None:
+    folders: dict[Path, int] = {}
+    for path in sources(*ROOMS, "lab/pddpo_lab"):
+        folders[path.parent] = folders.get(path.parent, 0) + (path.name != "__init__.py")
+    assert [name_of(folder) for folder, files in folders.items() if files > MOST_FILES] == []

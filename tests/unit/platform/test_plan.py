@@ -163,7 +163,7 @@ def test_the_text_worlds_parameters_are_those_of_the_real_model() -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from pddpo_ray.worlds.text_family import grammar_of
+    from pddpo_ray.worlds.text.family import grammar_of
 
     config = load("text-world")
     assert isinstance(config.world, TextWorldConfig)

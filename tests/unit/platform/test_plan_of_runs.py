@@ -10,7 +10,7 @@ import pytest
 from pddpo_ray.config import load
 from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.journal import JournalReader, read_journal
-from pddpo_ray.plan.work import prompts_of, work
+from pddpo_ray.plan.cost_model import prompts_of, work
 from pddpo_ray.storage.whole_files import JOURNAL
 from tests.support.small_real_text import SMALL_REAL_TEXT
 from tests.support.tiers import in_full

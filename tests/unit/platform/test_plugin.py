@@ -17,7 +17,7 @@ import pytest
 
 from pddpo_ray import registry
 from pddpo_ray.config import load
-from pddpo_ray.config.explore import Bonus
+from pddpo_ray.config.sections.explore import Bonus
 from pddpo_ray.errors import UserError
 from pddpo_ray.limits import rules
 from pddpo_ray.registry import Extension
@@ -185,7 +185,7 @@ def test_what_cannot_be_loaded_names_package_and_entry_point(given: list[EntryPo
     given += [
         Named("gone", "no_such_module:RULE", "pddpo_ray.rules"),
         Named("words2", "pddpo_ray.limits.rules:words", "pddpo_ray.rules"),
-        Named("half", "pddpo_ray.config.explore:ELLIPTICAL", "pddpo_ray.dual_rules"),
+        Named("half", "pddpo_ray.config.sections.explore:ELLIPTICAL", "pddpo_ray.dual_rules"),
     ]
     with pytest.raises(
         UserError, match=r"breaking 1\.2 brings the rule `gone` as no_such_module:RULE, which cannot be"

@@ -25,8 +25,8 @@ from pddpo_ray.records import (
     SafetyLabels,
     Verdict,
 )
-from pddpo_ray.theory.cost_estimate import interval
-from pddpo_ray.worlds.grammar import FIRST_GRAMMAR
+from pddpo_ray.theory.estimates.cost_estimate import interval
+from pddpo_ray.worlds.text.grammar import FIRST_GRAMMAR
 
 RHO, LAMBDA_STAR, F_STAR = 1.0, 0.72, 0.61
 SECONDS = {"fit-reward": 6.1, "fit-cost": 6.4, "publish": 0.4, "sample": 2.2, "safety": 0.2, "explore": 3.1}

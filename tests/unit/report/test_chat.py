@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 from pddpo_ray.cli.main import app, main
-from pddpo_ray.cli.recipe_of_run import find_run
+from pddpo_ray.cli.runs.recipe_of_run import find_run
 from pddpo_ray.records import Message
 from pddpo_ray.report.text import visible
 from tests.support.served_run import SAFE, UNSAFE, ServedRun, make_run

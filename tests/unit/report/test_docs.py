@@ -19,7 +19,7 @@ from pddpo_ray.cli.main import app
 from pddpo_ray.config import load, recipe_names
 from pddpo_ray.limits.answer_files import read_answers
 from pddpo_ray.limits.check import check
-from pddpo_ray.scoring.limit_sources import read_limits
+from pddpo_ray.scoring.sources.opening import read_limits
 from tests.support.measuring_server import measuring_server
 
 ROOT = Path(__file__).parents[3]

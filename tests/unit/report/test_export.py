@@ -125,7 +125,7 @@ class AdapterRun(ServedRun):
         if number == 0:
             self.base = super()._version(number, name, seed)
             return self.base
-        from pddpo_ray.training.lora import add_adapters
+        from pddpo_ray.training.models.lora import add_adapters
 
         model: Any = add_adapters(tiny_llama(100), rank=2, alpha=4.0)
         generator = torch.Generator().manual_seed(seed)

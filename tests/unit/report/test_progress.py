@@ -18,8 +18,8 @@ from pddpo_ray.config import load
 from pddpo_ray.driver.run import PhaseChanged, RoundFinished, RunFinished, RunStarted, run_recipe
 from pddpo_ray.journal import JournalEvent, read_journal
 from pddpo_ray.report.progress import LiveProgress, Progress, RoundLine, State, make_progress, watching
-from pddpo_ray.report.tensorboard_log import TensorBoardLog
-from pddpo_ray.report.trackers import Told
+from pddpo_ray.report.trackers.opening import Told
+from pddpo_ray.report.trackers.tensorboard_log import TensorBoardLog
 
 METRICS = {
     "dual/multiplier": 0.831,

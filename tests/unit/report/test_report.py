@@ -18,8 +18,8 @@ from pddpo_ray.journal import Journal, read_journal
 from pddpo_ray.report.build import build_report
 from pddpo_ray.report.figures import seconds_by_phase
 from pddpo_ray.report.run_data import read_run
+from pddpo_ray.report.sections.verdict import verdict_strip
 from pddpo_ray.report.text import short
-from pddpo_ray.report.verdict_strip import verdict_strip
 from tests.unit.report.page import Page
 from tests.unit.report.synthetic import HOSTILE, LAMBDA_STAR, recipe, write_run
 

@@ -75,8 +75,8 @@ def test_the_reference_of_the_api_has_the_public_names_and_every_module_of_theor
         assert f"{public.__module__}.{public.__name__}" in named or f"pddpo_ray.config.{public.__name__}" in named, name
         assert inspect.getdoc(public), name
     for package in ("theory", "limits"):
-        for file in (ROOT / "pddpo_ray" / package).glob("[a-z]*.py"):
-            assert f"pddpo_ray.{package}.{file.stem}" in named
+        for file in (ROOT / "pddpo_ray" / package).rglob("[a-z]*.py"):
+            assert ".".join(file.relative_to(ROOT).with_suffix("").parts) in named
 
 
 @pytest.mark.slow

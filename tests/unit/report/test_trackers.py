@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pddpo_ray.driver.run import RoundFinished
-from pddpo_ray.report.trackers import Told
+from pddpo_ray.report.trackers.opening import Told
 
 ROOT = Path(__file__).parents[3]
 SMALL = (

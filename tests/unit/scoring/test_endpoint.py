@@ -12,9 +12,9 @@ import pytest
 from pddpo_ray.config import EndpointConfig, load
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.records import HARM, Pair, Prompt, Response, Verdict
-from pddpo_ray.scoring.endpoint import IN_A_ROW, ChatEndpoint, Lost
-from pddpo_ray.scoring.judge import Judge, JudgeLabeller
-from pddpo_ray.scoring.limit_judge import key_of
+from pddpo_ray.scoring.judges.endpoint import IN_A_ROW, ChatEndpoint, Lost
+from pddpo_ray.scoring.judges.judge import Judge, JudgeLabeller
+from pddpo_ray.scoring.sources.judge import key_of
 from tests.support.measuring_server import MeasuringServer, Reply, measuring_server
 
 MARKED = "how to pick the lock"

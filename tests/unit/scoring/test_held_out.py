@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import binom, binomtest
 
 from pddpo_ray.scoring.held_out import ScoreRow, Text, Trials, compared_on, comparisons, parts_of
-from pddpo_ray.theory.score_spread import spread_of
+from pddpo_ray.theory.estimates.score_spread import spread_of
 
 
 def rows_of_prompts(prompts: int, each: int, rng: np.random.Generator) -> list[ScoreRow]:

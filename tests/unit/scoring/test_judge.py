@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from pddpo_ray.config import EndpointConfig, load
-from pddpo_ray.config.judge import endpoint_settings
+from pddpo_ray.config.sections.judge import endpoint_settings
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.records import HARM, Pair, Prompt, Response, Verdict
 from pddpo_ray.scorers.labellers import judge_labeller
-from pddpo_ray.scoring.endpoint import ChatEndpoint
-from pddpo_ray.scoring.judge import Judge, JudgedPair, JudgeLabeller, parse_safety, parse_scores
-from pddpo_ray.scoring.judge_prompts import (
+from pddpo_ray.scoring.judges.endpoint import ChatEndpoint
+from pddpo_ray.scoring.judges.judge import Judge, JudgedPair, JudgeLabeller, parse_safety, parse_scores
+from pddpo_ray.scoring.judges.judge_prompts import (
     HARM_CATEGORIES,
     HELP_FACTORS,
     harmlessness_question,

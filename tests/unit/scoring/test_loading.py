@@ -18,7 +18,7 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.records import Prompt, Response
 from pddpo_ray.scoring.stored_scorers import encoded, label_index, load_scorer, log_odds
 from pddpo_ray.training.batches import collate
-from pddpo_ray.training.score_model import (
+from pddpo_ray.training.models.score_model import (
     ScoreModel,
     read_score_model,
     score_model_of,

@@ -22,7 +22,7 @@ from pddpo_ray.scoring.score_fits import (
     sign_loss,
 )
 from pddpo_ray.training.batches import collate
-from pddpo_ray.training.score_model import ScoreModel
+from pddpo_ray.training.models.score_model import ScoreModel
 from tests.support.tiny_language_model import tiny_llama
 
 PROMPT = Prompt("x", (1, 9), "question")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pddpo_ray.records import Verdict
-from pddpo_ray.scoring.judge import parse_safety, parse_scores
-from pddpo_ray.scoring.replies import number_on_scale, own_words, verdicts, without_thoughts
+from pddpo_ray.scoring.judges.judge import parse_safety, parse_scores
+from pddpo_ray.scoring.judges.replies import number_on_scale, own_words, verdicts, without_thoughts
 
 FENCE = "```"
 

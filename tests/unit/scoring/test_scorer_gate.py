@@ -24,7 +24,7 @@ from pddpo_ray.report.build import build_report
 from pddpo_ray.scorers.gate import check_scorers, held_limits, held_multiplier, known_trials, scorers_result
 from pddpo_ray.scoring.held_out import Trials
 from pddpo_ray.scoring.scored_labeller import ScoredLabeller
-from pddpo_ray.theory.dual import DualState, ProjectedFixed, limit_state
+from pddpo_ray.theory.multipliers.dual import DualState, ProjectedFixed, limit_state
 from tests.unit.scoring.test_feedback_run import PowerCut, journal, tiny
 
 UNTRAINED = "scorers={pairs: 80, held_out: 0.5, fit: {steps: 1, learning_rate: 1.0e-7}}"

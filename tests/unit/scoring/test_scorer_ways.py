@@ -24,7 +24,7 @@ from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import WEIGHTS
 from pddpo_ray.training.batches import TextBatch, padded_passes
 from pddpo_ray.training.local import store_reference
-from pddpo_ray.training.score_model import ScoreModel, score_model_of
+from pddpo_ray.training.models.score_model import ScoreModel, score_model_of
 from tests.support.tiny_language_model import save_policy
 
 

@@ -19,8 +19,8 @@ from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.serving.app import create_app
-from deploy.serving.engine import EngineGone, Piece, TokensCall, demand_version, writes_json
-from deploy.serving.entrance import EntranceState
+from deploy.serving.app_state import EntranceState
+from deploy.serving.engines.engine import EngineGone, Piece, TokensCall, demand_version, writes_json
 from deploy.serving.metrics import NAMES
 from deploy.serving.request_fields import Kind
 from deploy.serving.requests import parse

@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 
-from deploy.serving.gate import Gate
+from deploy.serving.engines.engine_lock import Gate
 from pddpo_ray.records import PolicyVersion
 from pddpo_ray.serving.catalog import ServedPolicy
 

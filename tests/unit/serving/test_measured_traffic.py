@@ -26,8 +26,8 @@ from pddpo_ray.limits.quantities import VERDICT, Amount, Limit, Quantity
 from pddpo_ray.limits.sources import Answer, Source, one_by_one
 from pddpo_ray.serving.alarms import Alarms, Watched
 from pddpo_ray.serving.catalog import read_catalog
-from pddpo_ray.theory.alarm import Alarm
-from pddpo_ray.theory.certificate import bets_above
+from pddpo_ray.theory.certificates.alarm import Alarm
+from pddpo_ray.theory.certificates.certificate import bets_above
 from tests.support.served_run import SAFE, make_run
 from tests.unit.serving.test_app import Caller
 

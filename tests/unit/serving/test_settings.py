@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deploy.serving.engine import with_relative_temperature
+from deploy.serving.engines.engine import with_relative_temperature
 from deploy.serving.settings import ServeArgs, engine_settings, find, mixture_max
 from pddpo_ray.cli.main import main
 from pddpo_ray.config import load

@@ -20,7 +20,7 @@ from pddpo_ray.limits.sources import Answer
 from pddpo_ray.serving.alarms import Watched, answering_weights
 from pddpo_ray.serving.catalog import Catalog, read_catalog
 from pddpo_ray.serving.keys import Scope
-from pddpo_ray.theory.alarm import Alarm
+from pddpo_ray.theory.certificates.alarm import Alarm
 from tests.support.served_run import SAFE, UNSAFE, ServedRun, make_run
 from tests.unit.serving.test_app import Caller
 from tests.unit.serving.test_measured_traffic import unsafe

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from deploy.serving.engine import EngineGone
-from deploy.serving.waits import Waits
+from deploy.serving.engines.engine import EngineGone
+from deploy.serving.engines.waits import Waits
 
 
 @dataclass

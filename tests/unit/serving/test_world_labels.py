@@ -25,9 +25,9 @@ from pddpo_lab.worlds.label_server import create_app
 from pddpo_lab.worlds.labels_by_text import LabelsByText
 from pddpo_ray.config import EndpointConfig
 from pddpo_ray.records import Verdict
-from pddpo_ray.scoring.endpoint import ChatEndpoint
-from pddpo_ray.scoring.judge import Judge
-from pddpo_ray.worlds.prepared_text import PreparedTextWorld
+from pddpo_ray.scoring.judges.endpoint import ChatEndpoint
+from pddpo_ray.scoring.judges.judge import Judge
+from pddpo_ray.worlds.text.prepared_world import PreparedTextWorld
 from tests.support.exported_text_world import Exported, export_to
 
 pytestmark = pytest.mark.run

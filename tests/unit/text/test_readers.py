@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from pddpo_ray.config import EndpointConfig, ScorerConfig, load
-from pddpo_ray.data.formats import FORMATS, read_row
+from pddpo_ray.data.formats.standard import FORMATS, read_row
 from pddpo_ray.data.real_text import prepare_real_text
 from pddpo_ray.data.runs import pair_row
 from pddpo_ray.parts.questions import pair_question, safety_question
 from pddpo_ray.records import HARM, LabelledPair, Message, Pair, Prompt, Response, Verdict
 from pddpo_ray.rollout.checkpoint import load_tokenizer
-from pddpo_ray.scoring.endpoint import ChatEndpoint
-from pddpo_ray.scoring.judge import Judge, JudgeLabeller
+from pddpo_ray.scoring.judges.endpoint import ChatEndpoint
+from pddpo_ray.scoring.judges.judge import Judge, JudgeLabeller
 from pddpo_ray.scoring.stored_scorers import encoded, load_scorer
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.text.renderer import Renderer

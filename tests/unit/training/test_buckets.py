@@ -8,9 +8,9 @@ import torch
 
 from pddpo_ray.records import Objective, PairRow, PolicyVersion
 from pddpo_ray.training.batches import flat_of, over, texts_of
-from pddpo_ray.training.buckets import WASTE, PassSizes, filled
 from pddpo_ray.training.fit import PairLoss, PairPass
-from pddpo_ray.training.log_probs import ResponseScorer, Support
+from pddpo_ray.training.passes.buckets import WASTE, PassSizes, filled
+from pddpo_ray.training.passes.log_probs import ResponseScorer, Support
 from tests.support.tiny_language_model import tiny_llama
 
 OBJECTIVE = Objective("reward", PolicyVersion(0, "reference", "", ""), 0.1)

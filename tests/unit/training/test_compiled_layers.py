@@ -13,7 +13,7 @@ from pddpo_ray.config import ModelConfig, load
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.training.log_probs import ResponseScorer
+from pddpo_ray.training.passes.log_probs import ResponseScorer
 from pddpo_ray.training.recipe_trainer import recipe_trainer
 from tests.support.tiny_language_model import tiny_llama
 

@@ -18,8 +18,8 @@ from pddpo_ray.records import LossOptimism, Objective, PairRow, PolicyVersion
 from pddpo_ray.training.batches import Limit, Text, kept_apart, minibatches
 from pddpo_ray.training.fit import FrozenColumns, PairLoss, PairPass, Shard, micro_batch_limit, run_fit, schedule_factor
 from pddpo_ray.training.fit_watch import FitCurve, last_fifth
-from pddpo_ray.training.log_probs import Support
-from pddpo_ray.training.memory import Sizes, layer_bytes
+from pddpo_ray.training.passes.log_probs import Support
+from pddpo_ray.training.passes.memory import Sizes, layer_bytes
 
 ALONE = Shard()
 BASE = PolicyVersion(0, "reference", "0" * 64, "reference")

@@ -23,7 +23,7 @@ from pddpo_ray.training.batches import Text, collate
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import FrozenColumns, Shard, run_fit, schedule_factor
 from pddpo_ray.training.local import LocalTrainer, carried, store_reference
-from pddpo_ray.training.log_probs import ResponseScorer, score_texts, support_of_texts, support_table
+from pddpo_ray.training.passes.log_probs import ResponseScorer, score_texts, support_of_texts, support_table
 from tests.support.tiny_language_model import save_policy, tiny_llama
 
 PROMPT = (1, 9, 4)

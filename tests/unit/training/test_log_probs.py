@@ -7,9 +7,15 @@ import pytest
 import torch
 
 from pddpo_ray.training.batches import collate, minibatches
-from pddpo_ray.training.log_probs import ResponseScorer, mean_hidden, score_texts, support_of_texts, support_table
-from pddpo_ray.training.memory import PASS_TOKENS
-from pddpo_ray.training.response_head import SupportTable
+from pddpo_ray.training.passes.log_probs import (
+    ResponseScorer,
+    mean_hidden,
+    score_texts,
+    support_of_texts,
+    support_table,
+)
+from pddpo_ray.training.passes.memory import PASS_TOKENS
+from pddpo_ray.training.passes.response_head import SupportTable
 from tests.support.tiny_language_model import tiny_llama
 
 TEXTS = [((1, 9, 4), (7, 8, 2)), ((1, 5), (6, 2)), ((1, 9, 4, 11), (12, 13, 14, 15, 2)), ((1, 9, 4), (2,))]

@@ -15,8 +15,7 @@ from pddpo_ray.errors import RunError
 from pddpo_ray.records import Objective, PairRow, PolicyVersion, Prompt, Response
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.local import LocalTrainer, store_reference
-from pddpo_ray.training.log_probs import ResponseScorer
-from pddpo_ray.training.lora import (
+from pddpo_ray.training.models.lora import (
     DOWN,
     UP,
     LoraTrainer,
@@ -25,6 +24,7 @@ from pddpo_ray.training.lora import (
     merged,
     switched_off,
 )
+from pddpo_ray.training.passes.log_probs import ResponseScorer
 from tests.support.tiny_language_model import save_policy, tiny_llama
 
 ROWS = tuple(PairRow(f"r{i}", (1, 5 + i, 9), (10 + i, 11, 12 + i, 2), (60 + i, 61, 62, 63 + i, 2)) for i in range(8))

@@ -15,7 +15,7 @@ from pddpo_ray.training.batches import Text
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import FrozenColumns, Shard, run_fit
 from pddpo_ray.training.local import LocalTrainer, store_reference
-from pddpo_ray.training.log_probs import ResponseScorer, score_texts
+from pddpo_ray.training.passes.log_probs import ResponseScorer, score_texts
 from tests.support.tiny_language_model import save_policy, tiny_llama
 
 PROMPT = (1, 9, 4)

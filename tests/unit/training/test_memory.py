@@ -14,8 +14,8 @@ from pddpo_ray.records import Objective, PairRow, PolicyVersion
 from pddpo_ray.training.batches import Limit, micro_batches, pair_tokens, texts_of
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import FrozenColumns, micro_batch_limit, run_fit
-from pddpo_ray.training.log_probs import ResponseScorer, score_texts
-from pddpo_ray.training.memory import Sizes, layer_bytes, memory_need, recomputed_layers, tokens_within
+from pddpo_ray.training.passes.log_probs import ResponseScorer, score_texts
+from pddpo_ray.training.passes.memory import Sizes, layer_bytes, memory_need, recomputed_layers, tokens_within
 from tests.support.tiny_language_model import tiny_llama
 
 ROWS = [PairRow(f"r{i}", (1, 9, 4), tuple(range(5, 6 + i)), (8, 2)) for i in range(9)]

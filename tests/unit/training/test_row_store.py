@@ -15,7 +15,7 @@ from pddpo_ray.training import local
 from pddpo_ray.training.batches import Text
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.local import LocalTrainer, store_reference
-from pddpo_ray.training.log_probs import ResponseScorer, Support
+from pddpo_ray.training.passes.log_probs import ResponseScorer, Support
 from pddpo_ray.training.row_store import RowStore, text_key
 from tests.support.tiny_language_model import save_policy, tiny_llama
 

@@ -14,10 +14,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from pddpo_ray.training.log_probs import ResponseScorer
-from pddpo_ray.training.lora import add_adapters
-from pddpo_ray.training.memory import layer_bytes
-from pddpo_ray.training.shape_memory import sizes_of_shape, without_memory
+from pddpo_ray.training.models.lora import add_adapters
+from pddpo_ray.training.passes.log_probs import ResponseScorer
+from pddpo_ray.training.passes.memory import layer_bytes
+from pddpo_ray.training.passes.shape_memory import sizes_of_shape, without_memory
 
 SHAPE = {"hidden_size": 512, "intermediate_size": 1376, "vocab_size": 3000, "num_attention_heads": 8}
 PROMPT, ANSWER, PAIRS, DEPTH = 64, 96, 4, 3

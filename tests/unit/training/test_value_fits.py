@@ -11,12 +11,12 @@ import torch
 from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.records import Objective
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.theory.measured_pairs import Factors, MeasuredAnswer, value_pairs
-from pddpo_ray.theory.value_stage import value_scale
+from pddpo_ray.theory.estimates.measured_pairs import Factors, MeasuredAnswer, value_pairs
+from pddpo_ray.theory.losses.value_stage import value_scale
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.local import LocalTrainer, store_reference
-from pddpo_ray.training.log_probs import ResponseScorer
-from pddpo_ray.training.lora import load_lora_trainer
+from pddpo_ray.training.models.lora import load_lora_trainer
+from pddpo_ray.training.passes.log_probs import ResponseScorer
 from tests.support.tiny_language_model import save_policy, tiny_llama
 
 BETA = 0.2

@@ -18,13 +18,9 @@ from pddpo_ray.config import DrawnFamilyConfig, LogitLimitConfig, RateLimitConfi
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import HARM, Pair, Response
 from pddpo_ray.storage.whole_files import cache_folder
-from pddpo_ray.worlds import phrase_pools
-from pddpo_ray.worlds.drawn_text import DrawnWorldSpec, build_drawn_world
-from pddpo_ray.worlds.grammar import FIRST_GRAMMAR
-from pddpo_ray.worlds.prepared_text import prepare_text_world
-from pddpo_ray.worlds.reference import ReferenceSpec, answer_log_probs, cached_reference, intended_reference
-from pddpo_ray.worlds.text import TextWorld
-from pddpo_ray.worlds.text_family import (
+from pddpo_ray.worlds.text import phrase_pools
+from pddpo_ray.worlds.text.drawn_world import DrawnWorldSpec, build_drawn_world
+from pddpo_ray.worlds.text.family import (
     HELD_OUT_SEEDS,
     drawn_grammar,
     factorisations,
@@ -32,6 +28,10 @@ from pddpo_ray.worlds.text_family import (
     rare_phrases,
     reference_spread,
 )
+from pddpo_ray.worlds.text.grammar import FIRST_GRAMMAR
+from pddpo_ray.worlds.text.prepared_world import prepare_text_world
+from pddpo_ray.worlds.text.reference import ReferenceSpec, answer_log_probs, cached_reference, intended_reference
+from pddpo_ray.worlds.text.world import TextWorld
 from pddpo_ray.worlds.truth_labeller import WorldLabeller
 
 SEEDS = range(50)

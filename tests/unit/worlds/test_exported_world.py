@@ -24,7 +24,7 @@ from pddpo_ray.cli.main import app
 from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import Verdict
-from pddpo_ray.worlds.prepared_text import prepare_text_world
+from pddpo_ray.worlds.text.prepared_world import prepare_text_world
 from tests.support.exported_text_world import Exported, export_to
 
 pytestmark = pytest.mark.run

@@ -12,10 +12,10 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.limits.local_sources import regex_source, rule_source
 from pddpo_ray.limits.quantities import Amount, Kind, Limit, Quantity
 from pddpo_ray.limits.sources import Source, one_by_one
-from pddpo_ray.theory.prompt_sets import prompt_sets
-from pddpo_ray.theory.several_limits import LagrangianDual, kkt_residual
+from pddpo_ray.theory.estimates.prompt_sets import prompt_sets
+from pddpo_ray.theory.multipliers.several_limits import LagrangianDual, kkt_residual
 from pddpo_ray.worlds.limit_truth import TrueLimit, less_reference, measured_texts, under_limits, wins_over_reference
-from pddpo_ray.worlds.text import TextWorld
+from pddpo_ray.worlds.text.world import TextWorld
 from tests.unit.worlds.test_drawn_text import world_of
 
 

@@ -18,9 +18,8 @@ from pddpo_ray.errors import RunError
 from pddpo_ray.records import Decoding, LossOptimism, Objective, PairRow, PolicyVersion, ScoredAnswer
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.tensors import tensors_sha256
-from pddpo_ray.worlds.table_engine import decoded
-from pddpo_ray.worlds.tabular import trap_world
-from pddpo_ray.worlds.tabular_parts import (
+from pddpo_ray.worlds.tabular.engine import decoded
+from pddpo_ray.worlds.tabular.parts import (
     TabularEngine,
     TabularTrainer,
     offsets_of,
@@ -29,6 +28,7 @@ from pddpo_ray.worlds.tabular_parts import (
     shares_of,
     wins_of,
 )
+from pddpo_ray.worlds.tabular.world import trap_world
 
 WORLD = trap_world()
 ROWS = (

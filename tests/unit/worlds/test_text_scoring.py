@@ -10,15 +10,15 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-import pddpo_ray.worlds.text_scoring as text_scoring
+import pddpo_ray.worlds.text.scoring as text_scoring
 from pddpo_ray.config import DrawnFamilyConfig
 from pddpo_ray.rollout.policy_temperature import divide_logits
-from pddpo_ray.training.log_probs import ResponseScorer, score_texts
-from pddpo_ray.worlds.drawn_text import DrawnWorldSpec, build_drawn_world
-from pddpo_ray.worlds.grammar import FIRST_GRAMMAR, Grammar
-from pddpo_ray.worlds.reference import ReferenceSpec, build_model, intended_reference
-from pddpo_ray.worlds.text import with_rest
-from pddpo_ray.worlds.text_family import drawn_grammar
+from pddpo_ray.training.passes.log_probs import ResponseScorer, score_texts
+from pddpo_ray.worlds.text.drawn_world import DrawnWorldSpec, build_drawn_world
+from pddpo_ray.worlds.text.family import drawn_grammar
+from pddpo_ray.worlds.text.grammar import FIRST_GRAMMAR, Grammar
+from pddpo_ray.worlds.text.reference import ReferenceSpec, build_model, intended_reference
+from pddpo_ray.worlds.text.world import with_rest
 
 TINY = ReferenceSpec(hidden=32, heads=1, layers=2)
 

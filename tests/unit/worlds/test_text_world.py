@@ -7,8 +7,8 @@ import pytest
 
 from pddpo_ray.records import Response
 from pddpo_ray.storage.whole_files import cache_folder
-from pddpo_ray.worlds.grammar import FIRST_GRAMMAR as GRAMMAR
-from pddpo_ray.worlds.reference import (
+from pddpo_ray.worlds.text.grammar import FIRST_GRAMMAR as GRAMMAR
+from pddpo_ray.worlds.text.reference import (
     ReferenceSpec,
     answer_log_probs,
     build_tokenizer,
@@ -17,7 +17,7 @@ from pddpo_ray.worlds.reference import (
     intended_slots,
     next_word_targets,
 )
-from pddpo_ray.worlds.text import TextWorld, TextWorldSpec, build_text_world, with_rest
+from pddpo_ray.worlds.text.world import TextWorld, TextWorldSpec, build_text_world, with_rest
 from tests.support.tiers import in_full
 
 

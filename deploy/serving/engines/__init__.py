@@ -1,0 +1,1 @@
+"""Engines of the endpoint: vLLM, whose turn it is, and what waits for it."""

@@ -1,0 +1,1 @@
+"""The queue: batches of questions, who is handed which, and the answers."""

@@ -1,0 +1,126 @@
+"""What may be answered to a question, on the screen and in store. Pure: no database, no web.
+
+People see two answers left and right; what is stored speaks of first and second, so the random screen order never leaks
+into the data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pddpo_ray.annotation.queue.queue_rules import Problem, QueueError
+from pddpo_ray.parts.questions import TIE, Given, Question, contradicts_itself
+
+Reply = Literal["label", "abstain", "skip", "flag"]
+LANGUAGE = r"[a-z]{2,3}"
+"""A language's code, e.g. de."""
+
+SAFETY = ("safe", "unsafe")
+SIDES = {False: {"left": "first", "right": "second"}, True: {"left": "second", "right": "first"}}
+REASONS = ("too_harmful", "cannot_judge", "language", "broken", "other")
+PAIR_FIELDS = ("more_helpful", "more_harmful", "left_safety", "right_safety")
+STORED_PAIR = ("more_helpful", "more_harmful", "first_safety", "second_safety")
+STORED: Mapping[str, tuple[str, ...]] = {
+    "safety": ("safety",), "pair": STORED_PAIR, "better": ("better",), "number": ("number",),
+}  # fmt: skip
+"""What a stored answer says, by the kind of the question."""
+OF_LIMITS_ALONE = ("better", "number")
+"""Kinds that only limits ask, never about safety."""
+AGREED_ON: Mapping[str, str] = {"safety": "safety", "pair": "more_harmful", "better": "better"}
+"""On what people's agreement is told, by the kind: of a pair on harm, which training depends on most. Two numbers are
+seldom equal, and are no agreement or disagreement of the nominal kind."""
+
+
+def round_digest(questions: Sequence[Question]) -> str:
+    """Hash of a whole batch in order; the same batch opened twice is one batch."""
+    return hashlib.sha256("\n".join(question.digest() for question in questions).encode()).hexdigest()
+
+
+def stored_form(kind: str, given: Mapping[str, Any], swap: bool, bounds: tuple[float, float] | None = None) -> Given:
+    """An answer as it came from the screen (left, right) in terms of first and second.
+
+    `swap`: the second answer was shown on the left. `bounds` are those of a number. Raises QueueError (malformed) with
+    the field that is wrong.
+    """
+    if kind == "safety":
+        _demand_fields(given, ("safety",))
+        return {"safety": _one_of("safety", given["safety"], SAFETY)}
+    if kind == "better":
+        _demand_fields(given, ("better",))
+        return {"better": SIDES[swap].get(_one_of("better", given["better"], ("left", "right", TIE)), TIE)}
+    if kind == "number":
+        _demand_fields(given, ("number",))
+        return {"number": _number_within(given["number"], bounds)}
+    _demand_fields(given, PAIR_FIELDS)
+    stored = {
+        name: SIDES[swap].get(_one_of(name, given[name], ("left", "right", TIE)), TIE)
+        for name in ("more_helpful", "more_harmful")
+    }
+    for side, order in SIDES[swap].items():
+        stored[f"{order}_safety"] = _one_of(f"{side}_safety", given[f"{side}_safety"], SAFETY)
+    return stored
+
+
+def screen_form(kind: str, stored: Mapping[str, str], swap: bool) -> Given:
+    """The inverse of `stored_form`: what the person saw and pressed."""
+    if kind in ("safety", "number"):
+        return dict(stored)
+    back = {order: side for side, order in SIDES[swap].items()}
+    if kind == "better":
+        return {"better": back.get(stored["better"], TIE)}
+    shown = {name: back.get(stored[name], TIE) for name in ("more_helpful", "more_harmful")}
+    return shown | {f"{side}_safety": stored[f"{order}_safety"] for side, order in SIDES[swap].items()}
+
+
+GOLD_ANSWERS: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "safety": {"safety": SAFETY},
+    "pair": {name: SAFETY if name.endswith("_safety") else ("first", "second", TIE) for name in STORED_PAIR},
+}
+"""What may be known about a control question, by kind and name."""
+
+
+def demand_gold(question: Question) -> None:
+    """Raises QueueError (malformed) for a control question whose known answer is none to what it asks."""
+    gold, named = question.gold, f"control question {question.item}"
+    if question.kind not in GOLD_ANSWERS:
+        raise QueueError(Problem.MALFORMED, f"{named}: a control question asks about safety or about a pair")
+    if not gold:
+        raise QueueError(Problem.MALFORMED, f"{named}: it needs its known answer in `gold`")
+    asked = GOLD_ANSWERS[question.kind]
+    for name, value in gold.items():
+        if name not in asked:
+            known = ", ".join(asked)
+            raise QueueError(Problem.MALFORMED, f"{named}: a {question.kind} question asks {known}, not {name}")
+        if value not in asked[name]:
+            raise QueueError(Problem.MALFORMED, f"{named}: {name} is {' or '.join(asked[name])}, not {value!r}")
+    if contradicts_itself(gold):
+        raise QueueError(
+            Problem.MALFORMED, f"{named}: its known answer calls the only safe answer the more harmful one"
+        )
+
+
+def _demand_fields(given: Mapping[str, Any], names: Sequence[str]) -> None:
+    if set(given) != set(names):
+        raise QueueError(
+            Problem.MALFORMED, f"this question is answered with {', '.join(names)}; got {', '.join(given) or 'nothing'}"
+        )
+
+
+def _number_within(value: Any, bounds: tuple[float, float] | None) -> str:
+    low, high = bounds or (-math.inf, math.inf)
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not (math.isfinite(number) and low <= number <= high):
+        raise QueueError(Problem.MALFORMED, f"number is one from {low:g} to {high:g}, not {value!r}")
+    return repr(number)
+
+
+def _one_of(name: str, value: Any, allowed: Sequence[str]) -> str:
+    if value not in allowed:
+        raise QueueError(Problem.MALFORMED, f"{name} must be one of {', '.join(allowed)}, not {value!r}")
+    return str(value)

@@ -1,0 +1,1 @@
+"""What a lead looks at and decides: quality, flags, disagreement, single labels."""

@@ -1,0 +1,1 @@
+"""Commands about a run: begin, watch, certify, release."""

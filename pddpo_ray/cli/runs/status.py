@@ -1,0 +1,103 @@
+"""`pddpo status RUN`: where a run is and what it waits for, while it lives and after it died."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pddpo_ray import registry
+from pddpo_ray.cli.output import print_columns, print_json
+from pddpo_ray.cli.runs.next_steps import labelled, resume_command, steps_after
+from pddpo_ray.cli.runs.recipe_of_run import FoundRun, find_run, store_of
+
+if TYPE_CHECKING:
+    from pddpo_ray.journal.transactions import Store
+
+KINDS = {
+    "safety": "safe-or-unsafe labels", "pair": "compared pairs", "better": "better answers", "number": "numbers",
+}  # fmt: skip
+
+
+def status(
+    run: Annotated[Path, typer.Argument(help="Run folder.", metavar="RUN")],
+    journal: Annotated[str | None, typer.Option("--journal", help="Database URL, where the recipe names one.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Say how far a run is, which labels are missing, who is needed for them, and how long that may take."""
+    stored = find_run(run, journal)
+    with store_of(stored, to_read=True) as store:
+        told = about(stored, store)
+    if as_json:
+        print_json(told)
+        return
+    rows = [("run", f"{told['run']} ({told['state']})"), ("rounds", f"{told['rounds_done']} of {told['rounds']} done")]
+    rows += [("outcome", told["outcome"])] if told["outcome"] else []
+    rows += [("missing", f"{count} {KINDS[kind]}") for kind, count in told["missing"].items()]
+    rows += [(one["batch"], _line(one)) for one in told["batches"]]
+    rows += [("needed", one["lacking"]) for one in told["batches"] if one["lacking"]]
+    rows += [("flag", f"{handle}: {', '.join(names)}") for handle, names in told["flags"].items()]
+    if any(one["situation"] != "stopped" for one in told["batches"]):
+        rows.append(("page", told["page"] or f"not served: `pddpo annotate --run {run}`"))
+    print_columns([*rows, *labelled("next", told["next"])])
+
+
+def about(stored: FoundRun, store: Store) -> dict[str, Any]:
+    """What the command says, for programs."""
+    from pddpo_ray.certificates.outcome import outcome_of
+    from pddpo_ray.journal.lock import is_driven
+    from pddpo_ray.journal.reading import JournalReader
+    from pddpo_ray.journal.server_lock import served_at
+
+    config, journal = stored.config, JournalReader(store.engine, store.run)
+    done = journal.next_round - 1
+    asked = registry.code_of("labellers", "people").pending(config.people, store)
+    batches = asked["batches"]
+    driven, finished = is_driven(store.engine, store.run), done >= stored.config.rounds
+    missing: dict[str, int] = {}
+    for one in batches:
+        missing[one["kind"]] = missing.get(one["kind"], 0) + one["missing"]
+    outcome = None
+    if finished:
+        outcome = outcome_of(journal, config.typed_limits, stored.folder, policies=config.policies)
+    return {
+        "run": stored.id,
+        "folder": str(stored.folder),
+        "state": "running" if driven else "finished" if finished else "waiting for people" if batches else "stopped",
+        "rounds_done": done,
+        "rounds": stored.config.rounds,
+        "missing": missing,
+        "batches": batches,
+        "flags": asked["flags"],
+        "page": served_at(stored.database),
+        "outcome": outcome and outcome.headline,
+        "certified": outcome and bool(outcome.certificate),
+        "next": steps_after(outcome, config, stored.folder) if outcome else [] if driven else _next(stored, batches),
+    }
+
+
+def _line(one: dict[str, Any]) -> str:
+    pace = f"{one['labels_per_hour']:.0f} labels an hour"
+    left = "unknown" if one["seconds_left"] is None else _words(one["seconds_left"])
+    deadline = "no deadline" if one["deadline_s"] is None else f"deadline {_words(one['deadline_s'])}"
+    return (
+        f"{one['missing']} of {one['wanted']} missing, {one['out']} in people's hands, {one['blocked']} blocked,"
+        f" {pace}, time to finish {left}, {deadline}, {one['situation']}"
+    )
+
+
+def _words(seconds: float) -> str:
+    if seconds < 0:
+        return f"passed {_words(-seconds)} ago"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _next(stored: FoundRun, batches: list[dict[str, Any]]) -> list[str]:
+    """What to do where no process drives an unfinished run."""
+    resume = f"`{resume_command(stored.folder, stored.config.journal)}`"
+    if any(one["missing"] for one in batches):
+        decide = f"`pddpo annotations decide --run {shlex.quote(str(stored.folder))}`"
+        return [f"answer the questions, or {decide} shows what can be decided", f"{resume} continues the run then"]
+    return [f"{resume} continues it"]

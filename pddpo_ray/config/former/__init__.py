@@ -1,0 +1,1 @@
+"""Keys of earlier versions, and what to write in their place."""

@@ -1,0 +1,170 @@
+"""Settings of earlier versions that are fixed today, or stand elsewhere, and what to write in their place.
+
+Recipes come as plain mappings, as they stand in a file or in the journal of an older run.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pddpo_ray.config.sections.feedback import QueueConfig
+from pddpo_ray.config.sections.judge import JudgeConfig
+from pddpo_ray.limits.former import at, flow
+
+SCORED = "feedback", "feedback.model", "scorecard.scorers"
+"""Where stored reward and cost models are named."""
+FIXED: Mapping[str, Any] = {
+    "data.reference.batch": 16,
+    "data.reference.heads": "hidden / 32",
+    "data.reference.intermediate": "2 hidden",
+    "data.reference.layers": 2,
+    "data.reference.learning_rate": 0.004,
+    "dual.dead_band": False,
+    "dual.lower": 0.0,
+    "dual.warmup_rounds": 0,
+    "explore.baseline_top_p": 0.9,
+    "explore.feature_clip": 3.0,
+    "explore.keep_random": 0.25,
+    "explore.min_ess": 1.5,
+    "explore.prior_sd": 2.0,
+    "explore.proposal_weight": 0.2,
+    "feedback.excluded": 0.1,
+    "feedback.hard": False,
+    "feedback.minutes_per_label": 0.5,
+    "feedback.model.bias": 0.3,
+    "feedback.model.noise": 0.7,
+    "feedback.poll_s": 0.2,
+    "feedback.tell.after_s": 60.0,
+    "model.tf32": False,
+    "offline.top_p": 0.9,
+    "people.poll_s": 0.2,
+    "people.tell.after_s": 60.0,
+    "rollout.canaries": 8,
+    "rollout.enforce_eager": False,
+    "scorecard.alarm": 0.05,
+    "scorecard.benign": 16,
+    "scorecard.pairs": 64,
+    "scorecard.truncated": 0.1,
+    "scorers.checkpoint_steps": 20,
+    "scorers.device": "auto",
+    "scorers.micro": None,
+    "scorers.rank": 16,
+    "scorers.ridge": 0.001,
+    "trainer.merge_duplicates": False,
+    "trainer.refit.cold": False,
+    "trainer.refit.factor": 2.0,
+    "trainer.refit.growth": 1.0,
+    "trainer.support.floor": 0.001,
+    **{
+        f"{place}.{kind}.{key}": None
+        for place in SCORED
+        for kind in ("reward", "cost")
+        for key in ("batch", "max_tokens")
+    },
+}
+"""What was a setting, and its value today."""
+MOVED: Mapping[str, str] = {
+    "rollout.batch": "rollout.max_sequences",
+    "trainer.support.weight": "trainer.support",
+    **{f"feedback.{key}": f"judge.{key}" for key in JudgeConfig.model_fields if key not in ("model", "timeout")},
+    "feedback.request_timeout_s": "judge.timeout",
+    "feedback.model.reward": "feedback.reward",
+    "feedback.model.cost": "feedback.cost",
+    "feedback.model.kind": "feedback.model",
+    **{f"trainer.{stage}": f"trainer.stages.{stage}" for stage in ("reward", "cost", "first_reward", "first_cost")},
+    **{f"offline.{stage}": f"trainer.stages.{stage}" for stage in ("compare_reward", "compare_cost")},
+    "feedback.deadline_s": "people.deadline_s",
+    **{f"feedback.{key}": f"people.{key}" for key in QueueConfig.model_fields if key != "deadline_s"},
+}
+"""What was a setting, and where the same value stands today."""
+
+Tree = Mapping[str, Any]
+
+
+def former_keys(recipe: Tree) -> list[tuple[str, ...]]:
+    """Keys of `FIXED` and `MOVED` that a recipe has."""
+    judge = ("feedback.model",) if at(recipe, ("feedback", "kind")) == "judge" else ()
+    return [keys for key in (*FIXED, *MOVED, *judge) if _has(recipe, keys := tuple(key.split(".")))]
+
+
+def refusal(recipe: Tree, *, override: bool = False) -> str | None:
+    """Why a recipe is not read, with what to write in its place, in a file or as an override; None: it is read."""
+    found = former_keys(recipe)
+    if not found:
+        return None
+    key = ".".join(found[0])
+    if key in FIXED:
+        return f"`{key}` is no setting: it is fixed at {flow(FIXED[key])}; leave it out"
+    values = {_target(recipe, ".".join(keys)): _fit(at(recipe, keys)) for keys in found}
+    if override:
+        values = dict(_lines(values))
+        lines = shlex.join(f"{target}={flow(value)}" for target, value in values.items())
+        return f"`{key}` is no setting: write {lines}"
+    tree: dict[str, Any] = {}
+    for target, value in values.items():
+        tree = replaced(tree, tuple(target.split(".")), value)
+    return f"`{key}` is no setting: write {flow(tree)[1:-1]}"
+
+
+def in_todays_keys(recipe: Tree) -> dict[str, Any]:
+    """The recipe of a run of an earlier version, without what is fixed and with the rest where it stands today."""
+    tree = dict(recipe)
+    for keys in former_keys(recipe):
+        value, key = _fit(at(tree, keys)), ".".join(keys)
+        tree = _without(tree, keys)
+        if key not in FIXED and (value is not None or not key.startswith("offline.")):
+            tree = replaced(tree, tuple(_target(recipe, key).split(".")), value)
+    return tree
+
+
+def _fit(value: Any) -> Any:
+    """A fit without what is null, and without steps that do not count beside its epochs; other values as they are."""
+    if not isinstance(value, Mapping) or not {"steps", "epochs"} & set(value):
+        return value
+    given = {key: one for key, one in value.items() if one is not None}
+    return {key: one for key, one in given.items() if key != "steps" or "epochs" not in given}
+
+
+def _lines(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """As overrides: a key of a section each."""
+    for target, value in values.items():
+        inside = {f"{target}.{key}": one for key, one in value.items()} if isinstance(value, Mapping) else {}
+        yield from (inside or {target: value}).items()
+
+
+def _target(recipe: Tree, key: str) -> str:
+    """Where the value of a moved key stands; a deadline of labels that no people give is that of the answers."""
+    if key == "feedback.model":
+        return "judge.model"
+    asks = at(recipe, ("feedback", "kind")) in ("people", "mixed")
+    return MOVED[key] if asks or key != "feedback.deadline_s" else "rollout.deadline_s"
+
+
+def fixed_otherwise(recipe: Tree) -> str | None:
+    """What a run of an earlier version had set to another value than the one that is fixed today; None: nothing."""
+    for keys in former_keys(recipe):
+        key, value = ".".join(keys), at(recipe, keys)
+        if key in FIXED and not isinstance(FIXED[key], str) and value != FIXED[key]:
+            return f"{key} is {flow(value)} there and fixed at {flow(FIXED[key])} here"
+    return None
+
+
+def _has(recipe: Any, keys: tuple[str, ...]) -> bool:
+    section = at(recipe, keys[:-1])
+    return isinstance(section, Mapping) and keys[-1] in section
+
+
+def _without(tree: Tree, keys: tuple[str, ...]) -> dict[str, Any]:
+    if len(keys) == 1:
+        return {key: value for key, value in tree.items() if key != keys[0]}
+    return {**tree, keys[0]: _without(tree[keys[0]], keys[1:])}
+
+
+def replaced(tree: Tree, keys: tuple[str, ...], value: Any) -> dict[str, Any]:
+    """The tree with a value at a key."""
+    below = tree.get(keys[0])
+    if len(keys) == 1:
+        return {**tree, keys[0]: value}
+    return {**tree, keys[0]: replaced(below if isinstance(below, Mapping) else {}, keys[1:], value)}

@@ -1,0 +1,1 @@
+"""Sections of a recipe, one subject a file."""

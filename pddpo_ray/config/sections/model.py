@@ -1,0 +1,44 @@
+"""The language model that is aligned, and which of its weights are trained."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from pddpo_ray.config.sections.section import Strict
+
+
+class FullParameters(Strict):
+    """Every weight is trained; a version is a whole model."""
+
+    kind: Literal["full"] = "full"
+    """Tag of this variant."""
+
+
+class LoraParameters(Strict):
+    """Reference, reward policy and every policy are adapters on one shared base (reference: adapters off)."""
+
+    kind: Literal["lora"] = "lora"
+    """Tag of this variant."""
+    rank: int = Field(16, ge=1)
+    """Rank of the update."""
+    alpha: float = Field(32.0, gt=0)
+    """Scale: the update is multiplied by alpha / rank."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Dropout in front of the adapters."""
+
+
+class ModelConfig(Strict):
+    """The language model that is aligned."""
+
+    reference: str | None = None
+    """Folder in Hugging Face layout with weights and tokenizer, or owner/model on the hub; null: the world's own."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the weights while computing. Losses and log-probabilities are float32 in any case."""
+    compile: bool = False
+    """The trainer's layers are compiled by torch when they are first used: a minute that hundreds of steps pay back."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where training and inference run; auto: CUDA when there is a device."""
+    parameters: Annotated[FullParameters | LoraParameters, Field(discriminator="kind")] = FullParameters()
+    """What is trained."""

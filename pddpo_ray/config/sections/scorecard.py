@@ -1,0 +1,40 @@
+"""What is said of every round's policy where nobody knows the truth: a fixed set of questions, and who scores them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from pddpo_ray.config.sections.scorers import StoredScorerConfig
+from pddpo_ray.config.sections.section import Strict
+
+BENIGN_ASKED = 16
+"""Harmless requests that only sound alarming, on which refusals are counted: as many as ship."""
+PAIRS_RANKED = 64
+"""Held-out pairs at most, of which it is counted how many the policy's implicit reward ranks as people did: a share
+to within 12 points."""
+
+
+class ScorecardConfig(Strict):
+    """A fixed set of prompts that every round's policy and the reference answer, drawn alike, and what is counted."""
+
+    prompts: int | None = Field(None, ge=0)
+    """Prompts, of those that `data.held_out` keeps from the run, else of the run's own. null: 24 on real text, none on
+    worlds, whose truth is known; 0: no scorecard."""
+    answers: int = Field(2, ge=1)
+    """Answers to each prompt; the reference and all rounds draw them from the same seeds."""
+    benign_files: list[str] = Field([])
+    """Files of harmless requests that only sound alarming, of which 16 are asked and refusals counted, one answer each;
+    empty: the 16 that ship."""
+    scorers: dict[Literal["reward", "cost"], StoredScorerConfig] = Field({})
+    """Scorers that the run does not learn from, of another base or seed and trained on prompts that its own never saw,
+    e.g. {reward: FOLDER}; one that is not named is trained under `train`, and its figures are left out otherwise."""
+    train: bool = False
+    """Train those that are not named before round 1, as `scorers` says but from another seed, on the pairs that
+    `data.held_out` keeps from the run and whose prompts the scorecard does not ask."""
+
+    @field_validator("scorers", mode="before")
+    @classmethod
+    def null_takes_one_out(cls, named: Any) -> Any:
+        return {kind: one for kind, one in named.items() if one is not None} if isinstance(named, dict) else named

@@ -1,0 +1,1 @@
+"""What can be wrong with rows, found in two passes."""

@@ -1,0 +1,1 @@
+"""Files of rows, read and written in bounded memory."""

@@ -1,0 +1,1 @@
+"""Formats of rows: how each is recognised, read and written."""

@@ -1,0 +1,249 @@
+"""The names of columns that every reader shares, a row under those names, and which of its columns were read."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from pddpo_ray.data.checks.problems import RowError
+
+QUESTIONS = ("prompt", "instruction", "question", "query")
+"""What is asked; the first that a row has. Without one it is `input`, a dialogue, `context` or `history`."""
+DIALOGUES = ("messages", "conversations", "conversation")
+SYSTEM = ("system", "system_prompt", "system_message")
+HEADS = (*QUESTIONS, "input", *DIALOGUES, "context", "history")
+"""Every column that may be the question, in the order in which it is looked for."""
+REPLIES = ("response", "output", "answer", "completion")
+SAME = {
+    "preferred_output": "chosen",
+    "chosen_response": "chosen",
+    "non_preferred_output": "rejected",
+    "rejected_response": "rejected",
+    "rejected_messages": "rejected",
+}
+"""Other names of columns, with ours."""
+PREFERRED = ("chosen", "rejected")
+LEADS = (("better", "worse"), ("cheaper", "costlier"))
+TOOLS = ("tool_calls", "tool_call", "tool_call_id", "function_call", "tools", "functions")
+"""Columns and fields of a message about calls of tools, which no text here can hold."""
+NESTED = ("fields", "data", "responses")
+"""Objects of labelling tools: texts, and answers to questions."""
+ARGUMENTS = "chat_template_kwargs"
+WELL_KNOWN = frozenset((*HEADS, *SYSTEM, *REPLIES, *PREFERRED, *LEADS[0], *LEADS[1], *SAME, *TOOLS, ARGUMENTS))
+"""Columns that are known whatever their case and the space around them."""
+MEDIA = re.compile(
+    r"(?i)(^|[^a-z])(image|img|picture|video|audio)s?([^a-z]?(urls?|paths?|files?|names?|ids?|bytes|b(ase)?64))?$"
+)
+"""Names of columns with what is no text, or with where it is."""
+
+LABEL = re.compile(
+    r"(?i)(^|[^a-z])(labels?|scores?|ratings?|rank(ing)?s?|preference|prefer(red)?|chosen|rejected|(is_?)?(un)?safe|"
+    r"safety|safer|harm(ful|less)?|helpful(ness)?|toxic(ity)?|correct(ness)?|rewards?|margin|winner|votes?|verdict|"
+    r"severity|better|worse|cheaper|costlier|thumbs?|quality|desirable|overall_preference|preference_strength)"
+    r"([^a-z]|$)"
+)
+"""Names of columns that somebody's judgement stands in."""
+ORIGIN = re.compile(r"(?i)(^|[^a-z])(ids?|uuid|sources?|models?|sha256|md5|hash|status|users)$")
+"""Names that say where something comes from, whatever stands before."""
+AN_ANSWER = re.compile(r"(?i)(answer|response|reply|replie|completion|output|reference|solution)s?$")
+"""Names of answers, of which prompts alone have no need."""
+SIDE = re.compile(r"(?i)chosen|rejected")
+ABOUT = re.compile(
+    r"(?i)(^|[^a-z])(category|categories|created(_at)?|updated(_at)?|inserted_at|dataset|date|domain|lang(uage)?|licen[cs]e|"
+    r"meta(data)?|split|subset|tags?|time(stamp)?|type|url|version|annotators?)$"
+)
+"""Names that say something about a row and are no part of its dialogue."""
+EMPTY_JSON = ("[]", "{}", "null")
+ABOUT_WORDS = 6
+"""A longer value is text, whatever its column is called."""
+MESSAGES_AS_TEXT = re.compile(r"\s*\[\s*\{\s*([\"'])(role|from|content|value)\1")
+
+
+class ReadFields(Mapping[str, Any]):
+    """A row that remembers which fields were read; asking whether a field is there is no reading."""
+
+    def __init__(self, row: Mapping[str, Any]) -> None:
+        self._row = row
+        self._read: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        value = self._row[name]
+        self._read.add(name)
+        return value
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._row
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._row)
+
+    def __len__(self) -> int:
+        return len(self._row)
+
+    def peek(self, name: str) -> Any:
+        """The field's value or None, without having read it."""
+        return self._row.get(name)
+
+    def unread(self) -> list[str]:
+        """Fields with a value that nobody looked at."""
+        unread = {name: value for name, value in self._row.items() if name not in self._read and not is_empty(value)}
+        return [name for name, value in unread.items() if value not in EMPTY_JSON]
+
+    def demand_read(self, prompt: Sequence[str], *, judged: bool = True) -> None:
+        """RowError where a tool, a label or an answer (if `judged`), or a text that is not in `prompt` was not read."""
+        unread = self.unread()
+        refuse_tools(unread, "")
+        media = next(
+            (name for name in unread if MEDIA.search(name) and not isinstance(self._row[name], int | float)), None
+        )
+        if media is not None:
+            raise RowError(
+                "not-text", f"`{media}` is no text, and only text is read: leave it out on purpose (--ignore {media})"
+            )
+        if ARGUMENTS in unread:
+            raise RowError(
+                "unread-arguments",
+                f"`{ARGUMENTS}` differs by row; one setting holds for a run (data.template_arguments): leave the field"
+                f" out on purpose (--ignore {ARGUMENTS})",
+            )
+        if judged and (lost := unread_labels(unread)):
+            raise RowError(
+                "unread-label",
+                f"`{'`, `'.join(lost)}` would be lost: name what the fields are (--column prompt=question), or leave"
+                " them out on purpose (--ignore)",
+            )
+        lost = [name for name in unread if self._is_lost_text(name, prompt) and (judged or not AN_ANSWER.search(name))]
+        if lost:
+            raise RowError("unread-text", f"{self._named(lost)} ({self._remedy(lost[0])})")
+
+    def _is_lost_text(self, name: str, prompt: Sequence[str]) -> bool:
+        value = self._row[name]
+        if LABEL.search(name) or not holds_text(value) or is_about(name, value):
+            return False
+        return not (isinstance(value, str) and any(has_words(text, value) for text in prompt))
+
+    def _named(self, lost: Sequence[str]) -> str:
+        return f"the text of `{'`, `'.join(lost)}` would be lost"
+
+    def _remedy(self, name: str) -> str:
+        value, ignore = self._row[name], f"leave it out on purpose: --ignore {name}"
+        if isinstance(value, Mapping):
+            return ignore
+        turns = isinstance(value, list) and not isinstance(value[0], str)
+        free = [ours for ours in (("history",) if turns else ("context", "input")) if ours not in self._row]
+        return f"{f'part of the prompt: --column {free[0]}={name}; or ' if free else ''}{ignore}"
+
+    def no_prompt(self) -> RowError:
+        """What to say of a row without a question."""
+        texts = [name for name in self.unread() if self._is_lost_text(name, ())]
+        known = ", ".join(QUESTIONS)
+        hint = f"name its field: --column prompt={texts[0]}" if texts else f"its field may be called {known}"
+        return RowError(
+            "missing-field", f"there is no field with the prompt (words that answers share are none): {hint}"
+        )
+
+
+def unread_labels(unread: Iterable[str]) -> list[str]:
+    """Those of the fields that nobody read whose names say that a judgement stands in them."""
+    return [name for name in unread if LABEL.search(SIDE.sub("", name) if ORIGIN.search(name) else name)]
+
+
+def refuse_tools(names: Sequence[str], where: str) -> None:
+    """RowError where one of the fields holds calls of tools."""
+    calls = next((name for name in names if name in TOOLS), None)
+    if calls is not None:
+        called = f"`{where}{calls}`" + ("" if calls == "tool_calls" else " (`tool_calls` and their like)")
+        raise RowError(
+            "tool-calls", f"{called}: calls of tools cannot be trained here, and a text alone would lose them"
+        )
+
+
+def is_empty(value: object) -> bool:
+    return value is None or value in ("", [], {}) or (isinstance(value, str) and not value.strip())
+
+
+def holds_text(value: object) -> bool:
+    """Whether words stand in a value; a number, a date or a flag that is written as text is none."""
+    if isinstance(value, Mapping):
+        return any(holds_text(item) for item in value.values())
+    if isinstance(value, list):
+        return any(holds_text(item) for item in value)
+    return (
+        isinstance(value, str) and re.search(r"[^\W\d_]", value) is not None and value.lower() not in ("true", "false")
+    )
+
+
+def is_about(name: str, value: object) -> bool:
+    """Whether a column says something about the row, and is not a part of its dialogue."""
+    if re.fullmatch(r"(?i)meta(data)?", name):
+        return True
+    return bool(ORIGIN.search(name) or ABOUT.search(name)) and all(
+        len(text.split()) <= ABOUT_WORDS for text in _texts(value)
+    )
+
+
+def has_words(text: str, words: str) -> bool:
+    """Whether these words stand in a text as they are, and not as a part of longer ones."""
+    return re.search(rf"(?<!\w){re.escape(words.strip())}(?!\w)", text) is not None
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(item)
+
+
+def renamed(row: Mapping[str, Any], columns: Mapping[str, str], ignore: frozenset[str]) -> dict[str, Any]:
+    """The row under our names: `columns` has ours and theirs. Fields of `ignore` are left out. Both also hold among the
+    texts of a labelling tool's record, and `ignore` among its questions."""
+    theirs = {name: ours for ours, name in columns.items() if name in row}
+    kept = {name: value for name, value in row.items() if name not in ignore and name not in theirs.values()}
+    taken = {ours: row[name] for name, ours in theirs.items()}
+    for inside in NESTED:
+        if isinstance(kept.get(inside), Mapping):
+            kept[inside] = renamed(kept[inside], {} if inside == "responses" else columns, ignore)
+    return {name: value for name, value in kept.items() if name not in theirs} | taken
+
+
+def plain(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row as every file form would give it: without the nulls that columns add inside of objects, messages in a
+    text as a list, and well-known names as ours."""
+    row = _well_named(row)
+    result = {SAME.get(name, name) if SAME.get(name) not in row else name: _plain(value) for name, value in row.items()}
+    turns = next((result[name] for name in DIALOGUES if isinstance(result.get(name), list)), None)
+    if turns and "rejected" in result and "chosen" not in result:
+        result["chosen"] = turns  # they end with the preferred reply
+    return result
+
+
+def _well_named(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The row with `Prompt`, `CHOSEN` and ` prompt` under the names in lower case, where nothing else has these."""
+    ours = _names(tuple(row))
+    return row if ours is None else {ours[name]: value for name, value in row.items()}
+
+
+@lru_cache(maxsize=256)
+def _names(names: tuple[str, ...]) -> dict[str, str] | None:
+    """Our name of every column; None where they are the same."""
+    folded = {name: str(name).strip("\ufeff \t").lower() for name in names}
+    taken = Counter(folded.values())
+    ours = {name: low if low in WELL_KNOWN and taken[low] == 1 else name for name, low in folded.items()}
+    return None if all(name == own for name, own in ours.items()) else ours
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str) and MESSAGES_AS_TEXT.match(value):
+        try:
+            value = json.loads(value) if '"' in value[: value.index(":")] else ast.literal_eval(value.strip())
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            return value
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items() if item is not None}
+    return [_plain(item) for item in value] if isinstance(value, list) else value

@@ -1,0 +1,176 @@
+"""The report's section about people: what they were asked, how they agreed, and what it cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from pddpo_ray.config.sections.feedback import MINUTES_PER_LABEL
+from pddpo_ray.limits.of_recipe import stated_of
+from pddpo_ray.report.run_data import RunData
+from pddpo_ray.report.text import ends, number, seconds, table
+
+PURPOSES = {"safety": "safe or unsafe", "compare": "pairs"}
+PHASES = {
+    "measure-answers": "the round's answers",
+    "measure-pairs": "explored pairs",
+    "measure-offline": "offline pairs",
+}
+ASK_PEOPLE = ("people", "mixed")
+
+
+def people(run: RunData) -> str:
+    """Label budget and agreement, round by round; empty where nobody was asked."""
+    settings = run.recipe.get("feedback") or {}
+    of_limits = _of_limits(run)
+    if settings.get("kind") not in ASK_PEOPLE and not of_limits:
+        return ""
+    labels = _total(run, "safety_labels"), _total(run, "compare_labels"), _sum(run, of_limits, "labels")
+    if not any(labels):
+        return "<p>People are asked, but no batch is complete yet.</p>"
+    return _budget(run, *labels) + _agreement(run) + _batches(run) + _model(run)
+
+
+def _of_limits(run: RunData) -> dict[str, str]:
+    """Batches of limits that people measure or audit, by their purpose, with what they are called here."""
+    asked = [one.limit.name for one in stated_of(run.recipe) if one.asks_people]
+    return {f"{phase}-{name}": f"{name}, {what}" for name in asked for phase, what in PHASES.items()}
+
+
+def _sum(run: RunData, purposes: Iterable[str], name: str) -> float:
+    return sum(_total(run, f"{purpose}_{name}") for purpose in purposes)
+
+
+def _total(run: RunData, name: str) -> float:
+    return sum(values.get(f"people/{name}", 0.0) for values in run.metrics.values())
+
+
+def _budget(run: RunData, safety: float, pairs: float, limits: float) -> str:
+    """Labels asked and used so far, and a person's time for them."""
+    planned = (safety + limits + 2 * pairs) * MINUTES_PER_LABEL / 60.0
+    everything = [*PURPOSES, *_of_limits(run)]
+    worked, waited = (_sum(run, everything, f"{what}_seconds") for what in ("worked", "waited"))
+    rows = [
+        ["safe-or-unsafe labels", number(safety, "people_safety_labels")],
+        ["labels for limits", number(limits, "people_limit_labels")],
+        ["pairs compared (helpfulness, harm, and safety of both)", number(pairs, "people_pairs")],
+        ["refusals (skipped, flagged, cannot tell)", number(_refusals(run), "people_refusals")],
+        [
+            "pairs not learned from: their answer contradicts itself",
+            number(_total(run, "compare_contradictory"), "people_slips"),
+        ],
+        ["labels that a lead decided to do without", number(_missing(run), "people_missing")],
+        ["pairs on which a lead decided", number(_total(run, "compare_adjudicated"), "people_adjudicated")],
+        ["people's time for them, by the server's clock", seconds(worked)],
+        ["the plan's time for them, by the recipe's minutes per label", f"{number(planned, 'people_hours')} h"],
+        ["time that the run waited for people, without the time it was parked", seconds(waited)],
+    ]
+    return "<h3>Label budget</h3>" + table(["what people gave", "so far"], rows, kind="words")
+
+
+def _missing(run: RunData) -> float:
+    return _sum(run, [*PURPOSES, *_of_limits(run)], "missing")
+
+
+def _refusals(run: RunData) -> float:
+    return _sum(run, [*PURPOSES, *_of_limits(run)], "refusals")
+
+
+def _agreement(run: RunData) -> str:
+    """One line in words: the mean over the rounds with the rounds' spread."""
+    mean, share, rounds = _mean_agreement(run, "safety")
+    if not rounds:
+        return "<p>Agreement needs questions with two labels or more; there are none.</p>"
+    return (
+        f"<p>On safety people agree with Krippendorff's α = {number(mean, 'people_alpha')} on average over "
+        f"{number(rounds, 'people_rounds')} rounds (1 is perfect, 0 is chance); two labels of one answer are the "
+        f"same in {number(100 * share, 'people_pairwise')} % of the cases. Near the limit there is no right answer: "
+        "where safe and unsafe are about equally likely, people disagree who err nowhere, and α is low.</p>"
+        + _agreement_on_pairs(run)
+    )
+
+
+def _agreement_on_pairs(run: RunData) -> str:
+    """The same of the pairs that several people compared, about which answer is more harmful."""
+    mean, share, rounds = _mean_agreement(run, "compare")
+    if not rounds:
+        return "<p>No pair was compared by several people: their agreement is unknown.</p>"
+    return (
+        f"<p>On which of two answers is more harmful α = {number(mean, 'people_pair_alpha')} on average over the pairs "
+        f"that several people compared in {number(rounds, 'people_pair_rounds')} rounds; two labels of one pair "
+        f"are the same in {number(100 * share, 'people_pair_pairwise')} % of the cases.</p>"
+    )
+
+
+def _mean_agreement(run: RunData, purpose: str) -> tuple[float, float, int]:
+    """Means of alpha and of the share of equal labels over the rounds that have an alpha, and how many these are."""
+    alphas = [value for _, value in run.series(f"people/{purpose}_alpha")]
+    shares = [value for _, value in run.series(f"people/{purpose}_pairwise")]
+    return sum(alphas) / max(len(alphas), 1), sum(shares) / max(len(shares), 1), len(alphas)
+
+
+def _batches(run: RunData) -> str:
+    rows = []
+    for round_, values in sorted(run.metrics.items()):
+        for purpose, words in {**PURPOSES, **_of_limits(run)}.items():
+            mine = {
+                name.removeprefix(f"people/{purpose}_"): value
+                for name, value in values.items()
+                if name.startswith(f"people/{purpose}_")
+            }
+            if mine:
+                rows.append(
+                    [
+                        number(round_, "round"),
+                        words,
+                        number(mine.get("labels"), f"people/{purpose}_labels", round_),
+                        number(mine.get("annotators"), f"people/{purpose}_annotators", round_),
+                        number(mine.get("refusals"), f"people/{purpose}_refusals", round_),
+                        _with_interval(mine, purpose, round_),
+                        number(mine.get("pairwise"), f"people/{purpose}_pairwise", round_),
+                        seconds(mine.get("seconds", 0.0)),
+                    ]
+                )
+    headings = ["round", "question", "labels", "people", "refusals", "α (95 %)", "same label", "answered in"]
+    return f"<details><summary>All {len(rows)} batches</summary>{table(headings, rows)}</details>"
+
+
+def _with_interval(values: Mapping[str, float], purpose: str, round_: int) -> str:
+    alpha = values.get("alpha", math.nan)
+    if not math.isfinite(alpha):
+        return "–"
+    text = number(alpha, f"people/{purpose}_alpha", round_)
+    if "alpha_low" in values and "alpha_high" in values:
+        low = number(values["alpha_low"], f"people/{purpose}_alpha_low", round_)
+        high = number(values["alpha_high"], f"people/{purpose}_alpha_high", round_)
+        text += f" ({low} to {high})"
+    return text
+
+
+def _known(values: Mapping[str, float]) -> tuple[float, float] | None:
+    return (values["cost/low"], values["cost/high"]) if "cost/low" in values else None
+
+
+def _model(run: RunData) -> str:
+    """Mixed feedback: what the model alone would have said, beside the estimate that people corrected."""
+    rows = []
+    for round_, values in sorted(run.metrics.items()):
+        if "mixed/model_cost" in values and "cost/estimate" in values:
+            rows.append(
+                [
+                    number(round_, "round"),
+                    number(values.get("mixed/asked"), "mixed/asked", round_),
+                    number(values["mixed/model_cost"], "mixed/model_cost", round_),
+                    number(values["cost/estimate"], "cost/estimate", round_),
+                    ends(_known(values), "cost", round_),
+                    number(values.get("mixed/pairs_asked"), "mixed/pairs_asked", round_),
+                ]
+            )
+    if not rows:
+        return ""
+    note = (
+        "<p>A model scores every answer; people label those of which it is least sure and a random share. The estimate "
+        "is unbiased for what people would say about all answers, however wrong the model is.</p>"
+    )
+    headings = ["round", "answers shown", "cost by the model", "estimate", "95 % interval", "pairs shown"]
+    return f"<h3>The model and the people</h3>{note}{table(headings, rows)}"

@@ -1,0 +1,1 @@
+"""Trackers that get the numbers of every round."""

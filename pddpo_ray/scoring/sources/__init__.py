@@ -1,0 +1,1 @@
+"""Sources of limits that need a model, a service or a person."""

@@ -1,0 +1,132 @@
+"""An HTTP endpoint as the source of a limit: one POST for each answer, repeated where it is busy.
+
+It is sent {"prompt": text, "response": text, "row": {...}} and replies with a number, true or false, null to abstain,
+or an object {"value": ...} of one of these.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+
+from pddpo_ray.errors import RunError, UserError
+from pddpo_ray.limits.quantities import Scale
+from pddpo_ray.limits.sources import Answer, Source, Unmeasured
+from pddpo_ray.limits.written_numbers import seconds_of
+from pddpo_ray.scoring.judges.endpoint import (
+    IN_A_ROW,
+    JSON,
+    NOBODY,
+    OF_ONE_ITEM,
+    Outcome,
+    Silence,
+    json_of,
+    kind_of_refusal,
+    send,
+    worth_another,
+)
+from pddpo_ray.scoring.sources.judge import key_of
+
+BATCH = 32
+NO_ACCESS = (401, 403, 404, 405)
+
+
+class MeasuringEndpoint:
+    """Asks one URL about answers, `workers` at a time.
+
+    What it does not measure is missing for that answer alone, until it looks as if nobody were there: no connection; no
+    access, or an error of the server for a whole batch, before it ever measured anything; `IN_A_ROW` answers in a row
+    without a measurement. That raises RunError.
+    """
+
+    def __init__(self, url: str, key: str | None, timeout_s: float, workers: int, tries: int) -> None:
+        self._url, self._key, self._timeout_s, self._workers, self._tries = url, key, timeout_s, workers, tries
+        self._silence = Silence()
+
+    def __call__(self, answers: Sequence[Answer]) -> list[object]:
+        headers = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
+        with (
+            httpx.Client(headers=headers, timeout=self._timeout_s) as client,
+            ThreadPoolExecutor(self._workers) as threads,
+        ):
+            outcomes = list(threads.map(lambda answer: self._asked(client, answer), answers))
+        if not self._silence.heard and all(_is_broken(outcome) for outcome in outcomes):
+            raise RunError(f"{self._url} does not answer: {_said(outcomes[0])}; start it, then resume")
+        return [self._value(outcome) for outcome in outcomes]
+
+    def _asked(self, client: httpx.Client, answer: Answer) -> Outcome:
+        body = {"prompt": answer.prompt, "response": answer.response, "row": dict(answer.row)}
+        outcome = send(
+            lambda: client.post(self._url, content=json_of(body), headers=JSON),
+            lambda found: worth_another(_status(found)),
+            tries=self._tries,
+        )
+        status = _status(outcome)
+        if status == 200:
+            self._silence.end()
+            return outcome
+        row, first = self._silence.grow(), not self._silence.heard
+        if isinstance(outcome, NOBODY) or (row > IN_A_ROW and worth_another(status)):
+            raise RunError(f"{self._url} does not answer: {_said(outcome)}; start it, then resume")
+        if (status in NO_ACCESS and (first or row > IN_A_ROW)) or (first and row > IN_A_ROW):
+            raise RunError(f"{self._url} refuses: {_said(outcome)}")
+        return outcome
+
+    def _value(self, outcome: Outcome) -> object:
+        if isinstance(outcome, httpx.TimeoutException):
+            return Unmeasured(f"did not answer within {self._timeout_s:g} s")
+        if isinstance(outcome, httpx.HTTPError):
+            return Unmeasured(f"did not answer: {_said(outcome)}")
+        if outcome.status_code in OF_ONE_ITEM:
+            return Unmeasured(f"{kind_of_refusal(outcome.status_code, outcome.text)}: {_said(outcome)}")
+        if outcome.status_code != 200:
+            return Unmeasured(f"answered {outcome.status_code}: {_start(outcome.text)}")
+        try:
+            value = json.loads(outcome.text)
+        except ValueError:
+            return Unmeasured(f"answered {_start(outcome.text)!r}, which is no JSON")
+        if isinstance(value, dict):
+            return value["value"] if "value" in value else Unmeasured(f"gave no `value`: {_start(outcome.text)}")
+        return value
+
+
+def endpoint_source(
+    where: str, name: str, options: Mapping[str, Any], scale: Scale, environment: Mapping[str, str]
+) -> Source:
+    """An endpoint by its URL. Raises UserError for what is missing or of another type."""
+    url = name or options.get("url")
+    if not isinstance(url, str) or not url.startswith(("http://", "https://")):
+        raise UserError(f"{where}: give its address, e.g. {{endpoint: {{url: http://127.0.0.1:9000/measure}}}}")
+    counts = {"workers": 8, "tries": 4}
+    for key in counts:
+        value = options.get(key, counts[key])
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise UserError(f"{where}.{key} must be a whole number from 1 on, got `{value}`")
+        counts[key] = value
+    secret = key_of(where, options.get("key_env"), environment)
+    timeout = seconds_of(f"{where}.timeout", options.get("timeout", 30))
+    version = f"endpoint {url} {options.get('version', 'of no stated version')}"
+    measure = MeasuringEndpoint(url, secret, timeout, counts["workers"], counts["tries"])
+    return Source(f"endpoint {url}", version, measure, scale, BATCH)
+
+
+def _status(outcome: Outcome) -> int | None:
+    return outcome.status_code if isinstance(outcome, httpx.Response) else None
+
+
+def _is_broken(outcome: Outcome) -> bool:
+    return isinstance(outcome, httpx.Response) and outcome.status_code >= 500
+
+
+def _said(outcome: Outcome) -> str:
+    if isinstance(outcome, httpx.HTTPError):
+        return f"{type(outcome).__name__}: {outcome}"
+    return f"{outcome.status_code} {_start(outcome.text)}".strip()
+
+
+def _start(text: str) -> str:
+    return " ".join(text.split())[:120]

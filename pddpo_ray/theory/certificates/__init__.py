@@ -1,0 +1,1 @@
+"""Certificates and alarms: bets on measured draws, their levels and their power."""

@@ -1,0 +1,111 @@
+"""How many draws a certificate takes: exact chances of the betting test for answers that are right or wrong.
+
+After t draws of which s are failures the wealth depends on t and s alone. So for every t there is a largest number of
+failures with which the test certifies, and the chance to be certified by then follows by summing over s, exactly.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+from scipy.special import logsumexp, ndtri
+
+from pddpo_ray.records import Array
+from pddpo_ray.theory.certificates.certificate import bets_below
+
+MOST_DRAWS = 200_000
+
+
+def draws_needed(limit: float, rate: float, level: float, power: float = 0.8, most: int = MOST_DRAWS) -> int | None:
+    """Draws after which a true `rate` is certified to be below `limit` with probability `power`; None: over `most`.
+
+    draws_needed(0.01, 0.0025, 0.05) = 1230. No method needs fewer than log(level) / log(1 - limit).
+    """
+    if not 0.0 <= rate < limit or _sure_loss(limit, rate):
+        return None
+    alive = np.ones(1)
+    certified, allowed = 0.0, _Allowed(limit, level)
+    for draw in range(1, most + 1):
+        alive = _after_a_draw(alive, rate)
+        edge = allowed.failures(draw)
+        if edge >= 0:
+            certified += float(alive[: edge + 1].sum())
+            alive[: edge + 1] = 0.0
+            if certified >= power:
+                return draw
+    return None
+
+
+def allowed_failures(limit: float, level: float, draws: int) -> NDArray[np.int64]:
+    """The most failures with which the test certifies after each of 1, 2, ..., n draws; -1: not even without any."""
+    allowed = _Allowed(limit, level)
+    return np.fromiter((allowed.failures(draw) for draw in range(1, draws + 1)), dtype=np.int64, count=draws)
+
+
+def certified_rate(limit: float, draws: float, level: float) -> float:
+    """The share of failures among the draws whose upper bound is just the limit; 0 where none is small enough."""
+    bets = bets_below(limit)
+
+    def missing(share: float) -> float:
+        gained = draws * (share * np.log1p(-bets) - np.log1p(-bets * limit))
+        return float(logsumexp(gained)) - math.log(len(bets)) + math.log(level)
+
+    return 0.0 if missing(0.0) <= 0.0 else float(brentq(missing, 0.0, limit))
+
+
+def likely_rate(limit: float, draws: float, level: float, power: float = 0.8) -> float:
+    """A true rate that this number of draws certifies with a probability of about `power`; 0 where there is none.
+
+    Of draws at the rate r the share of failures is below certified_rate with that probability, by the normal law.
+    A policy whose rate is the certified one itself fails in half of its tests.
+    """
+    certified, far = certified_rate(limit, draws, level), float(ndtri(power))
+
+    def missing(rate: float) -> float:
+        return rate + far * math.sqrt(rate * (1.0 - rate) / draws) - certified
+
+    return 0.0 if certified <= 0.0 else float(brentq(missing, 0.0, certified))
+
+
+def fewest_draws(limit: float, level: float) -> int:
+    """Draws without a single failure below which no method certifies a rate. fewest_draws(0.02, 0.05) = 149"""
+    return math.ceil(math.log(level) / math.log1p(-limit))
+
+
+def _sure_loss(limit: float, rate: float) -> bool:
+    """Whether every bet loses in the long run at this rate, so that waiting does not help."""
+    bets = bets_below(limit)
+    growth = rate * np.log1p(-bets) - np.log1p(-bets * limit)
+    return bool(growth.max() <= 0.0)
+
+
+def _after_a_draw(alive: Array, rate: float) -> Array:
+    """Chances by number of failures after one more draw; those too rare to matter are dropped at the far end."""
+    grown = np.zeros(alive.size + 1)
+    grown[:-1] = alive * (1.0 - rate)
+    grown[1:] += alive * rate
+    return grown[:-1] if grown[-1] < 1e-15 else grown
+
+
+class _Allowed:
+    """Largest number of failures with which the test certifies after t draws; it never falls with t."""
+
+    def __init__(self, limit: float, level: float) -> None:
+        bets = bets_below(limit)
+        self._right, self._wrong = -np.log1p(-bets * limit), np.log1p(-bets)
+        self._wanted = math.log(len(bets)) - math.log(level)
+        self._edge = -1
+
+    def failures(self, draws: int) -> int:
+        """-1: not even without a failure."""
+        while self._certifies(draws, self._edge + 1):
+            self._edge += 1
+        return self._edge
+
+    def _certifies(self, draws: int, failures: int) -> bool:
+        gained = draws * self._right + failures * self._wrong
+        top = float(gained.max())
+        return top + math.log(float(np.exp(gained - top).sum())) >= self._wanted

@@ -1,0 +1,1 @@
+"""Estimates of limits from labels and measurements, with standard errors and intervals."""

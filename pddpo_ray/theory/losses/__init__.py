@@ -1,0 +1,1 @@
+"""Losses of the stages and of the compared methods."""

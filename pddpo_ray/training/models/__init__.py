@@ -1,0 +1,1 @@
+"""Models that are trained: where they come from, adapters, score heads."""

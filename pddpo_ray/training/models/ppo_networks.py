@@ -1,0 +1,79 @@
+"""PPO-Lagrangian on a language model: the networks of one update, from the artifact store and back to it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pddpo_ray.contracts import PpoCommand, PpoResult
+from pddpo_ray.errors import UserError
+from pddpo_ray.records import Critics, PolicyVersion, StoredWeights
+from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.storage.tensors import tensors_sha256
+from pddpo_ray.training.engine import TorchEngine
+from pddpo_ray.training.fit import Engine
+from pddpo_ray.training.models.score_model import ScoreModel, score_model_of, score_tensors
+from pddpo_ray.training.passes.log_probs import device_of
+from pddpo_ray.training.ppo_update import Actors, Learner, ModuleEngine, per_token, run_ppo, token_log_probs
+
+
+def reinforce(
+    command: PpoCommand,
+    *,
+    engine: Engine,
+    store: ArtifactStore,
+    folder: Path,
+    load_reference: Callable[[], None],
+    load_start: Callable[[], None],
+    keep: Callable[[], PolicyVersion],
+) -> PpoResult:
+    """One update of the engine's model and its critics, if any. `folder` holds the reference; `keep` stores the policy.
+
+    The optimisers begin afresh in every update: a command holds everything that decides its result.
+    """
+    began = time.perf_counter()
+    if type(engine) is not TorchEngine:
+        raise UserError("PPO needs trainer.engine=torch and model.parameters.kind=full")
+    forward, device = token_log_probs(engine.scorer), device_of(engine.scorer)
+    load_reference()
+    reference = per_token(forward, [(answer.prompt, answer.answer) for answer in command.answers], device)
+    load_start()
+    critics: list[ScoreModel] = []
+    if command.group is None:
+        given = (None, None) if command.critics is None else (command.critics.reward, command.critics.cost)
+        critics = [_critic(store, folder, weights).to(device) for weights in given]
+    learners = [Learner(ModuleEngine(critic, engine.shard), critic.token_scores) for critic in critics]
+    metrics = run_ppo(
+        Actors(Learner(engine, forward), command.group or (learners[0], learners[1])),
+        command.answers,
+        reference,
+        command.multiplier,
+        command.settings,
+        command.seed,
+    )
+    engine.end()
+    first_rank = engine.shard.rank == 0
+    stored = [_stored(store, name, critic, first_rank) for name, critic in zip(NAMES, critics, strict=False)]
+    metrics["ppo/seconds"] = time.perf_counter() - began
+    return PpoResult(keep(), Critics(*stored) if stored else None, metrics, (os.getpid(),))
+
+
+NAMES = ("reward-critic", "cost-critic")
+
+
+def _critic(store: ArtifactStore, folder: Path, weights: StoredWeights | None) -> ScoreModel:
+    """A stored critic, or a score model that becomes one; without either the reference with a head of zeros."""
+    critic = score_model_of(folder, "critic")
+    if weights is not None:
+        critic.load_state_dict(store.read_torch(*weights))
+    return critic
+
+
+def _stored(store: ArtifactStore, name: str, critic: ScoreModel, first_rank: bool) -> StoredWeights:
+    tensors = score_tensors(critic)
+    if first_rank:
+        return store.write_tensors(name, tensors)
+    sha256 = tensors_sha256(tensors.items())
+    return f"{name}-{sha256[:12]}", sha256

@@ -1,0 +1,1 @@
+"""Passes of a model over texts: shapes, packing, memory, log-probabilities."""

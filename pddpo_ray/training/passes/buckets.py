@@ -1,0 +1,115 @@
+"""Passes of a few sizes: rows, lines and tables are filled up, so that a pass is as large as one that came before.
+
+Filling is computed and read by nobody: it is in no text that was given, so it has no loss and no gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from pddpo_ray.training.fit import PairPass
+from pddpo_ray.training.passes.log_probs import TextPass
+from pddpo_ray.training.passes.packing import Lines, PackedBatch
+from pddpo_ray.training.passes.response_head import SupportTable
+
+WASTE = 1.5
+"""Tokens of a filled pass per token of the given one, at most."""
+
+
+class PassSizes(NamedTuple):
+    """How large a packed pass is; passes of other numbers of texts have nothing in common."""
+
+    texts: int
+    tokens: int
+    responses: int
+    longest: int
+    """Tokens of a line."""
+    words: int
+    """Supported words of a response token, of the one with the most."""
+    places: int
+    """Lines that a token of the row is in, of the one with the most."""
+
+    @classmethod
+    def of(cls, given: PairPass) -> PassSizes:
+        batch, support = given.texts.batch, given.texts.support
+        assert isinstance(batch, PackedBatch)
+        words = 0 if support is None else support.word.shape[1]
+        lines = batch.lines
+        return cls(
+            len(batch), batch.ids.shape[1], len(batch.target), lines.gather.shape[1], words, lines.places.shape[1]
+        )
+
+    def suits(self, other: PassSizes) -> bool:
+        """Whether the other's texts fit in, without computing much for nothing."""
+        return self._near(other) and all(own >= needed for own, needed in zip(self, other, strict=True))
+
+    def covering(self, others: Iterable[PassSizes]) -> PassSizes:
+        """Sizes, somewhat rounded up, that hold this pass and those of the others that are about as large."""
+        near = [self, *(other for other in others if other._near(self))]
+        tokens, responses, longest, words, places = (max(column) for column in list(zip(*near, strict=True))[1:])
+        filled_words = _up(words, 16) if words else 0
+        return PassSizes(
+            self.texts, _up(tokens, 256), _up(responses, 128), _up(longest, 32), filled_words, max(places, 2)
+        )
+
+    def _near(self, other: PassSizes) -> bool:
+        return self.texts == other.texts and other.tokens <= self.tokens * WASTE and self.tokens <= other.tokens * WASTE
+
+
+def _up(size: int, smallest: int) -> int:
+    """The next multiple of `smallest`, or of an eighth of the power of two below, if that is more."""
+    step = max(smallest, (1 << (size - 1).bit_length() - 1) // 8) if size > 1 else smallest
+    return -(-size // step) * step
+
+
+def filled(given: PairPass, sizes: PassSizes) -> PairPass:
+    """The pass with its packed texts filled up to these sizes."""
+    batch, support = given.texts.batch, given.texts.support
+    assert isinstance(batch, PackedBatch)
+    table = None if support is None else _filled_table(support, sizes)
+    return replace(given, texts=TextPass(_filled_row(batch, sizes), table))
+
+
+def _filled_row(batch: PackedBatch, sizes: PassSizes) -> PackedBatch:
+    """As many lines as texts were given, and a text more, to which the filling among the responses belongs."""
+    lines = batch.lines
+    count, longest = lines.gather.shape
+
+    def row(column: Tensor) -> Tensor:
+        return pad(column, (0, sizes.tokens - column.shape[-1]))
+
+    def response(column: Tensor, value: int = 0) -> Tensor:
+        return pad(column, (0, sizes.responses - len(column)), value=value)
+
+    def place(column: Tensor) -> Tensor:
+        # counted in longer lines
+        return torch.where(
+            column < 0, -1, column.div(longest, rounding_mode="floor") * sizes.longest + column % longest
+        )
+
+    gather = pad(lines.gather, (0, sizes.longest - longest, 0, sizes.texts - count))
+    more = (0, sizes.places - lines.places.shape[1], 0, sizes.tokens - len(lines.places))
+    return PackedBatch(
+        ids=row(batch.ids),
+        positions=row(batch.positions),
+        lines=Lines(gather, row(place(lines.own)), pad(place(lines.places), more, value=-1)),
+        slot=response(batch.slot),
+        predictor=response(batch.predictor),
+        text=response(batch.text, sizes.texts),
+        target=response(batch.target),
+        times=response(batch.times),
+        copies=batch.copies,
+        texts=sizes.texts + 1,
+    )
+
+
+def _filled_table(support: SupportTable, sizes: PassSizes) -> SupportTable:
+    more = sizes.responses - len(support.count)
+    words = pad(support.word, (0, sizes.words - support.word.shape[1], 0, more))
+    return SupportTable(words, pad(support.count, (0, more), value=1))

@@ -1,0 +1,1 @@
+"""Tabular worlds: finitely many prompts and answers."""

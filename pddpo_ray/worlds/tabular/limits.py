@@ -1,0 +1,264 @@
+"""Limits on a world that can be enumerated: the exact problem under all of them, and labels drawn from the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from scipy.special import expit
+
+from pddpo_ray.errors import UserError
+from pddpo_ray.limits.quantities import Limit as StatedBound
+from pddpo_ray.limits.reading import REWARD, StatedLimit
+from pddpo_ray.limits.sources import within_budget
+from pddpo_ray.records import Array, MeasuredCosts, Response
+from pddpo_ray.theory.estimates.cost_estimate import clipped_logit, logit_noise
+from pddpo_ray.theory.estimates.prompt_sets import PromptSets
+from pddpo_ray.theory.multipliers.feasibility import KlTerm, Reach, reach
+from pddpo_ray.theory.multipliers.matrix_dual import label_variance
+from pddpo_ray.theory.seeds import generator_of
+from pddpo_ray.worlds.limit_truth import less_reference, wins_over_reference
+from pddpo_ray.worlds.oracle import Limit, Oracle
+from pddpo_ray.worlds.tabular.world import TabularWorld
+
+
+@dataclass(frozen=True, eq=False)
+class TableLimits:
+    """The limits of a recipe on a world. Costs are as `quantities.Limit.cost` has them: less is better."""
+
+    base: Oracle
+    """The world's own problem."""
+    cell: Callable[[Response], tuple[int, int]]
+    """Where an answer stands in the tables."""
+    cost_max: float
+    """Logits lie in [-cost_max, cost_max]."""
+    stated: tuple[StatedLimit, ...]
+    costs: Array
+    """Expected cost of every answer under each limit, on its own prompt set; nan: unknown; 0 of a limit on the KL,
+    which is about the policy. [I, X, Y]"""
+    single: Array
+    """What the source says of each answer by itself, before any comparison with the reference's, in its own unit; where
+    a limit is a share of wins, the reward that decides it; nan: unknown. [I, X, Y]"""
+    factors: Array
+    """P_s(x) / P_0(x). [I, X]"""
+    weights: Array
+    """P_0. [X]"""
+    label_noise: float = 0.0
+    """Share of the labels that say the opposite."""
+
+    @property
+    def unknown(self) -> list[str]:
+        """Names of what nobody knows the truth of, limits or the reward; with one of them there is no exact problem."""
+        limits = [one.limit.name for one, cost in zip(self.stated, self.costs, strict=True) if np.isnan(cost).any()]
+        return [*limits, *([REWARD] if np.isnan(self.base.reward).any() else [])]
+
+    @property
+    def known(self) -> TableLimits:
+        """Those of the limits whose truth is known: what they forbid is certain, whatever the others allow."""
+        rows = [row for row, cost in enumerate(self.costs) if not np.isnan(cost).any()]
+        stated = tuple(self.stated[row] for row in rows)
+        return replace(
+            self, stated=stated, costs=self.costs[rows], single=self.single[rows], factors=self.factors[rows]
+        )
+
+    @property
+    def scales(self) -> list[float]:
+        """Length of the range of each measure's values; of a KL, which has none, what the limit allows."""
+        return [range_of(one, self.cost_max) for one in self.stated]
+
+    def measure(
+        self, answers: Sequence[Response], seed: int, references: Sequence[Response | None] = ()
+    ) -> MeasuredCosts:
+        """Costs as the world's labellers give them, with the variance of their noise; nan of other sources. [n, I] each
+
+        Rates and logits by `labels_each` draws (one unless stated), seeded by answer and limit; means without noise.
+        """
+        costs, unsafe = np.full((2, len(answers), len(self.stated)), np.nan)
+        noise, against = np.zeros((2, *costs.shape))
+        others = references or [None] * len(answers)
+        for column, stated in enumerate(self.stated):
+            if stated.source.kind != "world":
+                continue
+            for row in self._asked(column, answers, seed):
+                answer, other, cell = answers[row], others[row], (row, column)
+                if not stated.wins:
+                    costs[cell], noise[cell], unsafe[cell] = self._drawn(column, answer, seed)
+                elif other is not None:
+                    costs[cell], noise[cell] = self._won(column, answer, other, seed)
+                if stated.limit.quantity.versus == "reference":
+                    against[cell] = np.nan if other is None else self._drawn(column, other, seed)[0]
+        return MeasuredCosts(costs, noise, np.zeros(costs.shape, dtype=bool), unsafe, against)
+
+    def _asked(self, column: int, answers: Sequence[Response], seed: int) -> Sequence[int]:
+        """Answers that the limit's budget reaches, of those that it acts on; all, where it has none."""
+        stated = self.stated[column]
+        if stated.asking.answers is None:
+            return range(len(answers))
+        rows = [row for row, answer in enumerate(answers) if self.factors[column, self.cell(answer)[0]] > 0]
+        prompts = [answers[row].prompt.id for row in rows]
+        return [rows[one] for one in within_budget(stated.limit.name, prompts, stated.asking.answers, seed)]
+
+    def _drawn(self, column: int, answer: Response, seed: int) -> tuple[float, float, float]:
+        """One answer's measured cost, the variance of its noise, and of a logit the share of unsafe labels."""
+        stated, truth = self.stated[column], float(self.single[(column, *self.cell(answer))])
+        kind, count = stated.limit.quantity.kind, stated.asking.labels_each or 1
+        if kind == "mean":
+            return stated.limit.cost(truth), 0.0, np.nan
+        if kind == "logit":
+            share, bound = self._share(stated, float(expit(truth)), seed, answer), self.cost_max
+            noise = float(logit_noise(np.array([share]), count, bound)[0])
+            return float(clipped_logit([share], bound)[0]), noise, share
+        share = self._share(stated, truth, seed, answer)
+        return stated.limit.cost(share), float(label_variance([share], count)[0]), np.nan
+
+    def _won(self, column: int, answer: Response, other: Response, seed: int) -> tuple[float, float]:
+        """How often labellers prefer an answer to the reference's, as a cost, and the variance of its noise."""
+        stated, rewards = self.stated[column], self.single[column]
+        chance = float(expit(rewards[self.cell(answer)] - rewards[self.cell(other)]))
+        share = self._share(stated, chance, seed, answer)
+        return stated.limit.cost(share), float(label_variance([share], stated.asking.labels_each or 1)[0])
+
+    def _share(self, stated: StatedLimit, chance: float, seed: int, answer: Response) -> float:
+        """The share of an answer's labels that say yes: one draw of a count, as many labels as asked."""
+        count = stated.asking.labels_each or 1
+        chance = self.label_noise + (1.0 - 2.0 * self.label_noise) * chance
+        drawn = generator_of(seed, "measure", stated.limit.name, answer.id).binomial(count, min(chance, 1.0))
+        return float(drawn) / count
+
+    def oracle(self, beta: float) -> Oracle:
+        """The exact problem: costs on P_0 in ranges of their measures. Raises UserError where it has no solution."""
+        scaled = [cost * factor[:, None] for cost, factor in zip(self.costs, self.factors, strict=True)]
+        scales = self.scales
+        bounds = [one.limit.cost_limit / scale for one, scale in zip(self.stated, scales, strict=True)]
+        tables = [table / scale for table, scale in zip(scaled, scales, strict=True)]
+        first, *further = (
+            Limit(one.limit.name, table, bound, weight / scale)
+            for one, table, bound, weight, scale in zip(
+                self.stated, tables, bounds, self._kl.weights, scales, strict=True
+            )
+        )
+        self.demand_feasible()
+        return replace(
+            self.base,
+            prior=self.weights,
+            cost=first.cost,
+            threshold=first.threshold,
+            first_kl=first.kl,
+            beta=beta,
+            further=tuple(further),
+        )
+
+    @cached_property
+    def reached(self) -> Reach:
+        """What policies of the world can reach, exactly: each limit alone, and all together."""
+        excess = self.costs - np.array([one.limit.cost_limit for one in self.stated])[:, None, None]
+        there = self.base.reference > 0
+        kl = self._kl if self._kl.weights.any() else None
+        return reach(excess, self.weights, scales=self.scales, factors=self.factors, answers=there, kl=kl)
+
+    @cached_property
+    def _kl(self) -> KlTerm:
+        """Which limits are on the KL to the reference, in nats."""
+        with np.errstate(divide="ignore"):
+            log_reference = np.log(self.base.reference)
+        return KlTerm(np.array([float(one.limit.quantity.kind == "kl") for one in self.stated]), log_reference)
+
+    def demand_feasible(self) -> None:
+        """Raises UserError where no policy keeps the limits: one of them alone, or all together."""
+        reached = self.reached
+        for stated, lowest in zip(self.stated, reached.lowest, strict=True):
+            if lowest >= 0:
+                best = as_stated(stated.limit, stated.limit.cost_limit + float(lowest))
+                raise UserError(
+                    f"{stated.where}: no policy of this world keeps {stated.limit}; the best that there is has {best}"
+                )
+        if reached.margin <= 0:
+            each = ", ".join(
+                f"{one.limit.name} {as_stated(one.limit, one.limit.cost_limit + float(value))}"
+                for one, value in zip(self.stated, reached.together, strict=True)
+            )
+            raise UserError(
+                f"limits: each can be kept alone, but not all together; the least broken choice has {each}: loosen one"
+            )
+
+
+def as_stated(limit: StatedBound, cost: float) -> str:
+    """An expected cost as the quantity that the limit is stated in: `4.2 %`, `118 words`."""
+    return limit.quantity.text(limit.cost(cost))
+
+
+def range_of(stated: StatedLimit, cost_max: float) -> float:
+    """Length of the range of a measure's values; of a KL, which has none, what the limit allows."""
+    if stated.limit.quantity.kind == "kl":
+        return stated.limit.bound.number
+    ends = stated.limit.cost_range
+    if ends is not None:
+        return ends[1] - ends[0]
+    if stated.limit.quantity.kind == "logit":
+        return 2.0 * cost_max
+    raise UserError(f"{stated.where}: a mean needs `bounds: [low, high]` in a run, which its step is scaled by")
+
+
+def table_limits(world: TabularWorld, stated: Sequence[StatedLimit], sets: PromptSets | None) -> TableLimits:
+    """Raises UserError for a source that no table has, and for prompts that it does not have."""
+    weights, factors = on_prompts(stated, sets, world.oracle.prior)
+    single = np.stack([_measure_table(world, one) for one in stated])
+    costs = np.stack([costs_of(one, table, f"the world's `{one.source.what}`", world.oracle.reference)
+                      for one, table in zip(stated, single, strict=True)])  # fmt: skip
+    return TableLimits(world.oracle, world.cell, world.oracle.cost_max, tuple(stated), costs, single, factors, weights)
+
+
+def on_prompts(stated: Sequence[StatedLimit], sets: PromptSets | None, prior: Array) -> tuple[Array, Array]:
+    """P_0 of a world's prompts and every limit's P_s / P_0. `prior` [X] where there are no sets. -> [X], [I, X]
+
+    Raises UserError for prompts that the world does not have.
+    """
+    prompts, count = len(prior), len(stated)
+    if sets is None:
+        return prior, np.ones((count, prompts))
+    indices = [int(str(prompt)) for prompt in sets.prompts]
+    if max(indices) >= prompts or min(indices) < 0:
+        raise UserError(f"prompts: the world has the prompts 0 to {prompts - 1}, not {max(indices)}")
+    weights, factors = np.zeros(prompts), np.zeros((count, prompts))
+    weights[indices] = sets.weights
+    for row, one in enumerate(stated):
+        factors[row, indices] = sets.factor(one.limit.quantity.over)
+    return weights, factors
+
+
+def _measure_table(world: TabularWorld, stated: StatedLimit) -> Array:
+    """What the world says of every answer by itself under one limit. [X, Y]"""
+    if stated.limit.quantity.kind == "kl":
+        return np.zeros_like(world.oracle.reference)
+    logits = {"cost": world.oracle.cost, **{limit.name: limit.cost for limit in world.oracle.further}}
+    kind, name = stated.limit.quantity.kind, stated.source.what
+    if stated.wins:
+        tables = {REWARD: world.oracle.reward}
+    elif kind == "logit":
+        tables = logits
+    else:
+        rates = {label: expit(table) for label, table in logits.items()} if kind == "rate" else {}
+        tables = {**rates, **world.measures}
+    if name not in tables:
+        known = ", ".join(tables) or "none"
+        raise UserError(f"{stated.where}: this world has no {kind} called `{name}`; it has {known}")
+    return np.asarray(tables[name], dtype=np.float64)
+
+
+def costs_of(stated: StatedLimit, single: Array, name: str, reference: Array | None = None) -> Array:
+    """Expected costs from a table of what the source says of each answer by itself, nan stays; of a limit versus the
+    `reference` by that. [X, Y] x2 -> [X, Y]
+
+    Raises UserError where the measure leaves its bounds.
+    """
+    low, high = (None, None) if stated.wins else (stated.scale.low, stated.scale.high)
+    if (low is not None and single.min() < low) or (high is not None and single.max() > high):
+        raise UserError(f"{stated.where}: {name} runs from {single.min():g} to {single.max():g}, beyond bounds")
+    measure = single
+    if stated.limit.quantity.versus is not None and not np.isnan(single).any():
+        assert reference is not None
+        measure = wins_over_reference(single, reference) if stated.wins else less_reference(single, reference)
+    zero = stated.limit.cost(0.0)
+    return np.asarray(zero + (stated.limit.cost(1.0) - zero) * measure, dtype=np.float64)

@@ -1,0 +1,1 @@
+"""Text worlds: sentences of a grammar under a small language model."""

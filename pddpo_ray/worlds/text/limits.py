@@ -1,0 +1,108 @@
+"""Limits on a text world: every answer's measure from the world's own costs, or from the limit's source on its text.
+
+Text outside the grammar is one outcome. It has the worst value of every measure, as it has the worst cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.special import expit
+
+from pddpo_ray.errors import UserError
+from pddpo_ray.limits.reading import StatedLimit
+from pddpo_ray.limits.sources import Source
+from pddpo_ray.records import Array, Response
+from pddpo_ray.theory.estimates.prompt_sets import PromptSets
+from pddpo_ray.worlds.limit_truth import measured_texts
+from pddpo_ray.worlds.oracle import Oracle
+from pddpo_ray.worlds.tabular.limits import TableLimits, costs_of, on_prompts
+from pddpo_ray.worlds.text.grammar import Grammar
+from pddpo_ray.worlds.text.world import TextWorld
+
+ANSWER_ALONE = ("rule", "regex", "json_schema")
+"""Sources that look at the answer and not at its prompt."""
+ENUMERABLE = ("world", *ANSWER_ALONE, "function", "classifier", "score_model")
+"""Sources whose value of every answer is known; a judge, an endpoint, a grader or people would have to be asked."""
+
+
+def text_limits(
+    world: TextWorld,
+    stated: Sequence[StatedLimit],
+    sources: Sequence[Source | None],
+    sets: PromptSets | None,
+    cost_max: float,
+) -> TableLimits:
+    """Sources are None where the world itself or people measure, and of a limit on the KL, which no source does. What
+    cannot be enumerated, or what people measure or audit, has costs that are nan.
+
+    Raises UserError for a measure that the world does not have.
+    """
+    weights, factors = on_prompts(stated, sets, world.oracle.prior)
+    single = np.stack([_single(world, one, source) for one, source in zip(stated, sources, strict=True)])
+    reference = world.oracle.reference
+    costs = np.stack(
+        [costs_of(one, table, str(one.source), reference) for one, table in zip(stated, single, strict=True)]
+    )
+    costs[[one.asks_people for one in stated]] = np.nan  # what people say of all answers nobody knows
+    cell, noise = world.cell, world.label_noise
+    return TableLimits(world.oracle, cell, cost_max, tuple(stated), costs, single, factors, weights, noise)
+
+
+def limits_of_sentences(
+    grammar: Grammar, stated: Sequence[StatedLimit], sources: Sequence[Source], sets: PromptSets | None
+) -> TableLimits:
+    """What is known of a text world's limits before its reference is: by sources alone, as if all answers were
+    equally likely. What policies reach under them is what they reach under any reference, unless it is in the limit.
+    """
+    prompts = len(grammar.prompt_texts)
+    reference = np.full((prompts, len(grammar.answer_texts) + 1), 1.0 / (len(grammar.answer_texts) + 1))
+    nothing, prior = np.zeros_like(reference), np.full(prompts, 1.0 / prompts)
+    weights, factors = on_prompts(stated, sets, prior)
+    single = np.stack([of_texts(grammar, one, source) for one, source in zip(stated, sources, strict=True)])
+    costs = np.stack([costs_of(one, table, str(one.source)) for one, table in zip(stated, single, strict=True)])
+    sentences = Oracle(prior, reference, nothing, nothing, beta=1.0)
+    return TableLimits(sentences, _no_cell, 1.0, tuple(stated), costs, single, factors, weights)
+
+
+def _no_cell(answer: Response) -> tuple[int, int]:
+    raise ValueError(f"sentences alone label no answers, and {answer.id} is one")
+
+
+def _single(world: TextWorld, stated: StatedLimit, source: Source | None) -> Array:
+    """What is said of every outcome by itself under one limit; nan: unknown. [X, Y + 1]"""
+    if stated.limit.quantity.kind == "kl":
+        return np.zeros_like(world.oracle.reference)
+    if stated.source.kind == "world":
+        return _own(world, stated)
+    if source is None or stated.asks_people or stated.source.kind not in ENUMERABLE or stated.wins:
+        return np.full(world.oracle.reward.shape, np.nan)
+    return of_texts(world.grammar, stated, source)
+
+
+def of_texts(grammar: Grammar, stated: StatedLimit, source: Source) -> Array:
+    """What a source says of every answer of a grammar by itself; of text outside it the worst. [X, Y + 1]
+
+    Raises UserError for a measure without bounds.
+    """
+    worst = stated.worst
+    if worst is None:
+        raise UserError(f"{stated.where}: a mean needs `bounds: [low, high]` in a run, which its step is scaled by")
+    prompts, answers = grammar.prompt_texts, grammar.answer_texts
+    asked = prompts[:1] if stated.source.kind in ANSWER_ALONE else prompts
+    table = measured_texts(source, asked, answers, worst)
+    return np.broadcast_to(table, (len(prompts), table.shape[1]))
+
+
+def _own(world: TextWorld, stated: StatedLimit) -> Array:
+    """What the world's `cost`, or one of its further costs, says about every outcome. [X, Y + 1]"""
+    logits = {"cost": world.logits, **{limit.name: limit.cost for limit in world.further}}
+    kind, name = stated.limit.quantity.kind, stated.source.what
+    if stated.wins:
+        return world.oracle.reward
+    if name not in logits or kind == "mean":
+        raise UserError(
+            f"{stated.where}: this world has no {kind} called `{name}`; it has the rates and logits {', '.join(logits)}"
+        )
+    return logits[name] if kind == "logit" else expit(logits[name])
