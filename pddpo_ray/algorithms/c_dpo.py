@@ -14,6 +14,7 @@ from pddpo_ray.records import PolicyVersion, UniformMixture
 
 def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     """K rounds of a fit on new pseudo-labels and a dual step; the last policy is the original's result."""
+    parts.prepare()
     scorer = parts.scores.models(parts.preferences.labelled, unsafe_bits(parts))
     pairs = [item.pair for item in parts.preferences.labelled]
     for _ in parts.journal.rounds(sizes.rounds):

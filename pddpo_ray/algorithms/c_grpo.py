@@ -18,6 +18,7 @@ from pddpo_ray.records import PolicyVersion, Prompt, UniformMixture
 
 def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     """Models, a first batch of the reference, then rounds of an update and a dual step; the last policy alone."""
+    parts.prepare()
     scorer, _ = parts.scores.trained(parts.preferences.labelled, unsafe_bits(parts))
     if parts.journal.next_round == 1:
         parts.rollout.publish(reference)

@@ -20,6 +20,7 @@ from pddpo_ray.records import CostEstimate, PolicyVersion, Response, UniformMixt
 
 def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     """Scores, the one-shot multiplier, then T rounds of pseudo-labels, a fit and a dual step; the last policy alone."""
+    parts.prepare()
     answers = parts.scores.reference_answers(reference)
     scorer = scorer_of(parts, sizes, reference, answers)
     multiplier = resumed(parts, parts.scores.explicit_multiplier(scorer, answers))

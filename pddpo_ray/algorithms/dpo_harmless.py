@@ -12,6 +12,7 @@ from pddpo_ray.records import PolicyVersion, UniformMixture
 
 def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     """One fit on D^c."""
+    parts.prepare()
     for _ in parts.journal.rounds(sizes.rounds):
         policy = parts.trainer.fit(single_objective(reference, sizes.beta), parts.preferences.cost)
         observe(parts, policy, sizes, multiplier=0.0)

@@ -11,6 +11,7 @@ from pddpo_ray.records import PolicyVersion, UniformMixture
 
 def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     """One fit on D^r; at multiplier 0 the round's policy is the reward policy itself."""
+    parts.prepare()
     reward_policy = parts.trainer.fit(reward_objective(reference, sizes.beta), parts.preferences.reward)
     for _ in parts.journal.rounds(sizes.rounds):
         policy = parts.trainer.fit(lagrangian_objective(reward_policy, 0.0, sizes.beta), parts.preferences.cost)

@@ -16,6 +16,7 @@ from pddpo_ray.records import PolicyVersion, UniformMixture
 
 def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     """Models, the multiplier, pseudo-labels on the offline pairs, one fit."""
+    parts.prepare()
     scorer = parts.scores.models(parts.preferences.labelled, unsafe_bits(parts))
     multiplier = sizes.method.multiplier
     if multiplier is None:

@@ -23,6 +23,7 @@ from pddpo_ray.records import PolicyVersion, UniformMixture
 
 def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     """K rounds: fit, verify, sample, explore, label, move the multiplier, remember."""
+    parts.prepare()
     journal, rollout = parts.journal, parts.rollout
     prompts, explorer = parts.prompts, parts.exploration
     for _ in journal.rounds(sizes.rounds):

@@ -23,6 +23,7 @@ from pddpo_ray.records import PolicyVersion, UniformMixture
 
 def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     """K rounds over the bonus of the pairs so far; answers are compared with the baseline's as they come."""
+    parts.prepare()
     journal, trainer, rollout, feedback = parts.journal, parts.trainer, parts.rollout, parts.feedback
     dual, prompts, preferences, explorer = parts.dual, parts.prompts, parts.preferences, parts.exploration
     for _ in journal.rounds(sizes.rounds):

@@ -16,6 +16,7 @@ from pddpo_ray.records import PolicyVersion, UniformMixture
 
 def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     """SACPO's two fits and one merge; the merged policy is the method's."""
+    parts.prepare()
     share, merge = sizes.method.share, parts.merge
     assert merge is not None
     helpful = parts.trainer.fit(reward_objective(reference, sizes.beta), parts.preferences.reward)

@@ -8,6 +8,7 @@ from pddpo_ray.records import PolicyVersion, UniformMixture
 
 def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     """One reward fit, then K rounds of a cost fit and a step of the multiplier."""
+    parts.prepare()
     reward_policy = reward_fits(parts, reference)
     for _ in parts.journal.rounds(sizes.rounds):
         policy = parts.limits.stages(parts.trainer, parts.preferences, reward_policy())

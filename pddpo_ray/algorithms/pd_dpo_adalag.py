@@ -18,6 +18,7 @@ from pddpo_ray.records import PolicyVersion, UniformMixture
 
 def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     """One reward fit, one full cost fit, then rounds of a dual step and a cost step; the last policy alone."""
+    parts.prepare()
     reward_policy = reward_fits(parts, reference)
     for _ in parts.journal.rounds(sizes.rounds):
         policy = parts.limits.stages(parts.trainer, parts.preferences, reward_policy())

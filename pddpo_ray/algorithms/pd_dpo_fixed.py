@@ -12,6 +12,7 @@ from pddpo_ray.records import PolicyVersion, UniformMixture
 
 def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     """One reward fit, then cost fits at the same multiplier."""
+    parts.prepare()
     reward_policy = fit_reward(parts, reference)
     for _ in parts.journal.rounds(sizes.rounds):
         policy = parts.limits.stages(parts.trainer, parts.preferences, reward_policy)

@@ -27,6 +27,7 @@ from pddpo_ray.records import PolicyVersion, Response, UniformMixture
 
 def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     """Two policies, the multiplier, pseudo-labels on the offline pairs, one fit."""
+    parts.prepare()
     given = sizes.method.multiplier
     answers = [] if given else parts.scores.reference_answers(reference)
     scorer = policy_scorer(parts, sizes, reference, answers)

@@ -14,6 +14,7 @@ from pddpo_ray.records import PolicyVersion, UniformMixture
 
 def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     """One fit on D^r from the reference, one on D^c from the result."""
+    parts.prepare()
     helpful = parts.trainer.fit(reward_objective(reference, sizes.beta), parts.preferences.reward)
     for _ in parts.journal.rounds(sizes.rounds):
         safety = lagrangian_objective(helpful, parts.dual.multiplier, sizes.beta)

@@ -20,6 +20,7 @@ from pddpo_ray.records import LabelledPair, PairRow, PolicyVersion, UniformMixtu
 
 def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     """Bits for the offline answers, then one fit on the transformed pairs."""
+    parts.prepare()
     unsafe = unsafe_bits(parts)
     rows, margins = transformed(parts.preferences.labelled, unsafe, sizes.method.margin)
     for _ in parts.journal.rounds(sizes.rounds):

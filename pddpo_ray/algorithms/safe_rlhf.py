@@ -21,6 +21,7 @@ from pddpo_ray.records import PolicyVersion, Response, UniformMixture
 
 def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     """Models, a first batch of the reference, then rounds of an update and a dual step; the last policy alone."""
+    parts.prepare()
     scorer, critics = parts.scores.trained(parts.preferences.labelled, unsafe_bits(parts))
     if parts.journal.next_round == 1:
         parts.rollout.publish(reference)

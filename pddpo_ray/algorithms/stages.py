@@ -71,6 +71,8 @@ class Parts:
     """A computed reward (`reward:`); None: comparisons teach it."""
     due: Due = field(default_factory=AtOnce)
     """Which comparisons a round takes (`feedback.rounds_late`)."""
+    prepare: Callable[[], None] = lambda: None
+    """A method's first line: what happens once before round 1 (reference, pools, offline pairs, first measurements)."""
 
     @property
     def scores(self) -> Scoring:

@@ -63,7 +63,7 @@ def demand_startable(config: Config, backends: Backends) -> None:
 
 @dataclass(frozen=True)
 class BuiltParts(Parts):
-    """The parts of a run before anything is asked, fitted or drawn: `driver.prepare.prepare` makes them ready."""
+    """The parts of a run before anything is asked, fitted or drawn: `prepare` makes them ready."""
 
     rollout: RolloutController
     feedback: FeedbackController

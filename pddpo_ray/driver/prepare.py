@@ -60,4 +60,3 @@ def prepare(config: Config, journal: Journal, backends: Backends, parts: BuiltPa
         parts.explorer.read_back()
     if parts.scorecard is not None:
         parts.scorecard.before()
-        journal.closing.append(parts.scorecard.close_round)

@@ -29,7 +29,7 @@ from pddpo_ray.driver.build import build_parts, demand_startable, sizes_of
 from pddpo_ray.driver.prepare import prepare
 from pddpo_ray.driver.provenance import extensions_of, provenance_of, sitting
 from pddpo_ray.driver.result import CERTIFICATE, COMPARISON, START, WALL, result_of
-from pddpo_ray.errors import UserError
+from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import Journal, JournalEvent
 from pddpo_ray.journal.identity import home_of, keep_identity
 from pddpo_ray.journal.withdrawing import erase_withdrawn
@@ -163,10 +163,8 @@ def drive(
     run_method = code_of("methods", config.algorithm)
     began = time.monotonic()
     parts = build_parts(config, journal, backends, rounds=config.rounds, online=config.online)
-    prepare(config, journal, backends, parts, online=config.online)
     evaluation = None if backends.world is None else Evaluation(backends.world, journal, backends.store)
-    _add_seconds(journal, WALL, time.monotonic() - began)
-    began = time.monotonic()
+    prepared = False
     stated = config.typed_limits
     named = with_prefixes(stated)
 
@@ -190,9 +188,18 @@ def drive(
     def forget(number: int) -> None:
         forget_pairs(backends.store, erase_withdrawn(journal.engine, journal.run_id, through=number).pair_names)
 
-    forget(journal.next_round - 1)
-    journal.closing += [close_round, forget]
-    run_method(parts, sizes_of(config, config.rounds), backends.reference)
+    def prepare_once() -> None:
+        nonlocal began, prepared
+        prepare(config, journal, backends, parts, online=config.online)
+        forget(journal.next_round - 1)
+        _add_seconds(journal, WALL, time.monotonic() - began)
+        began, prepared = time.monotonic(), True
+
+    scored = [] if parts.scorecard is None else [parts.scorecard.close_round]
+    journal.closing += [*scored, close_round, forget]
+    run_method(replace(parts, prepare=prepare_once), sizes_of(config, config.rounds), backends.reference)
+    if not prepared:
+        raise RunError(f"method {config.algorithm} never called parts.prepare(), its first line: no pair was read")
     return evaluation
 
 

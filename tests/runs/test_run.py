@@ -243,3 +243,12 @@ def test_pairs_are_stored_as_arrow_that_datasets_can_read(tmp_path: Path) -> Non
         table = pa.ipc.open_stream(file).read_all()
     assert table.num_rows == 40
     assert set(table.column_names) >= {"prompt", "chosen", "rejected", "chosen_ids", "round", "weight"}
+
+
+def test_a_method_that_never_prepares_ends_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def idle(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
+        return UniformMixture(())
+
+    monkeypatch.setattr("pddpo_ray.driver.run.code_of", lambda kind, name: idle)
+    with pytest.raises(RunError, match=r"never called parts.prepare\(\)"):
+        run_recipe(small(), tmp_path / "run")

@@ -19,6 +19,7 @@ class Sparing(Strict):
 
 def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     """K rounds: fit, verify, sample, explore in every n-th one, label, move the multiplier."""
+    parts.prepare()
     settings = sizes.settings
     assert isinstance(settings, Sparing)
     for number in parts.journal.rounds(sizes.rounds):

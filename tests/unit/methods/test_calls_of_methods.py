@@ -145,7 +145,9 @@ def calls_of(method: str, sizes: Sizes = SIZES, **parts: Any) -> tuple[Calls, Un
     estimate = known.pop("estimate", lambda labels: f"estimate of {labels}")
     window = (known["journal"], sizes.method.window) if method == "pd-dpo-adalag" else None
     known["limits"] = by_labels(known, estimate, window)
+    known["prepare"] = lambda: calls.append(("prepare",))
     found = METHODS[method].run(Parts(**known), sizes, "reference")  # type: ignore[arg-type]
+    assert calls.pop(0) == ("prepare",)
     return [call for call in calls if call[0] != "preferences.cost_of"], found
 
 
