@@ -96,8 +96,9 @@ test: check $(DOCS_READY)
 full: test
 	$(BOTH) full-runs full-services
 
-# Two workers on two cores: each of them computes on one thread.
+# Two workers on two cores: each of them computes on one thread. Bytecode is kept: every process would compile it anew.
 check-tests run-tests: export OMP_NUM_THREADS := 1
+unexport PYTHONDONTWRITEBYTECODE
 
 check-tests: setup
 	$(TESTS) -m "not ($(SERVICES) or $(RUNS) or full or chaos or real)" $(ARGS)
