@@ -87,7 +87,11 @@ def answer_of(query: str, prompt: str, ends: Sequence[str] | None = None) -> str
     if tail is None:
         raise UserError(f"the prompt that ends in {prompt[-TAIL:]!r} is not in the text that OpenRLHF gave with it")
     mark = MARK if ends is None else "|".join(re.escape(end) for end in ends if end)
-    answer = query.partition(tail)[2]
+    begun = query.index(tail) + len(tail)
+    if tail != prompt:  # the text begins with all that is left of a prompt, which may hold its own end more than once
+        ends_of_left = (end for end in range(begun, len(query) + 1) if query.endswith(tail, 0, end))
+        begun = max((end for end in ends_of_left if prompt.endswith(query[:end])), default=begun)
+    answer = query[begun:]
     return re.sub(rf"(?:(?:{mark})\s*)+\Z", "", answer) if mark else answer
 
 

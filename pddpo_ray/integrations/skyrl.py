@@ -35,19 +35,22 @@ def limited(environment: type[Any], limits: Scorer) -> type[Any]:
         def __init__(self, env_config: Any = None, extras: Mapping[str, Any] | None = None) -> None:
             given = dict(extras or {})
             super().__init__(env_config, given)
-            self._row, self._prompt, self._earned = given, "", 0.0
+            self._row, self._prompt, self._group, self._earned = given, "", "", 0.0
             self._figures: dict[str, float] = {}
 
         def init(self, prompt: Sequence[Mapping[str, str]]) -> Any:
-            self._prompt = prompt_text(prompt)
-            return super().init(prompt)
+            begun = super().init(prompt)
+            self._group = prompt_text(prompt)
+            # an environment may ask more than its row does
+            self._prompt = prompt_text(begun[0]) if isinstance(begun, tuple) else self._group
+            return begun
 
         def step(self, action: str) -> Any:
             out = super().step(action)
             self._earned += float(out["reward"])
             if not out["done"]:
                 return {**out, "reward": 0.0}
-            asked = asked_for([self._prompt], [action], [self._earned], [self._row])
+            asked = asked_for([self._prompt], [action], [self._earned], [self._row], [self._group])
             scored = limits.score(asked)
             self._figures = _figures(self._earned, scored)
             return {**out, "reward": scored.scores[0]}

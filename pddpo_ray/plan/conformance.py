@@ -121,7 +121,8 @@ class _Way:
         self._renderer = renderer
         prompt = Prompt("question", renderer.prompt_ids(asked), renderer.text(asked))
         if tokenizer.chat_template:
-            own = tokenizer.apply_chat_template(as_dicts(asked), add_generation_prompt=True, return_dict=True)
+            form = {"chat_template": renderer.template, "add_generation_prompt": True, "return_dict": True}
+            own = tokenizer.apply_chat_template(as_dicts(asked), **form)
             if tuple(own["input_ids"]) != prompt.token_ids:
                 raise RunError("the ids of the rendered question are not those of the tokenizer's own chat template")
         for index, answer in enumerate(ANSWERS):

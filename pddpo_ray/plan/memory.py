@@ -300,7 +300,9 @@ def trainer_bytes(config: Config, shape: ModelShape, device: Device = "cpu") -> 
         activation_budget=None if budget is None else budget * GIB,
         device=device,
     )
-    return dict(need)
+    # while it works, Safe RLHF's two critics in float32: weights, gradients and both moments of AdamW
+    critics = {"critics": 2 * 16.0 * shape.parameters} if config.algorithm == "safe-rlhf" else {}
+    return {**need, **critics}
 
 
 def _sizes(shape: ModelShape, dtype: str, adapter_rank: int | None) -> Sizes:

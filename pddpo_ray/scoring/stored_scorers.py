@@ -34,7 +34,7 @@ from pddpo_ray.rollout.checkpoint import fingerprint
 from pddpo_ray.scoring.interface import AskedText
 from pddpo_ray.storage.checkpoints import checkpoint_folder
 from pddpo_ray.text.renderer import Renderer
-from pddpo_ray.text.templates import TEMPLATES, as_dicts, for_reading, rendered
+from pddpo_ray.text.templates import TEMPLATES, as_dicts, for_reading, rendered, template_named
 from pddpo_ray.training.batches import collate, padded_passes
 from pddpo_ray.training.device import device_for
 from pddpo_ray.training.models.score_model import read_score_model, safetensors_files
@@ -150,7 +150,8 @@ def encoded(tokenizer: Any, template: str, asked: str | Sequence[Message], answe
         return both
     if template == "chat":
         said = as_dicts([*turns, Message("assistant", answer)])
-        text = tokenizer.apply_chat_template(said, tokenize=False)
+        form = {"chat_template": template_named("tokenizer", tokenizer), "tokenize": False}
+        text = tokenizer.apply_chat_template(said, **form)
         return {"input_ids": list(tokenizer(text, add_special_tokens=False)["input_ids"])}
     if template == "safe-rlhf":
         text = rendered(TEMPLATES[template], turns) + answer

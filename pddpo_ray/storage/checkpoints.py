@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from pddpo_ray.errors import UserError, one_line
-from pddpo_ray.storage.whole_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, SHARDS, WEIGHTS, cache_folder, made_once
+from pddpo_ray.storage.whole_files import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    LFS_POINTER,
+    SHARDS,
+    WEIGHTS,
+    cache_folder,
+    made_once,
+)
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
@@ -209,7 +217,15 @@ def _weights_problem(folder: Path) -> str | None:
     missing = [file.name for file in files if not file.is_file()]
     if missing:
         return f"lacks {len(missing)} of its {len(files)} files of weights, first {missing[0]}; copy it again"
+    pointer = next((file.name for file in files if _begins_with(file, LFS_POINTER)), None)
+    if pointer:
+        return f"holds {pointer}, which is a pointer of Git LFS; fetch what it stands for: git lfs pull"
     return None
+
+
+def _begins_with(file: Path, start: bytes) -> bool:
+    with file.open("rb") as content:
+        return content.read(len(start)) == start
 
 
 def _head_problem(folder: Path) -> str | None:

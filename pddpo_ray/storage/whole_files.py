@@ -33,6 +33,8 @@ JOURNAL = "journal.sqlite"
 ARTIFACTS = "artifacts"
 """Folder of the artifacts in a run's folder."""
 RESULT = "result.json"
+LFS_POINTER = b"version https://git-lfs"
+"""How a file begins that stands for another one, which Git LFS has not fetched."""
 
 
 def copy_plain_files(source: Path, target: Path) -> None:

@@ -20,8 +20,6 @@ from pddpo_ray.text.templates import NO_ARGUMENTS, TEMPLATES, as_dicts, rendered
 
 MARK = "violet"
 """A word that no template writes by itself."""
-DAY = "26 Jul 2024"
-"""The date that templates with a date write: a run resumed tomorrow has the prompts of today."""
 
 
 class Renderer:
@@ -190,6 +188,6 @@ def special_tokens(tokenizer: Any) -> dict[int, str]:
 def _applied(tokenizer: Any, template: str, messages: Sequence[Message]) -> str:
     waits = messages[-1].role != "assistant"
     text: str = tokenizer.apply_chat_template(
-        as_dicts(messages), chat_template=template, tokenize=False, add_generation_prompt=waits, date_string=DAY
+        as_dicts(messages), chat_template=template, tokenize=False, add_generation_prompt=waits
     )
     return text

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from datetime import date
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -21,6 +22,10 @@ ELSE = "tokenizer-or-"
 OF_VERSION = "tokenizer-or-plain"
 """A stored version's: it carries what its run was trained with, arguments included."""
 NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
+
+TODAY = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
+DAY = date(2024, 7, 26)
+"""The date that templates with a date write: a run resumed tomorrow, and the endpoint, have the prompts of today."""
 
 _ASKED = (
     "{% set answered = messages[-1]['role'] == 'assistant' %}{% set asked = messages[:-1] if answered else messages %}"
@@ -75,7 +80,8 @@ def template_named(name: str, tokenizer: Any | None = None, arguments: Mapping[s
         raise UserError(f"chat template {name!r}: {lacks}; choose {', '.join(TEMPLATES)}")
     if tokenizer is None or not own or wanted == family != OF_TOKENIZER:
         return with_arguments(TEMPLATES[wanted], arguments)
-    return with_arguments(_of_tokenizer(own, which), arguments)
+    of_one_day = TODAY.sub(lambda call: _literal(DAY.strftime(call[2])), _of_tokenizer(own, which))
+    return with_arguments(of_one_day, arguments)
 
 
 def _of_tokenizer(own: str | Mapping[str, str], which: str) -> str:

@@ -15,6 +15,7 @@ from pddpo_ray.data.checks.problems import Fault, Limits, Row
 from pddpo_ray.data.files import column_files, text_files
 from pddpo_ray.data.runs import rows_of_run
 from pddpo_ray.errors import UserError
+from pddpo_ray.storage.whole_files import LFS_POINTER
 
 JOURNAL = "journal.sqlite"
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".feather")
@@ -100,10 +101,12 @@ def _plain_suffix(path: Path) -> str:
 
 def _read_file(path: Path, limits: Limits) -> Iterator[Row | Fault]:
     with path.open("rb") as file:
-        magic = file.read(8)
+        magic = file.read(len(LFS_POINTER))
     suffix = _plain_suffix(path)
     if not magic:
         yield Fault(0, "empty-file", "the file is empty")
+    elif magic == LFS_POINTER:
+        yield Fault(0, "unreadable", "the file is a pointer of Git LFS; fetch what it stands for: git lfs pull")
     elif magic.startswith(b"PAR1") or suffix == ".parquet":
         yield from column_files.parquet(path)
     elif magic.startswith(b"ARROW1") or magic.startswith(b"\xff\xff\xff\xff") or suffix in (".arrow", ".feather"):

@@ -77,9 +77,10 @@ def delimited(file: BinaryIO, limits: Limits, delimiter: str) -> Iterator[Row | 
             continue
         line, cells = record
         if header is None:
-            header = [cell.strip() for cell in cells]
-            if len(set(header)) < len(header) or not all(header):
-                yield Fault(0, "bad-header", "the header names a column twice or not at all")
+            # pandas writes its index under no name
+            header = [cell.strip() or f"column {number}" for number, cell in enumerate(cells, 1)]
+            if len(set(header)) < len(header):
+                yield Fault(0, "bad-header", "the header names a column twice")
                 return
         elif len(cells) != len(header):
             reason = f"{len(cells)} cells, the header has {len(header)}"

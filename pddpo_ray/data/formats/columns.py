@@ -59,6 +59,8 @@ ABOUT = re.compile(
 )
 """Names that say something about a row and are no part of its dialogue."""
 EMPTY_JSON = ("[]", "{}", "null")
+MISSING = ("nan", "<NA>", "NaT")
+"""What pandas writes as text for a value that is missing."""
 ABOUT_WORDS = 6
 """A longer value is text, whatever its column is called."""
 MESSAGES_AS_TEXT = re.compile(r"\s*\[\s*\{\s*([\"'])(role|from|content|value)\1")
@@ -164,7 +166,7 @@ def refuse_tools(names: Sequence[str], where: str) -> None:
 
 
 def is_empty(value: object) -> bool:
-    return value is None or value in ("", [], {}) or (isinstance(value, str) and not value.strip())
+    return value is None or value in ("", [], {}) or (isinstance(value, str) and value.strip() in ("", *MISSING))
 
 
 def holds_text(value: object) -> bool:

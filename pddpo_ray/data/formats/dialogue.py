@@ -7,7 +7,7 @@ A row's prompt is made of all columns that hold a piece of it (`prompt_of`); an 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any, Literal
@@ -40,6 +40,11 @@ MEDIA_MARK = re.compile(
     r"(?im)(?:\A\s*|^[ \t]*(?=\S+[ \t]*$)|(?=<\|))<\|?(image|video|audio)(?:[_ ]?(?:pad|here|\d+))?\|?>"
 )
 """Where a picture or its like stands in a text; inside of a line, `<image>` may be what the text is about."""
+MARK = r"<\|[^|<>\s]{1,40}\|>|<\uff5c[^<>\uff5c\s]{1,40}\uff5c>|\[/?INST\]|<(?:bos|eos|start_of_turn|end_of_turn)>"
+TEMPLATED = re.compile(rf"\A\s*({MARK}|<s>(?=\s*\[INST\]))|({MARK})\w{{0,9}}\s*\Z")
+SENTENCE = re.compile(r"\A\s*(<s>)(?!.*</s>)|\A(?!.*<s>).*(</s>)\s*\Z", re.DOTALL)
+"""Marks of chat templates where a text begins or ends; within one they may be what it is about. Both `<s>` and `</s>`
+are HTML."""
 WORDS = 3
 """Fewer words at the beginning of an answer may be its own, though the prompt is the same."""
 
@@ -278,6 +283,19 @@ def refuse_media(turns: Sequence[Message]) -> None:
             raise RowError("not-text", f"a question holds the place of a part that is no text ({mark[0].strip()})")
 
 
+def refuse_marks(texts: Iterable[str]) -> None:
+    """RowError where a text begins or ends as a chat template writes it."""
+    for text in texts:
+        found = TEMPLATED.search(text) or ("s>" in text and SENTENCE.match(text))
+        if found:
+            mark = next(group for group in found.groups() if group)
+            raise RowError(
+                "special-token",
+                f"a text begins or ends with {mark!r}, a mark of a chat template: take such marks out, the run's own"
+                " template writes them",
+            )
+
+
 # --- answers ---------------------------------------------------------------------------------------------------------
 
 
@@ -291,6 +309,10 @@ def side(row: Mapping[str, Any], name: str, *, transcript: bool | None = None) -
     value = row[name]
     if isinstance(value, Mapping):
         value = [value]
+    if isinstance(value, list) and value and _is_text(value):
+        if len(value) > 1:
+            raise RowError("ratings", f"`{name}` holds {len(value)} texts: which one is the answer? Write one a row")
+        value = value[0]
     if isinstance(value, list):
         turns = _listed(value, name)
     else:

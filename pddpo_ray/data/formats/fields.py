@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pddpo_ray.data.checks.problems import RowError, shown
+from pddpo_ray.data.formats.columns import MISSING
 from pddpo_ray.data.formats.example import Answer
 
 SEVERITIES = range(4)
@@ -32,6 +33,8 @@ def checked_text(value: object, name: str) -> str:
         raise RowError("wrong-type", f"`{name}` is a {type(value).__name__}, not text")
     if not value.strip():
         raise RowError("empty-text", f"`{name}` is empty")
+    if value.strip() in MISSING:
+        raise RowError("null-field", f"`{name}` is {shown(value)}, as pandas writes a value that is missing")
     if not any(_is_visible(character) for character in value):
         raise RowError("empty-text", f"`{name}` holds nothing that can be seen")
     if "\x00" in value:

@@ -198,6 +198,7 @@ def read_row(row: Fields, form: Format, means: Means, *, judged: bool = True) ->
     watched = ReadFields(row)
     example = form.read(watched, means)
     dialogue.refuse_media(example.prompt)
+    dialogue.refuse_marks([turn.content for turn in example.prompt] + [answer.text for answer in example.answers])
     texts = [text for name in HEADS if isinstance(text := row.get(name), str)]
     example = dialogue.without_prompt_again(example, texts)
     if len(example.answers) == 2 and example.answers[0].text.rstrip() == example.answers[1].text.rstrip():

@@ -67,7 +67,9 @@ def verdicts(reply: str) -> list[str]:
 _NUMBER = r"(?P<number>[-+]?(?:\d+(?:\.\d+)?|\.\d+))"
 _AFTER = r"(?=\s*(?:$|[^\w\s]|for\b|because\b|since\b|points?\b|on\b|in\b|as\b))"
 """What may follow "3 out of 10": not "3 out of 10 sentences"."""
-NAMED = re.compile(r"(?:\b(?:scores?|rat(?:e|ed|ing)|grad(?:e|ed|ing)|give|gave|number|value|overall|total)\b|[:=])")
+NAMED = re.compile(r"\b(?:scores?|rat(?:e|ed|ing)|grad(?:e|ed|ing)|give|gave|number|value|overall|total)\b")
+END_OF_SCALE = re.compile(r"(?:/|\bof)\s*$")
+"""What stands before the end of a scale whose number nobody filled in."""
 LAST = re.compile(rf"^(?P<before>[^\d\n]*?){_NUMBER}[^\w\n%]*$")
 
 
@@ -75,25 +77,25 @@ def number_on_scale(reply: str, low: float, high: float) -> float | None:
     """The number that a reply gives on a scale from low to high; it may lie outside. None: none, or not just one.
 
     It stands alone or named in a line ("3", "Score: 3", "[[3]]"), or with the end of its scale ("3/10", "3 out of 10").
-    The scale itself ("1-10", "from 0 to 10") and remarks in parentheses are no numbers. The last such line counts.
+    The scale itself ("1-10", "from 0 to 10") and remarks in parentheses are no numbers. The last such line counts; one
+    with another name ("Confidence: 9") only where there is no score.
     """
     text, top = own_words(reply) or "", rf"{high:g}(?:\.0+)?(?![\d.]\d|\d)"
     of_scale = re.compile(rf"(?<![\d.,/]){_NUMBER}\s*(?:/\s*{top}|out\s+of\s+{top}{_AFTER})", re.MULTILINE)
     marked = {float(match["number"]) for match in of_scale.finditer(text)}
-    for line in reversed(of_scale.sub(r" \g<number> ", text).splitlines()):
-        value = _given(line, low, high)
-        if value is not None:
-            return value
+    given = [found for line in of_scale.sub(r" \g<number> ", text).splitlines() if (found := _given(line, low, high))]
+    if given:
+        return max(reversed(given), key=lambda found: found[0])[1]
     return marked.pop() if len(marked) == 1 else None
 
 
-def _given(line: str, low: float, high: float) -> float | None:
-    """The number that a line holds alone, or names."""
+def _given(line: str, low: float, high: float) -> tuple[bool, float] | None:
+    """The number that a line holds alone or names, and whether it is a score by its name."""
     scale = re.compile(rf"\(?\b(?:{low:g}|0|1)\s*(?:-|\u2013|\u2014|to|through|and)\s*{high:g}\b\)?")
     line, scales = scale.subn(" ", line)
     line = re.sub(r"\((?!\s*[-+]?[\d.]+\s*\))[^()]*\)", " ", line)
     last = LAST.match(line)
-    if last is None:
+    if last is None or END_OF_SCALE.search(last["before"]):
         return None
-    named = scales or not re.search(r"\w", last["before"]) or NAMED.search(last["before"].lower())
-    return float(last["number"]) if named else None
+    named = bool(scales or not re.search(r"\w", last["before"]) or NAMED.search(last["before"].lower()))
+    return (named, float(last["number"])) if named or re.search("[:=]", last["before"]) else None

@@ -123,6 +123,9 @@ DAMAGE = {
         "unreadable", arrow(MANY, 100)[:-9000], 0, "Arrow stops after row 300", 300, name="data.arrow"
     ),
     "CSV header names a column twice": Damage("bad-header", b"a,a\n1,2\n", 0, "names a column twice", 0, "data.csv"),
+    "pointer of Git LFS": Damage(
+        "unreadable", b"version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 7\n", 0, "git lfs pull", 0
+    ),
     # the line
     "wrong encoding": jsonl("wrong-encoding", LATIN, "byte 0xe9"),
     "not JSON": jsonl("bad-json", b'{"prompt": "q", "response_0": ', "not JSON"),

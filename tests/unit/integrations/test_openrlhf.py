@@ -87,6 +87,12 @@ def test_a_function_may_give_openrlhfs_dictionary(tmp_path: Path) -> None:
     assert one["scores"].tolist() == [1.0]
 
 
+def test_a_prompt_that_was_cut_is_no_part_of_the_answer_however_often_its_end_stands_in_it() -> None:
+    line = "Think step by step, then write the number alone in a last line, please.\n"
+    assert answer_of(line * 3 + "7", "Cut away. " + line * 3) == "7"
+    assert answer_of(line * 2 + "It said: " + line + "7", "Cut away. " + line * 2) == "It said: " + line + "7"
+
+
 def test_a_text_without_its_prompt_is_refused() -> None:
     with pytest.raises(UserError, match=r"the prompt that ends in 'How\?' is not in the text"):
         answer_of("Why? Soak it.", "How?")

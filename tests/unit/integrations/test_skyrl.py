@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pddpo_ray.integrations.answer_scores import AnswerScores
+from pddpo_ray.integrations.answer_scores import AnswerScores, Asked, Scored
 from pddpo_ray.integrations.skyrl import limited
 
 LIMITS: dict[str, Any] = {"length": {"mean": {"rule": "words"}, "at_most": 3, "bounds": [0, 10]}}
@@ -68,6 +68,22 @@ def test_an_episode_of_several_turns_is_one_answer(tmp_path: Path) -> None:
     assert (first["reward"], first["done"], "helpful" in env.get_metrics()) == (0.0, False, False)
     assert env.step(LONG)["reward"] == 4.0, "both turns' rewards, before any spread is known"
     assert env.get_metrics()["limit/length"] == 8.0
+
+
+def test_the_question_is_the_one_that_the_environment_asks_and_the_group_the_rows(tmp_path: Path) -> None:
+    class Asks(Turns):
+        def init(self, prompt: Any) -> Any:
+            return [{"role": "system", "content": "Be brief."}, *prompt], {}
+
+    seen: list[Asked] = []
+
+    class Seen:
+        def score(self, asked: Asked) -> Scored:
+            seen.append(asked)
+            return Scored([0.0], {}, {})
+
+    episode(limited(Asks, Seen()), SHORT, each=1.0)
+    assert (seen[0].prompts, seen[0].groups) == (["Be brief.\n\nHow?"], ["How?"])
 
 
 def test_answers_of_another_split_move_nothing(tmp_path: Path) -> None:

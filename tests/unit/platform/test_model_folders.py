@@ -98,9 +98,14 @@ def damaged_settings(folder: Path) -> None:
     (folder / "generation_config.json").write_text("{not JSON")
 
 
+def pointer(folder: Path) -> None:
+    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 7\n")
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
+        (pointer, "model.safetensors, which is a pointer of Git LFS"),
         (stray, "holds a whole model and an adapter: take adapter_config.json out"),
         (
             another_head,
@@ -134,6 +139,9 @@ def test_the_doctor_takes_a_greedy_model_and_an_adapter_the_whole_way(tmp_path: 
     greedy = save_policy(tmp_path / "greedy", 4)
     settings = {"do_sample": False, "temperature": 0.8, "repetition_penalty": 1.1, "eos_token_id": 2}
     (greedy / "generation_config.json").write_text(json.dumps(settings))
+    (greedy / "chat_template.jinja").write_text(
+        "{{ bos_token }} {{ strftime_now('%d %b %Y') }}{% for turn in messages %} {{ turn.content }}{% endfor %}"
+    )
     told = CliRunner().invoke(app, ["doctor", "--model", str(greedy), "--engine", "transformers"])
     assert told.exit_code == 0, told.output
     assert "its generation settings are not used: do_sample, repetition_penalty, temperature" in told.output

@@ -197,6 +197,16 @@ def test_training_7b_takes_18_bytes_a_parameter_in_full_and_one_copy_of_the_weig
     assert lora["weights"] + lora["gradients"] + lora["optimizer"] == pytest.approx(14.0e9, rel=0.01)
 
 
+def test_safe_rlhf_keeps_two_critics_beside_the_policy_while_it_trains() -> None:
+    """Three networks in all: 16 bytes a parameter for each of the critics in float32."""
+    alone, three = (
+        trainer_bytes(load("safe-rlhf", [f"algorithm={name}", *more]), SEVEN_B)
+        for name, more in (("c-grpo", ["method.group=4"]), ("safe-rlhf", []))
+    )
+    assert three.pop("critics") == 2 * 16 * SEVEN_B.parameters
+    assert three == alone, "groups of answers stand in for critics"
+
+
 def test_activations_and_head_follow_the_tokens_in_flight() -> None:
     """51.5 h L bytes a token were tracked for 7B; 10 V bytes is 0.32 MB; one pair is 2 texts of 512 tokens."""
     need = trainer_bytes(load("text-world", BF16), SEVEN_B)

@@ -69,11 +69,13 @@ NUMBERS: dict[float | None, tuple[str, ...]] = {
     0.5: (".5",),
     -2.0: ("-2", "Score: -2"),
     8.5: ("8.5/10.0",),
-    7.0: ("Overall rating is 7.",),
+    7.0: ("Overall rating is 7.", "Score: 7\nConfidence: 9", "Rating: 7/10\nMost people: 8"),
+    8.0: ("Tone: 6\nStyle: 8", "Confidence: 9\n8"),
     13.0: ("13/10",),
     None: (
         "", "warm", "(1-10)", "3/5", "3/100", "Score: 3,5", "Between 3 and 4", "4/10 or 5/10", "It has 3 parts.", "85%",
         "7 out of 10 sentences are rude", "<think>9", '"9"', "NaN", "I rate it 7 because it has 2 flaws",
+        "Score: __/10", "Score: ? out of 10",
     ),
 }  # fmt: skip
 

@@ -222,3 +222,25 @@ def test_what_is_left_out_for_length_is_counted(tmp_path: Path, caplog: pytest.L
         "pairs left out: the template refuses the turns, or a text holds its marks": 2,
     }, "the file is read for both dimensions"
     assert "2 pairs left out: the prompt is longer" in caplog.text
+
+
+DATED = (
+    "{% if not date_string is defined %}{% if strftime_now is defined %}"
+    "{% set date_string = strftime_now('%d %b %Y') %}{% else %}{% set date_string = 'long ago' %}{% endif %}{% endif %}"
+    'Today: {{ date_string }}. {{ strftime_now( "%Y-%m-%d" ) }} {{ messages[0].content }}'
+    "{% if messages[1] %}{{ messages[1].content }}{% endif %}"
+)
+
+
+def test_a_template_with_a_date_writes_one_day_wherever_the_version_goes(tmp_path: Path) -> None:
+    """Training, a resumed run, engine, endpoint and chat: the template itself carries the day."""
+    tokenizer = templated(DATED)
+    renderer = Renderer(tokenizer, "tokenizer")
+    text = "Today: 26 Jul 2024. 2024-07-26 How do I light the stove?"
+    assert renderer.text(QUESTION) == text
+    tokenizer.chat_template = renderer.template
+    asked = [{"role": "user", "content": QUESTION[0].content}]
+    assert tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True) == text
+    assert template_named(OF_VERSION, tokenizer) == renderer.template
+    own_day = {"date_string": "1 Jan 2026"}
+    assert Renderer(templated(DATED), "tokenizer", arguments=own_day).text(QUESTION).startswith("Today: 1 Jan 2026.")
