@@ -231,7 +231,7 @@ def runner(config: Config) -> Runner:
 
 def execute(config: Config, run_dir: Path, *, resume: bool, quiet: bool, plain: bool = False) -> dict[str, Any]:
     """Run the recipe under the eyes of progress display, TensorBoard and log. `quiet` keeps stdout for the result;
-    `plain` shows rounds in words that need no explanation."""
+    `plain` shows rounds in words that need no explanation; what else the run says is in its log."""
     from rich.console import Console
 
     from pddpo_ray.report.plain_words import plain_progress
@@ -256,7 +256,7 @@ def execute(config: Config, run_dir: Path, *, resume: bool, quiet: bool, plain: 
         shown = plain_progress(consoles[0]) if plain else None
 
         def say(line: str) -> None:
-            for console in consoles:
+            for console in consoles[plain:]:
                 console.print(line, highlight=False, soft_wrap=True)
 
         stack.enter_context(spoken(say))
