@@ -15,7 +15,7 @@ import typer
 
 from pddpo_ray.backends.machine import Machine, inspect_machine, planned_machine
 from pddpo_ray.cli.output import print_columns, print_json
-from pddpo_ray.cli.runs.next_steps import labelled, steps_after
+from pddpo_ray.cli.runs.next_steps import labelled, steps_after, with_folder
 from pddpo_ray.cli.runs.recipe_of_run import load_of_run
 from pddpo_ray.cli.runs.run_log import RunLog, stoppable
 from pddpo_ray.config import Config, load, to_yaml
@@ -257,7 +257,7 @@ def execute(config: Config, run_dir: Path, *, resume: bool, quiet: bool, plain: 
 
         def say(line: str) -> None:
             for console in consoles[plain:]:
-                console.print(line, highlight=False, soft_wrap=True)
+                console.print(with_folder(line, run_dir), highlight=False, soft_wrap=True)
 
         stack.enter_context(spoken(say))
         try:
@@ -272,6 +272,7 @@ def execute(config: Config, run_dir: Path, *, resume: bool, quiet: bool, plain: 
 
                 return run_it(config, run_dir, resume=resume, progress=tell)
         except PddpoError as error:
+            error.args = (with_folder(str(error), run_dir),)
             log.last(f"pddpo: {error}")
             raise
 
