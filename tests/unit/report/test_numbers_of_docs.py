@@ -83,6 +83,7 @@ def cells(line: str) -> list[str]:
     return [cell.strip().replace("−", "-").replace("+", "") for cell in line.strip("|\n").split("|")]
 
 
+@pytest.mark.slow
 def test_the_comparison_says_of_every_method_what_its_study_prints_and_who_is_first() -> None:
     text = (ROOT / "docs" / "comparison.md").read_text(encoding="utf-8")
     printed = comparison.table(known(comparison.RESULTS))
