@@ -67,8 +67,8 @@ def _show(config: Config, result: dict[str, Any], folder: Path, given: Path, pag
     from pddpo_ray.certificates.document import FILE, verified
     from pddpo_ray.certificates.outcome import Outcome
     from pddpo_ray.journal.identity import open_folder
-    from pddpo_ray.report.sections.answers import most_harmful_before
     from pddpo_ray.report.plain_words import known_of, plain_outcome
+    from pddpo_ray.report.sections.answers import most_harmful_before
 
     outcome = Outcome.from_json(result["outcome"])
     with open_folder(folder) as journal:
