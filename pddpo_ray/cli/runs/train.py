@@ -28,6 +28,7 @@ SPOKEN = (
     "pddpo_ray.data.real_text",
     "pddpo_ray.driver.cut_answers",
     "pddpo_ray.parts.fitting",
+    "pddpo_ray.parts.reachable",
     "pddpo_ray.scorers.fits",
     "pddpo_ray.scorers.gate",
     "pddpo_ray.certificates.release",
