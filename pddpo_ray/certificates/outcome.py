@@ -155,7 +155,8 @@ def _why_nothing(journal: JournalReader, finished: int, ledger: Sequence[Entry])
     if not finished:
         return "no round is finished"
     if ledger:
-        return "; ".join(f"{one.candidate.policy} is {one.state} after {one.count} draws" for one in ledger)
+        found = (f"{one.candidate.policy} is {one.state} after {one.count} draws" for one in ledger)
+        return f"under the recipe's limits {'; '.join(found)}"
     if journal.phases(like=ORDER):
         return "by its own labels no round keeps every limit, so none was put to the test"
     reasons = [phase.payload["reason"] for phase in journal.phases(like=NOT_ASKED)]

@@ -20,12 +20,11 @@ from pddpo_ray.cli.runs.train import (
     write_report,
 )
 from pddpo_ray.config import Config, load
-from pddpo_ray.registry import command
 from pddpo_ray.storage.whole_files import explain_disk
 
 RECIPE = "demo"
-QUESTION = "how do i clean the oven with children nearby ?"
-"""One of the text world's prompts, in every draw of it."""
+SHOWN = 3
+"""Prompts whose answers before and after are shown."""
 
 
 def demo(
@@ -39,7 +38,7 @@ def demo(
         bool, typer.Option("--verbose", help="All numbers: every round's line, statements, weights, gaps.")
     ] = False,
 ) -> None:
-    """Align a tiny model under "at most 5 % unsafe", certify it, ask it something, and say what to do next."""
+    """Align a tiny model under "at most 5 % unsafe", certify it, show its answers, and say what to do next."""
     config = load(RECIPE, overrides or [])
     resume = holds_run(config, run)
     folder, machine = run_folder(RECIPE, run, resume=resume), inspect_machine()
@@ -63,33 +62,40 @@ def _aim(config: Config) -> str:
 
 
 def _show(config: Config, result: dict[str, Any], folder: Path, given: Path, page: Path | None) -> None:
-    """The ten lines at the end: outcome, one answer of the released model, and what to do next."""
+    """The lines at the end: outcome, answers before and after, and what to do next."""
     # Imported here: journal and report take seconds to load, and --help needs neither.
     from pddpo_ray.certificates.document import FILE, verified
     from pddpo_ray.certificates.outcome import Outcome
     from pddpo_ray.journal.identity import open_folder
     from pddpo_ray.report.plain_words import known_of, plain_outcome
+    from pddpo_ray.report.sections.answers import most_harmful_before
 
     outcome = Outcome.from_json(result["outcome"])
     with open_folder(folder) as journal:
         known = known_of(result, outcome, journal.metrics())
+        answers = most_harmful_before(journal, outcome.round, SHOWN)
     file = folder / FILE
     for subject, sentence in plain_outcome(result, verified(file) if file.exists() else None, known):
         _say(subject, sentence)
     if outcome.serve() is None:
         _say("next", f"more rounds: `pddpo demo rounds={2 * config.rounds} --run {given}-longer`")
         return
-    _say("asked", QUESTION)
-    _say("answered", "", nl=False)
-    command("chat")(folder, prompt=QUESTION, max_tokens=config.rollout.max_tokens)
+    if answers:
+        _say("answers", "the first model's most harmful ones, and the released model's (help from −2 to 2)")
+    for prompt, before, after in answers:
+        _say("", "")
+        _say("asked", prompt)
+        _say("  before", before)
+        _say("  after", after)
+    typer.echo()
     if page is not None:
         _say("report", str(page))
-    _say("next", f"talk with it: `pddpo chat {given}`; serve it to any OpenAI client: `pddpo serve {given}`")
-    _say("", "your own model, pairs and limits: `pddpo init` asks what must hold and writes a recipe")
+    _say("next", "your own model, pairs and limits: `pddpo init` asks what must hold and writes a recipe")
+    _say("", f"serve it to any OpenAI client: `pddpo serve {given}`; talk with it: `pddpo chat {given}`")
 
 
-def _say(subject: str, sentence: str, *, nl: bool = True) -> None:
+def _say(subject: str, sentence: str) -> None:
     """One line, wrapped under itself for a terminal of 100 columns."""
     indent, first = " " * 13, f"{subject:<13}"
     lines = textwrap.wrap(sentence, 86, break_long_words=False, break_on_hyphens=False) or [""]
-    typer.echo(first + f"\n{indent}".join(lines), nl=nl)
+    typer.echo((first + f"\n{indent}".join(lines)).rstrip())

@@ -29,7 +29,7 @@ HUB = "hf:"
 def demand_files(config: Config, origins: Origins) -> None:
     """Everything that a recipe needs is given, and what it points to is there; a model of the hub is downloaded, the
     first time."""
-    _check_needs(config, origins)
+    _check_needs(config)
     _check_texts(config, origins)
     file = config.world.path if isinstance(config.world, TabularWorldConfig) else None
     if file is not None and not Path(file).is_file():
@@ -57,7 +57,7 @@ def _check_context(config: Config, folder: Path, origins: Origins) -> None:
         )
 
 
-def _check_needs(config: Config, origins: Origins) -> None:
+def _check_needs(config: Config) -> None:
     """Raises UserError that names every setting which the recipe leaves to the user and the user left out."""
     wanted = {**(_needs_of_files(config) if config.data else {}), **config.needs}
     if config.data and config.data.reference is not None:  # a trial on a small model made from the texts
@@ -66,9 +66,8 @@ def _check_needs(config: Config, origins: Origins) -> None:
     empty: tuple[Any, ...] = (None, [], {}, "")
     missing = {key: what for key, what in wanted.items() if at(tree, tuple(key.split("."))) in empty}
     if missing:
-        origin = origin_of(("needs",), origins)
         said = "; ".join(f"{key}, {what}" for key, what in missing.items())
-        raise UserError(f"{f'{origin}: ' if origin else ''}still to be given: {said}")
+        raise UserError(f"still to be given: {said}")
 
 
 def _needs_of_files(config: Config) -> dict[str, str]:

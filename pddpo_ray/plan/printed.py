@@ -20,13 +20,15 @@ from pddpo_ray.plan.scale import cost_scale
 
 def labels(config: Config) -> dict[str, Any]:
     """Labels that the run asks for: N x M x K for every limit's cost, and of a pair which answer is more helpful and,
-    under each compared cost, which is more harmful. Stated limits have their own counts. `hours` is a person's time."""
+    under each compared cost, which is more harmful. Stated limits have their own counts. `hours` is people's time, if
+    people are asked."""
     of_a_round = len(config.limits) * config.answers_asked * config.labels_each if config.labelled else 0
     measured = [] if config.labelled else measurements(config)
     in_rounds = sum(one.per_round for one in measured) * config.rounds
     questions = 1 + len(config.compared) if config.compares else 0
     safety, online = of_a_round * config.rounds, questions * config.pairs_asked * config.rounds
     asked = safety + in_rounds + online
+    people = config.feedback.kind in ("people", "mixed") or any(one.asks_people for one in config.stated)
     return {
         "safety": safety,
         "safety_per_round": of_a_round,
@@ -35,7 +37,7 @@ def labels(config: Config) -> dict[str, Any]:
         "preferences_per_round": questions * config.pairs_asked,
         "offline": questions * config.offline.pairs,
         "asked_in_rounds": asked,
-        "hours": asked * MINUTES_PER_LABEL / 60.0,
+        "hours": asked * MINUTES_PER_LABEL / 60.0 if people else 0.0,
     }
 
 
@@ -110,7 +112,7 @@ def plan_lines(plan: Mapping[str, Any]) -> list[tuple[str, list[Sequence[str]]]]
         ],
         ("preferences", f"{asked['preferences']:,}", f"{asked['preferences_per_round']:,} a round"),
         ("offline", f"{asked['offline']:,}", "there before the first round"),
-        ("people's time", f"{asked['hours']:,.0f} h", "if people answered what the rounds ask"),
+        *([("people's time", f"{asked['hours']:,.0f} h", "for what the rounds ask")] if asked["hours"] else []),
     ]
     worked = [(f"work ({plan['prompts']:,} prompts)", work_rows(plan["work"]))] if plan["parameters"] else []
     if "seconds" in plan:

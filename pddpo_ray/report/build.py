@@ -103,7 +103,9 @@ def _better(run: RunData) -> str:
 
 def _gap(run: RunData) -> str:
     title = "How far from the best possible policy?"
-    gap, mixed = run.exact("gap"), run.exact("gap", "mixture")
+    released = dict(run.series("exact/gap_policy")).get(run.outcome.round or -1)
+    gap, mixed = run.exact("gap") if released is None else released, run.exact("gap", "mixture")
+    whose = "last" if released is None else "released"
     if gap is None and run.without_truth:
         return ""
     if gap is None:
@@ -116,8 +118,8 @@ def _gap(run: RunData) -> str:
     of = next((words for _, words, other in known if other > 0), "")
     return _card(
         title,
-        number(gap, "gap_last"),
-        "Gap of the last policy: missing helpfulness plus a charge for breaking the limit. 0 is the best possible.",
+        number(gap, "gap_last") if released is None else number(gap, "exact/gap_policy", run.outcome.round),
+        f"Gap of the {whose} policy: missing helpfulness plus a charge for breaking the limit. 0 is the best possible.",
         f"For comparison: {beside}." if beside else "",
         "" if share is None else f"Its gap is {number(share, 'gap_share', shown=f'{share:.0f} %')} of that of {of}.",
         f"The mixture of all rounds: {number(mixed, 'gap_mixture')}." if mixed is not None else "",
@@ -127,6 +129,9 @@ def _gap(run: RunData) -> str:
 def _effort(run: RunData) -> str:
     labels = run.safety_labels
     pairs = sum(item.pairs for item in run.labels.values())
+    used, tests = run.result.get("labels_used"), run.result.get("labels_certificate")
+    total = "Labels: " if used is None else f"{number(used, 'labels_used')} labels: "
+    certificate = f", {number(tests, 'labels_certificate')} of certificates" if tests else ""
     spent = run.result.get("seconds")
     spent = sum(entry.seconds for entry in run.phases) if not isinstance(spent, int | float) else float(spent)
     verified = sum(entry.verified for entry in run.deliveries)
@@ -134,7 +139,8 @@ def _effort(run: RunData) -> str:
     return _card(
         "What did it take?",
         number(spent, "seconds", shown=seconds(spent)),
-        f"{number(labels, 'safety_labels')} safety labels and {number(pairs, 'labelled_pairs')} labelled pairs.",
+        f"{total}{number(labels, 'safety_labels')} of single answers, two on each of {number(pairs, 'labelled_pairs')}"
+        f" pairs{certificate}.",
         f"{number(speed, 'tokens_per_second')} tokens a second." if speed else "",
         f"{number(verified, 'weights_verified')} of {number(len(run.deliveries), 'deliveries')} deliveries of weights "
         "verified.",

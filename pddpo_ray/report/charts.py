@@ -27,7 +27,7 @@ from matplotlib.transforms import Affine2D
 from pddpo_ray.report.text import escape, short, visible
 
 WIDTH, HEIGHT = 360.0, 220.0
-LEFT, RIGHT, TOP, BOTTOM = 52.0, 10.0, 14.0, 30.0
+LEFT, RIGHT, TOP, BOTTOM = 52.0, 18.0, 14.0, 30.0
 """Size of a chart and its margins, in points; matplotlib writes SVG at 72 points an inch."""
 OUTLIER = 6.0
 """A value this many times the middle half's width away from that half does not stretch the axis."""
@@ -344,7 +344,7 @@ def _frame(values: Sequence[float], always: Sequence[float] = (), room: float = 
         low, high = kept[0], kept[-1]
     low, high = min([low, *always]), max([high, *always])
     if high <= low:
-        return low - 0.5, high + 0.5
+        return (0.0, max(2 * high, 1.0)) if room and low >= 0 else (low - 0.5, high + 0.5)
     return low - room * (high - low), high + room * (high - low)
 
 

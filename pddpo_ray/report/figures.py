@@ -83,6 +83,8 @@ CURVES = (
         {"KL": "scorecard/kl"},
         (COVERED,),
     ),
+)
+OF_THEORY = (
     Curves(
         "Do the fits learn the truth?",
         "Slope of the learned reward and cost on the true ones; 1 is perfect.",
@@ -119,22 +121,35 @@ CURVES = (
         {"effective sample size": "explore/ess"},
         (ENGINE,),
     ),
-    Curves(
-        "Sampling speed",
-        "Tokens per second of the engines that write the answers.",
-        "tokens/s",
-        {"tokens/s": "rollout/tokens_per_second"},
-        (ENGINE,),
-    ),
+)
+SPEED = Curves(
+    "Sampling speed",
+    "Tokens per second of the engines that write the answers.",
+    "tokens/s",
+    {"tokens/s": "rollout/tokens_per_second"},
+    (ENGINE,),
 )
 
 
-def figures(run: RunData) -> list[str]:
-    """All charts of the page, in reading order."""
+def figures(run: RunData) -> str:
+    """Each limit by round, what it costs in helpfulness, and the scorecard."""
     planes, costs = zip(*[(_plane(run, limit), _cost(run, limit)) for limit in run.limits], strict=True)
-    drawn = [*costs, *planes, _gap(run), _multiplier(run), _off_grammar(run)]
-    drawn += [curves.draw(run) for curves in CURVES]
-    return [picture for picture in [*drawn, _time(run)] if picture]
+    return row([*costs, *planes, _gap(run), *(curves.draw(run) for curves in CURVES)])
+
+
+def figures_of_theory(run: RunData) -> str:
+    """For researchers: the multiplier, the fits and exploration."""
+    return row([_multiplier(run), _off_grammar(run), *(curves.draw(run) for curves in OF_THEORY)])
+
+
+def figures_of_speed(run: RunData) -> str:
+    return row([SPEED.draw(run), _time(run)])
+
+
+def row(pictures: Sequence[str]) -> str:
+    """Those that have something to show, side by side; empty if none has."""
+    drawn = "".join(pictures)
+    return f'<div class="charts">{drawn}</div>' if drawn else ""
 
 
 def _gap(run: RunData) -> str:

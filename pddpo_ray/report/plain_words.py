@@ -101,7 +101,7 @@ def plain_outcome(
         (
             "certificate",
             f"with {confidence:g} % confidence at most {shown} of its answers are {name}:"
-            f" {draws:,} fresh answers were drawn and labelled for this statement alone",
+            f" {draws:,} fresh answers, used only for this test",
         ),
     ]
     if known is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -32,6 +33,8 @@ class WorldView:
     """Whether each limit has a cost stage of its own, in their order; not where one stage learns from values."""
     cost_of: Callable[[Response], float] | None = None
     """True (first) cost of an answer, for the exposure of those who label."""
+    worth_of: Callable[[Response], tuple[float, float]] | None = None
+    """True reward of an answer, and its chance of being labelled unsafe, for the answers that a report shows."""
     logits: Array | None = None
     """The world's own cost, the logits that "unsafe" is drawn from [X, Y]; None where the oracle's cost is them."""
 
@@ -91,7 +94,7 @@ class Evaluation:
         tables = self._all_tables()
         return tables[max(tables)]
 
-    def _evaluate(self, round_: int) -> dict[str, str]:
+    def _evaluate(self, round_: int) -> dict[str, Any]:
         entries = self._journal.versions()
         chain = [entry for entry in entries if entry.round == round_ and entry.stage == "cost"]
         table = self._world.table(chain[-1].version)
@@ -100,7 +103,17 @@ class Evaluation:
         self._journal.add_metrics(self._slopes(chain, entries))
         self._journal.add_metrics(self._exposure(round_))
         path, sha256 = self._store.write_tensors(f"table-{chain[-1].version.name}", {"table": table})
-        return {"path": path, "sha256": sha256}
+        return {"path": path, "sha256": sha256, "worth": self._worth(round_, chain[-1].version)}
+
+    def _worth(self, round_: int, policy: PolicyVersion) -> dict[str, tuple[float, float]]:
+        """What the first answer to each prompt is worth, by its id; in round 1 also the reference's, of each draw."""
+        if self._world.worth_of is None:
+            return {}
+        answers = [one for one in self._journal.samples(round_) if one.policy_version == policy.number]
+        if round_ == 1:
+            answers += [one for one in self._journal.samples(0) if one.policy_version == 0]
+        drawn_as = {(one.id.rsplit("-", 2)[0], one.prompt.id): one for one in reversed(answers)}
+        return {one.id: self._world.worth_of(one) for one in drawn_as.values()}
 
     def _exposure(self, round_: int) -> dict[str, float]:
         """Mean of cost minus limit over the answers that exploring put before the labellers: optimism about cost asks
@@ -143,7 +156,7 @@ class Evaluation:
                 self._tables[entry.round] = self._read(entry.payload)
         return self._tables
 
-    def _read(self, stored: Mapping[str, str]) -> Array:
+    def _read(self, stored: Mapping[str, Any]) -> Array:
         return self._store.read_tensors(stored["path"], stored["sha256"])["table"]
 
 

@@ -1,6 +1,6 @@
 """A browser's page with what it complained about, and what the tests of the pages share.
 
-PDDPO_SCREENSHOTS=docs/images keeps the pictures that the documentation shows.
+PDDPO_SCREENSHOTS=docs/images draws the pictures that are there again.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class Screen:
             self.page.keyboard.press(key)
 
     def picture(self, name: str) -> None:
-        if PICTURES:
-            self.page.screenshot(path=str(Path(PICTURES) / f"{name}.png"))
+        if PICTURES and (file := Path(PICTURES) / f"{name}.png").exists():
+            self.page.screenshot(path=str(file))
 
     def clean(self) -> bool:
         """No script error, no refused resource, no request to anyone else. A 401 before signing in is expected."""

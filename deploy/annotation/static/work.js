@@ -101,7 +101,7 @@ function veil() {
   }
   $("veil-note").hidden = !task.blurred;
   $("veil-hint").hidden = shown;
-  $("reveal").firstChild.textContent = shown ? "Hide the text " : "Show the text ";
+  $("reveal").firstChild.textContent = shown ? "Blur the text " : "Show the text ";
 }
 
 function buildQuestions() {

@@ -70,7 +70,11 @@ def read_questions(file: Path) -> list[AskedRow]:
 def _question(row: Mapping[str, Any]) -> Question:
     kind = row.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
-        raise RowError("wrong-kind", f"`kind` is {shown(kind)}; it must be safety or compare")
+        raise RowError(
+            "wrong-kind",
+            f"`kind` is {shown(kind)}; it must be safety (with prompt and response) or compare"
+            " (with prompt, first and second)",
+        )
     if unknown := sorted(set(row) - {*COMMON, *ANSWERS[kind]}):
         known = ", ".join((*COMMON, *ANSWERS[kind]))
         raise RowError("unknown-field", f"field `{unknown[0]}` is unknown; a {kind} row has {known}")

@@ -5,6 +5,7 @@ Each runs as it is printed, in the state of the run in which it is printed.
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
     from pddpo_ray.certificates.outcome import Outcome
     from pddpo_ray.cli.runs.recipe_of_run import FoundRun
     from pddpo_ray.config import Config
+
+
+def with_folder(text: str, run: Path) -> str:
+    """A message with the run's folder in the commands that name it RUN, so that they run as printed."""
+    return re.sub(r"(`pddpo [^`]*)\bRUN\b", lambda found: found[1] + shlex.quote(str(run)), text)
 
 
 def resume_command(run: Path, journal: str | None) -> str:

@@ -10,7 +10,7 @@ import typer
 
 from pddpo_ray import registry
 from pddpo_ray.cli.output import print_columns, print_json
-from pddpo_ray.cli.runs.next_steps import labelled, resume_command, steps_after
+from pddpo_ray.cli.runs.next_steps import labelled, resume_command, steps_after, with_folder
 from pddpo_ray.cli.runs.recipe_of_run import FoundRun, find_run, store_of
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def status(
     rows += [("outcome", told["outcome"])] if told["outcome"] else []
     rows += [("missing", f"{count} {KINDS[kind]}") for kind, count in told["missing"].items()]
     rows += [(one["batch"], _line(one)) for one in told["batches"]]
-    rows += [("needed", one["lacking"]) for one in told["batches"] if one["lacking"]]
+    rows += [("needed", with_folder(one["lacking"], run)) for one in told["batches"] if one["lacking"]]
     rows += [("flag", f"{handle}: {', '.join(names)}") for handle, names in told["flags"].items()]
     if any(one["situation"] != "stopped" for one in told["batches"]):
         rows.append(("page", told["page"] or f"not served: `pddpo annotate --run {run}`"))

@@ -15,7 +15,7 @@ import typer
 
 from pddpo_ray.backends.machine import Machine, inspect_machine, planned_machine
 from pddpo_ray.cli.output import print_columns, print_json
-from pddpo_ray.cli.runs.next_steps import labelled, steps_after
+from pddpo_ray.cli.runs.next_steps import labelled, steps_after, with_folder
 from pddpo_ray.cli.runs.recipe_of_run import load_of_run
 from pddpo_ray.cli.runs.run_log import RunLog, stoppable
 from pddpo_ray.config import Config, load, to_yaml
@@ -28,6 +28,7 @@ SPOKEN = (
     "pddpo_ray.data.real_text",
     "pddpo_ray.driver.cut_answers",
     "pddpo_ray.parts.fitting",
+    "pddpo_ray.parts.reachable",
     "pddpo_ray.scorers.fits",
     "pddpo_ray.scorers.gate",
     "pddpo_ray.certificates.release",
@@ -231,7 +232,7 @@ def runner(config: Config) -> Runner:
 
 def execute(config: Config, run_dir: Path, *, resume: bool, quiet: bool, plain: bool = False) -> dict[str, Any]:
     """Run the recipe under the eyes of progress display, TensorBoard and log. `quiet` keeps stdout for the result;
-    `plain` shows rounds in words that need no explanation."""
+    `plain` shows rounds in words that need no explanation; what else the run says is in its log."""
     from rich.console import Console
 
     from pddpo_ray.report.plain_words import plain_progress
@@ -256,8 +257,8 @@ def execute(config: Config, run_dir: Path, *, resume: bool, quiet: bool, plain: 
         shown = plain_progress(consoles[0]) if plain else None
 
         def say(line: str) -> None:
-            for console in consoles:
-                console.print(line, highlight=False, soft_wrap=True)
+            for console in consoles[plain:]:
+                console.print(with_folder(line, run_dir), highlight=False, soft_wrap=True)
 
         stack.enter_context(spoken(say))
         try:
@@ -272,6 +273,7 @@ def execute(config: Config, run_dir: Path, *, resume: bool, quiet: bool, plain: 
 
                 return run_it(config, run_dir, resume=resume, progress=tell)
         except PddpoError as error:
+            error.args = (with_folder(str(error), run_dir),)
             log.last(f"pddpo: {error}")
             raise
 

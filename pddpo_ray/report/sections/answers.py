@@ -42,8 +42,10 @@ def before_and_after(
         after = next((own for policy in policies if (own := _own(journal, policy))), [])
         reference, alike = _of_reference(journal)
         said = SAME_DECODING if alike else OTHER_DECODING
-        shown = _one_per_prompt(reference, most) if alike else ()
-        return shown, _one_per_prompt(after, most), f"{FIRST_DRAWN} {said}"
+        both = (_one_per_prompt(reference if alike else []), _one_per_prompt(after))
+        prompts = _spread(sorted(both[0].keys() & both[1].keys() or both[0] or both[1]), most)
+        before, after = ([own[name] for name in prompts if name in own] for own in both)
+        return tuple(before), tuple(after), f"{FIRST_DRAWN} {said}"
     after = next((own for policy in policies if (own := _own(journal, policy, ASKED))), [])
     prompts = list(dict.fromkeys(one.prompt.id for one in before))[: max(most, 0)]
     kept = [tuple(one for one in answers if one.prompt.id in prompts) for answers in (before, after)]
@@ -61,7 +63,8 @@ def author(journal: JournalReader, answers: Sequence[Response], released: int | 
 def measured_words(
     journal: JournalReader, limits: Sequence[Limit], shown: Sequence[Response]
 ) -> dict[str, tuple[str, ...]]:
-    """What was measured of each shown answer, by its id: values under limits, labels, scores of the scorecard."""
+    """What was measured of each shown answer, by its id: values under limits, labels, scores of the scorecard; in their
+    place the true ones, where the world knows them."""
     words: dict[str, list[str]] = defaultdict(list)
     wanted = {one.id for one in shown}
     for entry in journal.phases(like="measure-%"):
@@ -80,6 +83,8 @@ def measured_words(
     for round_, card in cards(journal).items():
         for name, scores in _scores_of(journal, round_, card).items():
             words[name] += scores if name in wanted else []
+    # a single label says less than the chance that it was drawn from
+    words |= {name: worth_in_words(*true) for name, true in worth(journal).items() if name in wanted}
     return {name: tuple(said) for name, said in words.items() if said}
 
 
@@ -140,8 +145,39 @@ def _of_reference(journal: JournalReader) -> tuple[list[Response], bool]:
     return [response for _, response in ranked], bool(ranked) and ranked[0][0] == 0
 
 
-def _one_per_prompt(responses: list[Response], most: int) -> tuple[Response, ...]:
-    chosen: dict[str, Response] = {}
-    for response in responses:
-        chosen.setdefault(response.prompt.id, response)
-    return tuple(sorted(chosen.values(), key=lambda response: response.prompt.id)[: max(most, 0)])
+def _one_per_prompt(responses: list[Response]) -> dict[str, Response]:
+    """The first answer to each prompt, by the prompt's id."""
+    return {one.prompt.id: one for one in reversed(responses)}
+
+
+def _spread(prompts: Sequence[str], most: int) -> list[str]:
+    """At most `most` of them, evenly spaced: neighbours ask alike."""
+    return (
+        [prompts[index * len(prompts) // most] for index in range(most)]
+        if 0 < most < len(prompts)
+        else [*prompts[: max(most, 0)]]
+    )
+
+
+def worth(journal: JournalReader) -> dict[str, tuple[float, float]]:
+    """True reward, and chance of the label "unsafe", of first answers by id; empty where the truth is not known."""
+    stored = [entry.payload.get("worth") or {} for entry in journal.phases(like="evaluate")]
+    return {name: (reward, unsafe) for round_ in stored for name, (reward, unsafe) in round_.items()}
+
+
+def worth_in_words(reward: float, unsafe: float) -> list[str]:
+    return [f"help {short(reward)}", f"harm {100 * unsafe:.2g} %"]
+
+
+def most_harmful_before(journal: JournalReader, released: int | None, most: int) -> list[tuple[str, str, str]]:
+    """(prompt, answer before, answer after) with harm and help of each: the most harmful before first; no answer after
+    is shown twice."""
+    before, after, _ = before_and_after(journal, len(journal.prompts()), released)
+    known, now = worth(journal), {one.prompt.id: one for one in after}
+    chosen: dict[str, tuple[str, str, str]] = {}
+    for old in sorted((one for one in before if one.id in known), key=lambda one: -known[one.id][1]):
+        new = now.get(old.prompt.id)
+        if new is not None and new.id in known:
+            first, then = (f"{one.text} ({', '.join(worth_in_words(*known[one.id]))})" for one in (old, new))
+            chosen.setdefault(new.text, (old.prompt.text, first, then))
+    return list(chosen.values())[:most]

@@ -11,7 +11,7 @@ from pddpo_ray.certificates.groups import GroupFinding, by_group, by_prompt
 from pddpo_ray.certificates.ledger import Entry, TestedLimit, finding
 from pddpo_ray.limits.quantities import Limit
 from pddpo_ray.report.charts import Level, Line, color_of, line_chart
-from pddpo_ray.report.run_data import RunData
+from pddpo_ray.report.run_data import RunData, ShownLimit
 from pddpo_ray.report.text import escape, number, prose, short, table
 from pddpo_ray.theory.certificates.power import draws_needed
 
@@ -37,13 +37,16 @@ def certificates(run: RunData) -> str:
     entry, aims = newest(run), _aims(run)
     if entry is None:
         return aims
-    said = "".join(f"<li>{prose(line)}</li>" for line in [*statements(entry), *_entered_for(entry)])
+    above = run.outcome.certificate  # already in the box of what is released
+    lines = [line for line in [*statements(entry), *_entered_for(entry)] if line not in above]
+    said = "".join(f"<li>{prose(line)}</li>" for line in lines)
     limits = [limit for limit in entry.candidate.limits if entry.numbers[limit.name]]
     pictures = "".join(_picture(entry, limit) for limit in limits)
     tables = "".join(
         _tighter(entry, limit) + _sets(run, entry, limit) + _prompts(run, entry, limit) for limit in limits
     )
-    return f'<ul>{said}</ul>{aims}<div class="charts">{pictures}</div>{tables}{_ledger(run.ledger)}'
+    said = f"<ul>{said}</ul>" if said else ""
+    return f'{said}{aims}<div class="charts">{pictures}</div>{tables}{_ledger(run.ledger)}'
 
 
 def _entered_for(entry: Entry) -> list[str]:
@@ -87,8 +90,11 @@ def _picture(entry: Entry, limit: TestedLimit) -> str:
     else:
         looks = len(numbers) // rounds * np.arange(1, rounds + 1)
         findings = [finding(limit, numbers[: int(look)], index + 1) for index, look in enumerate(looks)]
-    upper = [(float(look), limit.stated.cost(one.upper)) for look, one in zip(looks, findings, strict=True)]
-    lower = [(float(look), limit.stated.cost(one.lower)) for look, one in zip(looks, findings, strict=True)]
+    shown = ShownLimit(limit.stated, "")
+    upper, lower = (
+        [(float(look), shown.axis(limit.stated.cost(end))) for look, end in zip(looks, ends, strict=True)]
+        for ends in ([one.upper for one in findings], [one.lower for one in findings])
+    )
     sides = ("the lowest it can be", "the highest it can be")
     if limit.at_least:
         sides = (sides[1], sides[0])
@@ -98,9 +104,9 @@ def _picture(entry: Entry, limit: TestedLimit) -> str:
         if rounds is None
         else "At the end of each round, about the mean over the rounds until then; both ends hold at every one.",
         [Line(sides[1], upper, color_of(0)), Line(sides[0], lower, color_of(1), dashed=True)],
-        levels=[Level("limit", limit.stated.bound.number, color_of(2))],
+        levels=[Level("limit", shown.axis(limit.stated.bound.number), color_of(2))],
         x_label="draws",
-        y_label=limit.stated.quantity.unit or "mean",
+        y_label=shown.unit or "mean",
     )
 
 
@@ -140,7 +146,10 @@ def _sets(run: RunData, entry: Entry, limit: TestedLimit) -> str:
 
 
 def _mean_and_ends(limit: TestedLimit, one: GroupFinding) -> list[str]:
-    return [_said(limit, one.mean), f"{_said(limit, one.lower)} to {_said(limit, one.upper)}"]
+    low, high = limit.between(one.lower, one.upper)
+    ends = escape(f"{low} to {high}")
+    broken = one.lower > limit.limit
+    return [_said(limit, one.mean), f'<span class="bad">{ends}, above the limit</span>' if broken else ends]
 
 
 def _prompts(run: RunData, entry: Entry, limit: TestedLimit) -> str:

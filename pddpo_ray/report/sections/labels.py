@@ -28,19 +28,20 @@ def _budget(run: RunData) -> str:
     )
     if not run.steps:
         return text
-    estimate = run.steps[-1].estimate
+    estimate, limit = run.steps[-1].estimate, run.limits[0]
     rows = [
         [
             f"× {factor}",
             number(estimate.responses * factor, "answers"),
             number(estimate.responses * factor * estimate.labels_each, "labels"),
-            f"± {number(half_width(run, factor), 'half_width')}",
+            f"± {number(width, 'half_width', shown=limit.text(width))}",
         ]
         for factor in (1, 2, 4, 16)
+        for width in [half_width(run, factor)]
     ]
     warning = interval_warning(estimate)
     return (
         text
-        + table(["answers per round", "answers", "labels a round", "95 % interval of the cost"], rows)
+        + table(["answers per round", "answers", "labels a round", f"95 % interval of {escape(limit.name)}"], rows)
         + (f"<p>{escape(warning)}</p>" if warning else "")
     )

@@ -10,7 +10,7 @@ import yaml
 from pddpo_ray.limits.quantities import Amount
 from pddpo_ray.parts.reachable import PHASE as REACHABLE
 from pddpo_ray.records import by_prompt
-from pddpo_ray.report.figures import POINT_STYLE, figures
+from pddpo_ray.report.figures import POINT_STYLE, figures, figures_of_speed, figures_of_theory
 from pddpo_ray.report.run_data import RunData, ShownLimit
 from pddpo_ray.report.sections.certificates import certificates
 from pddpo_ray.report.sections.labels import labels
@@ -25,8 +25,7 @@ Section = tuple[str, str, Callable[[RunData], str]]
 
 
 def charts(run: RunData) -> str:
-    drawn = "".join(figures(run))
-    return f'<div class="charts">{drawn}</div>' if drawn else "<p>No round has numbers yet.</p>"
+    return figures(run) or "<p>No round has numbers yet.</p>"
 
 
 def endpoints(run: RunData) -> str:
@@ -195,13 +194,14 @@ def deliveries(run: RunData) -> str:
 
 def theory(run: RunData) -> str:
     """The multiplier; where the truth is known, the distance to the theorem's bound and its premises too."""
-    return _multiplier(run) + ("" if run.without_truth else f"{_rate(run)}<h3>Premises</h3>{_premises(run)}")
+    known = "" if run.without_truth else f"{_rate(run)}<h3>Premises</h3>{_premises(run)}"
+    return _multiplier(run) + known + figures_of_theory(run)
 
 
 def rounds(run: RunData) -> str:
-    """One folded part per round; the newest first."""
+    """Speed, and one folded part per round; the newest first."""
     numbers = sorted({*run.metrics, *(entry.round for entry in run.phases)}, reverse=True)
-    return "".join(_round(run, number_) for number_ in numbers)
+    return figures_of_speed(run) + "".join(_round(run, number_) for number_ in numbers)
 
 
 def result(run: RunData) -> str:
@@ -229,7 +229,7 @@ SECTIONS: tuple[Section, ...] = (
     ("charts", "The run in pictures", charts),
     ("answers", "Answers before and after", answers),
     ("certificates", "Is the limit kept?", certificates),
-    ("limits", "Limits", limits),
+    ("limits", "Limits and their multipliers", limits),
     ("scorecard", "Is it better, and by whose word?", scorecard),
     ("scorers", "Can the reward and cost models be trusted?", scorers),
     ("people", "People in the loop", people),
@@ -241,7 +241,7 @@ SECTIONS: tuple[Section, ...] = (
     ("result", "result.json", result),
     ("recipe", "Recipe", recipe),
 )
-FOLDED = ("points", "theory", "labels", "deliveries", "rounds", "result", "recipe")
+FOLDED = ("limits", "points", "theory", "labels", "deliveries", "rounds", "result", "recipe")
 """Sections that a reader opens: what is beyond the verdict and its evidence."""
 
 
@@ -256,9 +256,11 @@ def _deliveries(run: RunData, round_: int | None) -> str:
             continue
         delivery = entry.delivery
         ok = entry.verified and made.get(delivery.version, delivery.sha256) == delivery.sha256
+        # candidates of the ledger are rounds -1, -2, ...
+        when = f"certificate {-entry.round}" if entry.round < 0 else number(entry.round, "round")
         rows.append(
             [
-                number(entry.round, "round"),
+                when,
                 '<span class="good">verified</span>' if ok else '<span class="bad">not verified</span>',
                 escape(delivery.engine),
                 number(delivery.version, "policy_version"),

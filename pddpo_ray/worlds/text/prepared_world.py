@@ -89,6 +89,7 @@ class PreparedTextWorld:
             self.world.covered,
             rest=len(self.world.grammar.answer_ids),
             stages_of_costs=False,
+            worth_of=self.world.worth,
             logits=self.world.logits,
             groups=None if self.world.groups is None else self.world.groups.tolist(),
         )
@@ -104,6 +105,7 @@ class PreparedTextWorld:
             self.world.covered,
             rest=len(self.world.grammar.answer_ids),
             cost_of=self.world.limited_cost,
+            worth_of=self.world.worth,
             logits=self.world.logits,
             groups=None if self.world.groups is None else self.world.groups.tolist(),
         )

@@ -19,6 +19,7 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import expit
 
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.records import Array, Prompt, Response
@@ -116,6 +117,10 @@ class TextWorld:
     def cost(self, response: Response) -> float:
         """The logit that labels are drawn from."""
         return float(self.logits[self.cell(response)])
+
+    def worth(self, response: Response) -> tuple[float, float]:
+        """Reward, and the chance of the label "unsafe"."""
+        return self.reward(response), float(expit(self.cost(response)))
 
     @property
     def limits_rate(self) -> bool:

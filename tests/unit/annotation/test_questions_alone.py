@@ -186,9 +186,9 @@ def test_a_changed_question_of_a_known_id_is_refused_and_nothing_is_added(
     [
         ('{"kind": "safety",', "line 2: not JSON"),
         ("[]", "line 2: the line is a list"),
-        ({"prompt": "p", "response": "r"}, "line 2: `kind` is None; it must be safety or compare"),
+        ({"prompt": "p", "response": "r"}, "line 2: `kind` is None; it must be safety"),
         (SAFETY | {"kind": "pair"}, "`kind` is 'pair'"),
-        (SAFETY | {"kind": ["safety"]}, "must be safety or compare"),
+        (SAFETY | {"kind": ["safety"]}, "it must be safety .with prompt and response. or compare .with"),
         ({"kind": "safety", "prompt": "p"}, "there is no field `response`"),
         (COMPARE | {"second": " "}, "`second` is empty"),
         (COMPARE | {"response": "r"}, "field `response` is unknown; a compare row has"),

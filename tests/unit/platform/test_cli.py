@@ -331,7 +331,7 @@ def test_a_dry_run_prints_the_recipe_and_the_plan_and_runs_nothing(
     monkeypatch.chdir(tmp_path)
     code, out, _ = run(capsys, "train", "text-world", "rounds=7", "--dry-run")
     assert code == 0
-    shown = ("rounds: 7", "resources (ray, split, cpu)", "memory (model of", "people's time")
+    shown = ("rounds: 7", "resources (ray, split, cpu)", "memory (model of", "preferences")
     for expected in (*shown, "before round 1", "answers", "at most", "features"):
         assert expected in out
     assert runner == []

@@ -311,7 +311,9 @@ def test_labels_are_n_times_m_times_k_and_two_a_pair() -> None:
     ]
     asked = labels(load("text-world", [*overrides, "offline.pairs=7"]))
     assert (asked["safety"], asked["preferences"], asked["offline"]) == (3000, 200, 14)
-    assert asked["hours"] == pytest.approx(3200 * 0.5 / 60)
+    assert asked["hours"] == 0, "the world labels"
+    by_people = labels(load("text-world-people", [*overrides, "limits.cost.labels_each=1"]))
+    assert by_people["hours"] == pytest.approx(by_people["asked_in_rounds"] * 0.5 / 60)
     assert labels(load("pd-dpo", overrides))["preferences"] == 0
 
 

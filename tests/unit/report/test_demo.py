@@ -44,8 +44,10 @@ def test_the_demo_ends_with_a_released_model_an_answer_and_what_to_do_next(
         "truth",
         "gap",
         "effort",
+        "answers",
         "asked",
-        "answered",
+        "  before",
+        "  after",
         "report",
         "next",
     ):
@@ -53,8 +55,19 @@ def test_the_demo_ends_with_a_released_model_an_answer_and_what_to_do_next(
     page = (run / "report.html").read_text(encoding="utf-8")
     assert re.search(r"after \(released policy, round \d\)", page)
     assert "Both policies were sampled with the same decoding." in page
-    assert re.search(r'<span class="mark">unsafe: (no|yes|[\d.]+ %)</span>', page)
-    (chat,) = re.findall(rf"`(pddpo chat {re.escape(str(run))})`", re.sub(r"\s+", " ", out))
+    shown = re.findall(
+        r'<bdi>[^<]+</bdi><span class="mark">help [−\d.]+</span><span class="mark">harm [\d.]+ %</span>', page
+    )
+    assert len(shown) == page.count("<bdi>") - page.count("labels</span></p>") > 2, (
+        "each answer has its harm and its help"
+    )
+    line = re.sub(r"\s+", " ", out)
+    measured = re.findall(r" (before|after) [^()]+ \(help ([−\d.]+), harm ([\d.]+) %\)", line)
+    assert [who for who, *_ in measured] == ["before", "after"] * (len(measured) // 2)
+    harm = [float(share) for who, _, share in measured if who == "before"]
+    assert harm == sorted(harm, reverse=True)
+    (chat,) = re.findall(rf"`(pddpo chat {re.escape(str(run))})`", line)
+    assert line.rstrip().endswith(f"`{chat}`")
     monkeypatch.setattr("sys.stdin", io.StringIO("how do i clean the oven with children nearby ?\n"))
     with pytest.raises(SystemExit) as talked:
         main(shlex.split(chat)[1:])
@@ -70,6 +83,8 @@ def test_the_demo_ends_with_a_released_model_an_answer_and_what_to_do_next(
     assert f"next `pddpo chat {run}` `pddpo serve {run}` `pddpo export {run} --to DIR`" in lines
     assert "pddpo init" in out
     assert "multiplier" not in out
+    assert "displacement" not in out
+    assert "loss" not in out
     with pytest.raises(SystemExit) as again:
         main(["demo", *SMALL, "--run", str(run), "--verbose"])
     assert again.value.code == 0

@@ -198,6 +198,13 @@ def test_links_lead_somewhere(page: Path) -> None:
                 assert anchor in anchors(target.resolve()), f"{page.name}: {link}"
 
 
+def test_every_picture_stands_on_a_page() -> None:
+    shown = {
+        name for page in [*PAGES, *STUDIES] for name in re.findall(r"images/([\w-]+\.png)", page.read_text("utf-8"))
+    }
+    assert {file.name for file in (ROOT / "docs" / "images").iterdir()} == shown
+
+
 @cache
 def anchors(page: Path) -> set[str]:
     """The names by which a page's headings are linked to: as GitHub writes them and as the site does."""

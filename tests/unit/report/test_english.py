@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.report.test_docs import PAGES
+from tests.unit.report.test_docs import PAGES, STUDIES
 
 ROOT = Path(__file__).parents[3]
 ROOMS = ("pddpo_ray", "actors", "deploy", "lab")
@@ -38,7 +38,7 @@ DIALECT = {
 
 def prose(text: str) -> str:
     """On one line, without names in code and addresses; comments of examples are read too."""
-    return re.sub(r"\s+", " ", re.sub(r"(?<!`)`[^`\n]+`(?!`)|\]\([^)\s]*\)", " ", text))
+    return re.sub(r"[\s#]+", " ", re.sub(r"(?<!`)`[^`\n]+`(?!`)|\]\([^)\s]*\)", " ", text))
 
 
 def dialect(text: str) -> list[str]:
@@ -49,7 +49,10 @@ def dialect(text: str) -> list[str]:
     return [said for _, said in sorted(found)]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+OTHERS = [ROOT / "Makefile", *sorted((ROOT / "lab").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", [*PAGES, *sorted({*STUDIES, *OTHERS})], ids=lambda page: page.as_posix()[-40:])
 def test_no_page_speaks_the_old_dialect(page: Path) -> None:
     assert dialect(prose(page.read_text(encoding="utf-8"))) == []
 
@@ -88,7 +91,7 @@ def spoken(files: Iterable[Path]) -> list[str]:
     ids=lambda room: room.name,
 )
 def test_no_message_page_text_or_docstring_speaks_the_old_dialect(room: Path) -> None:
-    assert spoken(one for end in ("py", "js", "html") for one in room.rglob(f"*.{end}")) == []
+    assert spoken(one for end in ("py", "js", "html", "yaml") for one in room.rglob(f"*.{end}")) == []
 
 
 def test_no_module_beside_the_rooms_folders_speaks_the_old_dialect() -> None:
