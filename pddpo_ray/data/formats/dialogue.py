@@ -286,7 +286,9 @@ def refuse_media(turns: Sequence[Message]) -> None:
 def refuse_marks(texts: Iterable[str]) -> None:
     """RowError where a text begins or ends as a chat template writes it."""
     for text in texts:
-        found = TEMPLATED.search(text) or ("s>" in text and SENTENCE.match(text))
+        if "<" not in text and "INST]" not in text:
+            continue  # nearly every text: a search takes 15 microseconds
+        found = TEMPLATED.search(text) or SENTENCE.match(text)
         if found:
             mark = next(group for group in found.groups() if group)
             raise RowError(
