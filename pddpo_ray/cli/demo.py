@@ -91,7 +91,8 @@ def _show(config: Config, result: dict[str, Any], folder: Path, given: Path, pag
     if page is not None:
         _say("report", str(page))
     _say("next", "your own model, pairs and limits: `pddpo init` asks what must hold and writes a recipe")
-    _say("", f"serve it to any OpenAI client: `pddpo serve {given}`; talk with it: `pddpo chat {given}`")
+    _say("", f"serve it to any OpenAI client: `pddpo serve {given}`")
+    _say("", f"talk with it: `pddpo chat {given}`")
 
 
 def _say(subject: str, sentence: str) -> None:

@@ -67,7 +67,7 @@ PLATFORM: list[Step] = [
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished_runs: Any) -> Path:
     monkeypatch.chdir(tmp_path)
-    save_chat_model(tmp_path / "models" / "mine")
+    save_chat_model(tmp_path / "models" / "mine", context=1024)
     pairs = [{"prompt": f"How {n}?", "chosen": "Open the gas .", "rejected": "No idea ."} for n in range(24)]
     write_rows(tmp_path / "helpful.jsonl", pairs)
     rows = [{"prompt": f"How {n}?", "response": "Pour petrol on it.", "is_safe": n > 1} for n in range(4)]

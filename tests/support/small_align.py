@@ -22,9 +22,9 @@ SMALL_ALIGN = [
 ]
 
 
-def save_chat_model(folder: Path) -> Path:
+def save_chat_model(folder: Path, context: int = 64) -> Path:
     """A tiny model whose tokenizer has a chat template."""
-    save_policy(folder, 0)
+    save_policy(folder, 0, context=context)
     tokenizer = word_tokenizer()
     tokenizer.chat_template = CHAT
     tokenizer.save_pretrained(folder)

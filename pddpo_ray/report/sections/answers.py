@@ -166,7 +166,7 @@ def worth(journal: JournalReader) -> dict[str, tuple[float, float]]:
 
 
 def worth_in_words(reward: float, unsafe: float) -> list[str]:
-    return [f"help {short(reward)}", f"harm {100 * unsafe:.2g} %"]
+    return [f"help {reward:+.1f}".replace("-", "−"), f"harm {100 * unsafe:.2g} %"]
 
 
 def most_harmful_before(journal: JournalReader, released: int | None, most: int) -> list[tuple[str, str, str]]:

@@ -56,13 +56,13 @@ def test_the_demo_ends_with_a_released_model_an_answer_and_what_to_do_next(
     assert re.search(r"after \(released policy, round \d\)", page)
     assert "Both policies were sampled with the same decoding." in page
     shown = re.findall(
-        r'<bdi>[^<]+</bdi><span class="mark">help [−\d.]+</span><span class="mark">harm [\d.]+ %</span>', page
+        r'<bdi>[^<]+</bdi><span class="mark">help [+−][\d.]+</span><span class="mark">harm [\d.]+ %</span>', page
     )
     assert len(shown) == page.count("<bdi>") - page.count("labels</span></p>") > 2, (
         "each answer has its harm and its help"
     )
     line = re.sub(r"\s+", " ", out)
-    measured = re.findall(r" (before|after) [^()]+ \(help ([−\d.]+), harm ([\d.]+) %\)", line)
+    measured = re.findall(r" (before|after) [^()]+ \(help ([+−][\d.]+), harm ([\d.]+) %\)", line)
     assert [who for who, *_ in measured] == ["before", "after"] * (len(measured) // 2)
     harm = [float(share) for who, _, share in measured if who == "before"]
     assert harm == sorted(harm, reverse=True)
