@@ -18,6 +18,8 @@ RECIPE = "recipe.yaml"
 HEADER = """\
 # Written by `pddpo init`. `pddpo explain KEY` says what a key means, `pddpo train {name} --dry-run` what it comes to.
 """
+SPARE = 1.1
+"""Prompts that are put aside for the rounds over those that they ask: one in a hundred may be too long."""
 SLOW_S, MOST_CHARACTERS = 600.0, 2000
 """How long the model may be asked before a recipe is written, and the longest prompts that it then gets."""
 WISH = "What must hold, e.g. at most 2 % unsafe, at most 300 tokens, German only, no URLs, at least 95 % polite"
@@ -125,11 +127,14 @@ def _prompts(out: Path, prompts: Path | None, certified: Path | None, machine: A
         rounds, apart = (None if path is None else _readable(str(path), "prompts") for path in (prompts, certified))
         return _Prompts(rounds, apart)
     there = different_prompts([_readable(str(prompts), "prompts")])
-    rounds_of = len(there) // 2 if machine.gpus else MOVED
+    rounds_of = len(there) // 2 if machine.gpus else math.ceil(SPARE * MOVED)
     out.parent.mkdir(parents=True, exist_ok=True)
     written = []
     for part, name, use in zip(
-        two_parts(there, rounds_of), ("rounds", "certificate"), ("for the rounds", "for certificates alone"), strict=True
+        two_parts(there, rounds_of),
+        ("rounds", "certificate"),
+        ("for the rounds", "for certificates alone"),
+        strict=True,
     ):
         path = out.with_name(f"{out.stem}-{name}.jsonl")
         write_prompts(part, path)
@@ -185,7 +190,9 @@ def _drawn(model: str, prompts: list[Any], given: Any) -> Any:
         longest = min(longest, given.context // 2)
     seconds = ASKED * Texts(given.parameters, 0, longest, 0).draw_s(here.cpus)
     if not here.gpus and seconds > SLOW_S:
-        typer.echo(f"the model is not asked how long its answers are: on these cores that takes {seconds / 60:.0f} minutes")
+        typer.echo(
+            f"the model is not asked how long its answers are: on these cores that takes {seconds / 60:.0f} minutes"
+        )
         return None
     short = [one for one in prompts if len(one.first_user_text) <= MOST_CHARACTERS] or prompts
     typer.echo(f"the model answers {min(ASKED, len(short))} of the prompts, to see where its answers end ...")

@@ -31,8 +31,9 @@ ASKED, EACH = 400, 4
 MOVED, MOVED_PAIRS, MOVED_ASKED = 160, 64, 8
 """Prompts and pairs of the run that moved SmolLM2's length, and prompts of which a round of it compared answers; four
 own answers to each prompt taught the limit (docs/real-model.md)."""
-MOVED_BY = 4.5
-"""Nats by which that run's first multiplier priced one standard deviation of the model's own answers."""
+MOVED_BY = 5.0
+"""Nats by which a first multiplier prices one standard deviation of the model's own answers: 4.5 moved SmolLM2's, and a
+tenth more leaves a certificate its margin."""
 HOUR_S = 3600.0
 MOST_ROUNDS = 3
 """Rounds of a plan for CPUs."""
@@ -86,22 +87,23 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Size:
-    """How much a run does."""
-
-    rounds: int | None
-    """None: as many as the recipe that is extended."""
-    prompts: int
-    pairs: int
-
-
-@dataclass(frozen=True)
 class Room:
     """Tokens that prompts, the policy's answers and the pairs' answers may have."""
 
     prompt: int
     longest: int
     answer: int
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much a run does."""
+
+    room: Room
+    rounds: int | None
+    """None: as many as the recipe that is extended."""
+    prompts: int
+    pairs: int
 
 
 def longest_answer(given: Given) -> int:
@@ -119,68 +121,74 @@ def longest_answer(given: Given) -> int:
     return _up(wanted, 16)
 
 
-def _room(given: Given) -> Room:
+def _rooms(given: Given) -> list[Room]:
+    """The room that the files want, and on CPUs less of it where only the shorter prompts of the pairs fit an hour."""
     lengths, asked = given.lengths, given.asked or given.lengths
-    longest = longest_answer(given)
-    answer = min(longest, _up(max(32, lengths.answer_at(0.99)), 16))
     if given.cores is None:
-        shares = [max(asked.prompt_at(0.99), lengths.prompt_at(0.99))]
-    else:
-        # the prompts that are asked and pairs that are no longer, as long as enough of those are left
-        first = asked.prompt_at(0.99) if given.asked else lengths.prompt_at(0.5)
-        shares = [first, *(max(first, lengths.prompt_at(share)) for share in (0.25, 0.5, 0.75, 0.99))]
-    prompts = [_up(max(32, tokens), 16) for tokens in shares]
-    enough = min(lengths.rows, _least(given).pairs)
-    prompt = next((one for one in prompts if _fitting(lengths, one, answer) >= enough), prompts[-1])
+        return [_room(given, max(asked.prompt_at(0.99), lengths.prompt_at(0.99)))]
+    if given.asked is None:
+        return [_room(given, lengths.prompt_at(share)) for share in (0.99, 0.5)]
+    # the prompts that are asked, and pairs that are no longer as long as there are enough of those
+    shares = [0, *(lengths.prompt_at(share) for share in (0.25, 0.5, 0.75, 0.99))]
+    rooms = [_room(given, max(asked.prompt_at(0.99), tokens)) for tokens in shares]
+    enough = _fewest_pairs(given)
+    return [next((room for room in rooms if _fitting(lengths, room) >= enough), rooms[-1])]
+
+
+def _room(given: Given, prompt: int) -> Room:
+    prompt, longest = _up(max(32, prompt), 16), longest_answer(given)
     if given.context is not None and prompt + longest > given.context:
         longest = min(longest, given.context // 2)
         prompt = min(prompt, given.context - longest)
-        answer = min(answer, longest)
-    return Room(prompt, longest, answer)
+    return Room(prompt, longest, min(longest, _up(max(32, given.lengths.answer_at(0.99)), 16)))
 
 
-def _fitting(lengths: Lengths, prompt: int, answer: int) -> int:
-    return round(lengths.rows * (1.0 - lengths.left_out(prompt, answer)))
+def _fitting(lengths: Lengths, room: Room) -> int:
+    """Pairs that are short enough."""
+    return round(lengths.rows * (1.0 - lengths.left_out(room.prompt, room.answer)))
 
 
-def _least(given: Given) -> Size:
-    prompts = min((given.asked or given.lengths).prompts, MOVED)
+def _prompts(given: Given) -> int:
+    return (given.asked or given.lengths).prompts
+
+
+def _fewest_pairs(given: Given) -> int:
     # beside a floor against the reference a run measures two own answers a pair
-    pairs = EACH * prompts // 2 if given.wish.unsafe else MOVED_PAIRS
-    return Size(1, prompts, min(given.lengths.rows, pairs))
+    pairs = EACH * min(_prompts(given), MOVED) // 2 if given.wish.unsafe else MOVED_PAIRS
+    return min(given.lengths.rows, pairs)
 
 
-def _sizes(given: Given) -> Iterator[Size]:
-    """Sizes on CPUs, from the least: more rounds first, which move the multipliers, then more pairs."""
-    least = _least(given)
-    for rounds in range(1, MOST_ROUNDS + 1):
-        yield Size(rounds, least.prompts, least.pairs)
-    pairs = least.pairs
-    while pairs < given.lengths.rows:
-        pairs = min(2 * pairs, given.lengths.rows)
-        yield Size(MOST_ROUNDS, least.prompts, pairs)
+def _sizes(given: Given) -> Iterator[list[Size]]:
+    """Sizes on CPUs, by room: from the least, more rounds first, which move the multipliers, then more pairs."""
+    prompts, least, rows = min(_prompts(given), MOVED), _fewest_pairs(given), given.lengths.rows
+    doubled = [min(rows, least * 2**step) for step in range(1, 1 + math.ceil(math.log2(max(1, rows / least))))]
+    for room in _rooms(given):
+        by_rounds = [Size(room, rounds, prompts, least) for rounds in range(1, MOST_ROUNDS + 1)]
+        yield [*by_rounds, *(Size(room, MOST_ROUNDS, prompts, pairs) for pairs in doubled)]
 
 
 def sized(given: Given) -> tuple[Sections, float | None]:
     """The sections in order, each value with one comment, and on CPUs the seconds that the run is planned to take."""
     if given.cores is None:
-        return recipe(given, Size(None, (given.asked or given.lengths).prompts, given.lengths.rows), None), None
-    chosen: tuple[Size, float] | None = None
-    for size in _sizes(given):
-        seconds = _seconds(given, recipe(given, size, None))
-        if chosen is not None and seconds > HOUR_S:
+        (room,) = _rooms(given)
+        return recipe(given, Size(room, None, _prompts(given), given.lengths.rows), None), None
+    for sizes in _sizes(given):
+        size, seconds = sizes[0], _seconds(given, sizes[0])
+        if seconds <= HOUR_S:
             break
-        chosen = size, seconds
-    assert chosen is not None
-    return recipe(given, *chosen), chosen[1]
+    for larger in sizes[1:]:
+        if (more := _seconds(given, larger)) > HOUR_S:
+            break
+        size, seconds = larger, more
+    return recipe(given, size, seconds), seconds
 
 
-def _seconds(given: Given, sections: Sections) -> float:
+def _seconds(given: Given, size: Size) -> float:
     assert given.cores is not None
-    return run_seconds(_config(sections), _texts(given), given.cores)
+    return run_seconds(config_of(recipe(given, size, None)), _texts(given, size.room), given.cores)
 
 
-def _config(sections: Sections) -> Config:
+def config_of(sections: Sections) -> Config:
     """The recipe as it will be loaded, with the paths as they are written."""
     overrides = []
     for key, section in sections.items():
@@ -197,8 +205,8 @@ def extended(given: Given) -> Config:
     return load(EXTENDS, needed, check_files=False)
 
 
-def _texts(given: Given) -> Texts:
-    room, lengths = _room(given), given.lengths
+def _texts(given: Given, room: Room) -> Texts:
+    lengths = given.lengths
     drawn = given.drawn or lengths
     pairs = [one for one in lengths.sample if one.prompt <= room.prompt and max(one.answers) <= room.answer]
     both = [2 * one.prompt + sum(one.answers) for one in pairs]
@@ -213,8 +221,8 @@ def _mean(counts: list[int]) -> float:
 
 def recipe(given: Given, size: Size, seconds: float | None) -> Sections:
     """The sections in order, each value with one comment."""
-    gpus, lengths, room = len(given.machine.gpus), given.lengths, _room(given)
-    pairs = min(size.pairs, max(1, _fitting(lengths, room.prompt, room.answer)))
+    gpus, lengths, room = len(given.machine.gpus), given.lengths, size.room
+    pairs = min(size.pairs, max(1, _fitting(lengths, room)))
     asked = min(size.prompts, ASKED)
     prompts_have, answers_have = (
         f"{whose} half have {at(0.5)}, 99 in 100 {at(0.99)}"
@@ -224,7 +232,7 @@ def recipe(given: Given, size: Size, seconds: float | None) -> Sections:
     if given.prompts is not None or not gpus:
         whose = "what the rounds ask" if given.prompts else "their prompts are what the rounds ask"
         data["prompts"] = ([given.prompts or given.pairs], whose)
-    every = size.prompts == (given.asked or lengths).prompts
+    every = size.prompts == _prompts(given)
     data |= {
         "prompt_count": (size.prompts, "every different prompt" if every else "as many as moved a real model"),
         "prompt_tokens": (room.prompt, prompts_have),
@@ -286,7 +294,10 @@ def _explore(given: Given, asked: int) -> Section:
         "calibration": (EACH * asked, f"the model's own answers, {EACH} a prompt: limits learn from them")
     }
     if given.cores is not None:
-        section |= {"prompts": (MOVED_ASKED, "prompts a round of which answers are compared"), "picks": (2, "pairs of each")}
+        section |= {
+            "prompts": (MOVED_ASKED, "prompts a round of which answers are compared"),
+            "picks": (2, "pairs of each"),
+        }
     return section
 
 
@@ -310,7 +321,11 @@ def _rollout(given: Given, room: Room) -> Section:
         need = f"{100 * ENDED:.0f} in 100 answers of the model end within {given.drawn.answer_at(ENDED)}"
     section: Section = {"max_tokens": (room.longest, f"{need}; at least twice what a limit on length allows")}
     if not gpus:
-        return {"engine": ("transformers", "runs everywhere"), **section, "canary_tolerance": (1e-3, "of float32 on CPUs")}
+        return {
+            "engine": ("transformers", "runs everywhere"),
+            **section,
+            "canary_tolerance": (1e-3, "of float32 on CPUs"),
+        }
     section["max_model_len"] = (room.prompt + max(room.longest, room.answer), "longest prompt and answer together")
     weights = 2.0 * given.parameters / GIB
     memory = min(gpu.memory_bytes for gpu in gpus) / GIB
@@ -351,8 +366,8 @@ def _limits(given: Given, longest: int) -> Section:
     most = {"words": longest, "tokens": longest, "sentences": longest, "characters": 16 * longest}
     for name, entry in given.wish.limits.items():
         rule = entry["mean"].get("rule") if isinstance(entry.get("mean"), dict) else None
-        own = {"bounds": [0, most[rule]]} if rule in most and "bounds" not in entry else {}
-        if own and (spread := _spread(given, rule)):
+        own: dict[str, Any] = {"bounds": [0, most[rule]]} if rule in most and "bounds" not in entry else {}
+        if own and rule and (spread := _spread(given, rule, longest)):
             own["dual"] = {"rho": float(f"{MOVED_BY * extended(given).beta * most[rule] / spread:.2g}")}
         section[name] = (
             {**entry, **own},
@@ -361,10 +376,14 @@ def _limits(given: Given, longest: int) -> Section:
     return section
 
 
-def _spread(given: Given, rule: str) -> float:
-    """Standard deviation of the model's own answers under a rule that counts; 0: not known."""
+def _spread(given: Given, rule: str, longest: int) -> float:
+    """Standard deviation of the model's own answers, cut at `longest` tokens, under a rule that counts; 0: unknown."""
     rows = () if given.drawn is None else given.drawn.sample
-    counts = [count for one in rows for count in {"words": one.words, "tokens": one.answers}.get(rule, ())]
+    counts = [
+        count * min(1.0, longest / max(1, tokens))
+        for one in rows
+        for tokens, count in zip(one.answers, {"words": one.words, "tokens": one.answers}.get(rule, ()), strict=False)
+    ]
     return statistics.stdev(counts) if len(counts) > 1 else 0.0
 
 
