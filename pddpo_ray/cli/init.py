@@ -199,8 +199,8 @@ def _drawn(model: str, prompts: list[Any], given: Any) -> Any:
     drawn = first_draws(model, short, longest, extended(given).policy.temperature)
     words = [count for one in drawn.sample for count in one.words]
     typer.echo(
-        f"  {sum(words) / len(words):.1f} words on average, half within {drawn.answer_at(0.5)} tokens, 95 in 100 within"
-        f" {drawn.answer_at(0.95)}"
+        f"  {sum(words) / len(words):.1f} words on average, half within {drawn.answer_at(0.5)} tokens, 97 in 100 within"
+        f" {drawn.answer_at(0.97)}"
     )
     return drawn
 

@@ -10,7 +10,7 @@ from pddpo_ray.evaluate.models import Speaker, parse_model
 from pddpo_ray.records import Decoding
 from pddpo_ray.theory.seeds import generator, seed_of
 
-ASKED = 64
+ASKED = 128
 """Prompts that it answers once each."""
 
 

@@ -151,7 +151,7 @@ def test_a_model_of_135_million_parameters_on_two_cores_gets_a_plan_of_an_hour()
     first, reward = (config.trainer.of_stage(stage) for stage in ("first_cost", "first_reward"))
     assert (first.epochs, first.learning_rate, first.batch_pairs) == (1, 5e-4, 48)
     assert (reward.epochs, reward.learning_rate, reward.batch_pairs) == (2, 1e-4, 8)
-    assert config.rollout.max_tokens == 112, "where 95 % of the model's own answers end, and a tenth more"
+    assert config.rollout.max_tokens == 112, "where 97 % of the model's first answers end"
     assert config.trained_scorers == ("reward",)
     assert config.asked_models == ("reward",)
     (length,) = config.stated
