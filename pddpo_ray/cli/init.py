@@ -188,7 +188,7 @@ def _drawn(model: str, prompts: list[Any], given: Any) -> Any:
     here, longest = inspect_machine(), longest_answer(given)
     if given.context is not None:
         longest = min(longest, given.context // 2)
-    seconds = ASKED * Texts(given.parameters, 0, longest, 0).draw_s(here.cpus)
+    seconds = ASKED * Texts(given.parameters, 0, longest / 2, 0).draw_s(here.cpus)
     if not here.gpus and seconds > SLOW_S:
         typer.echo(
             f"the model is not asked how long its answers are: on these cores that takes {seconds / 60:.0f} minutes"
