@@ -91,8 +91,9 @@ def _work_before(config: Config, prompts: int) -> Work:
     by_method = config.traits.policy_gradient
     pairs = config.scorers.pairs if "scorers" in answers else config.offline.pairs
     scorer_pairs = models * _scorer_pairs(config, pairs) + 2 * by_method * _scorer_pairs(config, config.offline.pairs)
+    frozen = 2 * models * pairs if config.scorers.parameters == "head" else 0
     answers |= _answers_of_the_reference(config, prompts)
-    once = Work(answers, scorers=models + 2 * by_method, scorer_pairs=scorer_pairs, deliveries=1)
+    once = Work(answers, prepared=frozen, scorers=models + 2 * by_method, scorer_pairs=scorer_pairs, deliveries=1)
     if not config.online:
         return once
     once = _with_comparison(config, once)
@@ -110,6 +111,9 @@ def _work_before(config: Config, prompts: int) -> Work:
 
 
 def _scorer_pairs(config: Config, pairs: int) -> int:
+    """Pairs in the steps of a score model; a head alone learns from texts that are read once."""
+    if config.scorers.parameters == "head":
+        return 0
     return _pairs_of(config.scorers.optimiser, round((1.0 - config.scorers.held_out) * pairs))
 
 
@@ -137,7 +141,7 @@ def _with_comparison(config: Config, once: Work) -> Work:
         answers={**once.answers, "comparison": rounds * config.feedback.responses},
         fits=1 + rounds,
         fitted_pairs=fitted,
-        prepared=2 * pairs * (2 + rounds),
+        prepared=once.prepared + 2 * pairs * (2 + rounds),
         deliveries=once.deliveries + rounds,
     )
 
