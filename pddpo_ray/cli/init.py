@@ -121,7 +121,7 @@ class _Asked:
 def _prompts(out: Path, prompts: Path | None, certified: Path | None, machine: Any) -> _Prompts:
     """What the rounds ask and what certificates draw: a file of prompts is parted where no second one is given."""
     from pddpo_ray.data.prompt_parts import different_prompts, two_parts, write_prompts
-    from pddpo_ray.plan.wished import MOVED
+    from pddpo_ray.plan.wish_size import MOVED
 
     if prompts is None or certified is not None:
         rounds, apart = (None if path is None else _readable(str(path), "prompts") for path in (prompts, certified))
@@ -150,7 +150,7 @@ def _found(
     from pddpo_ray.data.lengths import lengths_of
     from pddpo_ray.data.prompt_parts import different_prompts
     from pddpo_ray.plan.memory import stored_shapes
-    from pddpo_ray.plan.wished import Given
+    from pddpo_ray.plan.wish_size import Given
     from pddpo_ray.rollout.checkpoint import load_tokenizer
     from pddpo_ray.storage.checkpoints import checkpoint_folder, longest_context, weight_files
     from pddpo_ray.text.renderer import Renderer
@@ -183,7 +183,8 @@ def _drawn(model: str, prompts: list[Any], given: Any) -> Any:
     from pddpo_ray.backends.machine import inspect_machine
     from pddpo_ray.plan.first_draws import ASKED, first_draws
     from pddpo_ray.plan.hours import Texts
-    from pddpo_ray.plan.wished import extended, longest_answer
+    from pddpo_ray.plan.wish_size import longest_answer
+    from pddpo_ray.plan.wished import extended
 
     here, longest = inspect_machine(), longest_answer(given)
     if given.context is not None:

@@ -6,10 +6,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from pddpo_ray.data.formats.example import Example
 from pddpo_ray.data.checks.inspection import Settings, glance
-from pddpo_ray.data.lengths import MOST_ROWS
 from pddpo_ray.data.files.sources import expand
+from pddpo_ray.data.formats.example import Example
+from pddpo_ray.data.lengths import MOST_ROWS
 from pddpo_ray.theory.seeds import generator
 
 

@@ -19,10 +19,9 @@ from pddpo_ray.data.tokens import renderer_of
 from pddpo_ray.driver.offline_setup import own_answers
 from pddpo_ray.errors import UserError
 from pddpo_ray.parts.fitting import with_steps
-from pddpo_ray.plan.cost_model import prompts_of
+from pddpo_ray.plan.cost_model import prompts_of, rows_of_own
 from pddpo_ray.plan.data_files import named_files
 from pddpo_ray.plan.resources import bundles, device_of, runs_here
-from pddpo_ray.plan.cost_model import prompts_of, rows_of_own
 from pddpo_ray.scorecard.cards import HELD_OUT
 from pddpo_ray.scoring.held_out import REPORT, Trials
 from pddpo_ray.storage.checkpoints import checkpoint_folder

@@ -9,36 +9,29 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
 
-from pddpo_ray.backends.machine import GIB, Machine
+from pddpo_ray.backends.machine import GIB
 from pddpo_ray.config import Config, load
-from pddpo_ray.data.lengths import Lengths
-from pddpo_ray.limits.wishes import Wish
 from pddpo_ray.plan.hours import Texts, run_seconds
+from pddpo_ray.plan.wish_size import EACH, ENDED, Given, Room, Size, fitting, prompts_of, rooms, sizes, up
 
 EXTENDS = "align"
 FEWEST_ANSWERS, MOST_ANSWERS = 128, 1024
 """Answers a round by which limits are estimated."""
 STEERED = 6
 """Failures at the limit that a round's answers hold, where MOST_ANSWERS allows."""
-ASKED, EACH = 400, 4
-"""Prompts whose answers teach the limits first, and answers of each."""
-MOVED, MOVED_PAIRS, MOVED_ASKED = 160, 64, 8
-"""Prompts and pairs of the run that moved SmolLM2's length, and prompts of which a round of it compared answers; four
-own answers to each prompt taught the limit (docs/real-model.md)."""
+ASKED = 400
+"""Prompts whose answers teach the limits first."""
+MOVED_ASKED = 8
+"""Prompts of which a round of the run that moved SmolLM2 compared answers."""
 MOVED_BY = 5.0
 """Nats by which a first multiplier prices one standard deviation of the model's own answers: 4.5 moved SmolLM2's, and a
 tenth more leaves a certificate its margin."""
 HOUR_S = 3600.0
-MOST_ROUNDS = 3
-"""Rounds of a plan for CPUs."""
-ENDED = 0.97
-"""Share of the model's first answers that end by themselves: of 128, so many that 95 in 100 of all do, most likely."""
 DRAWS = 1500
 """The most draws of a certificate where no limit on a rate asks for more: 1.1 words below a limit took 576."""
 POPULATION = 500
@@ -54,129 +47,16 @@ Sections = dict[str, Any]
 """A `Section`, or one value with its comment, by key."""
 
 
-@dataclass(frozen=True)
-class Given:
-    """What was found and said."""
-
-    model: str
-    parameters: int
-    context: int | None
-    """Positions of the model; None: unknown."""
-    pairs: str
-    lengths: Lengths
-    """Of the pairs."""
-    wish: Wish
-    machine: Machine
-    reward: str
-    """Folder of the reward model, where a limit needs one."""
-    judge: Mapping[str, str]
-    prompts: str | None = None
-    """File of the rounds' prompts; None: those of the pairs."""
-    asked: Lengths | None = None
-    """Of those prompts."""
-    drawn: Lengths | None = None
-    """Of the model's own answers; None: too slow to ask."""
-    certificate_prompts: str | None = None
-    certified: int = 0
-    """Prompts in that file."""
-
-    @property
-    def cores(self) -> int | None:
-        """Cores that compute where there is no GPU."""
-        return None if self.machine.gpus else self.machine.cpus
-
-
-@dataclass(frozen=True)
-class Room:
-    """Tokens that prompts, the policy's answers and the pairs' answers may have."""
-
-    prompt: int
-    longest: int
-    answer: int
-
-
-@dataclass(frozen=True)
-class Size:
-    """How much a run does."""
-
-    room: Room
-    rounds: int | None
-    """None: as many as the recipe that is extended."""
-    prompts: int
-    pairs: int
-
-
-def longest_answer(given: Given) -> int:
-    """Tokens within which the model's own answers end, or those of the pairs where it was not asked, and twice what a
-    limit on length allows, so that it binds."""
-    wanted = max(64, given.lengths.answer_at(0.99))
-    if given.drawn is not None:
-        wanted = max(32, given.drawn.answer_at(ENDED))
-    for entry in given.wish.limits.values():
-        for side in ("at_most", "at_least"):
-            amount = str(entry.get(side, "")).split()
-            if "mean" in entry and amount[1:] in (["words"], ["tokens"]):
-                each = given.lengths.words_per_token if amount[1] == "words" else 1.0
-                wanted = max(wanted, math.ceil(2.0 * float(amount[0]) / each) + 1)
-    return _up(wanted, 16)
-
-
-def _rooms(given: Given) -> list[Room]:
-    """The room that the files want, and on CPUs less of it where only the shorter prompts of the pairs fit an hour."""
-    lengths, asked = given.lengths, given.asked or given.lengths
-    if given.cores is None:
-        return [_room(given, max(asked.prompt_at(0.99), lengths.prompt_at(0.99)))]
-    if given.asked is None:
-        return [_room(given, lengths.prompt_at(share)) for share in (0.99, 0.5)]
-    # the prompts that are asked, and pairs that are no longer as long as there are enough of those
-    shares = [0, *(lengths.prompt_at(share) for share in (0.25, 0.5, 0.75, 0.99))]
-    rooms = [_room(given, max(asked.prompt_at(0.99), tokens)) for tokens in shares]
-    enough = _fewest_pairs(given)
-    return [next((room for room in rooms if _fitting(lengths, room) >= enough), rooms[-1])]
-
-
-def _room(given: Given, prompt: int) -> Room:
-    prompt, longest = _up(max(32, prompt), 16), longest_answer(given)
-    if given.context is not None and prompt + longest > given.context:
-        longest = min(longest, given.context // 2)
-        prompt = min(prompt, given.context - longest)
-    return Room(prompt, longest, min(longest, _up(max(32, given.lengths.answer_at(0.99)), 16)))
-
-
-def _fitting(lengths: Lengths, room: Room) -> int:
-    """Pairs that are short enough."""
-    return round(lengths.rows * (1.0 - lengths.left_out(room.prompt, room.answer)))
-
-
-def _prompts(given: Given) -> int:
-    return (given.asked or given.lengths).prompts
-
-
-def _fewest_pairs(given: Given) -> int:
-    # beside a floor against the reference a run measures two own answers a pair
-    pairs = EACH * min(_prompts(given), MOVED) // 2 if given.wish.unsafe else MOVED_PAIRS
-    return min(given.lengths.rows, pairs)
-
-
-def _sizes(given: Given) -> Iterator[list[Size]]:
-    """Sizes on CPUs, by room: from the least, more rounds first, which move the multipliers, then more pairs."""
-    prompts, least, rows = min(_prompts(given), MOVED), _fewest_pairs(given), given.lengths.rows
-    doubled = [min(rows, least * 2**step) for step in range(1, 1 + math.ceil(math.log2(max(1, rows / least))))]
-    for room in _rooms(given):
-        by_rounds = [Size(room, rounds, prompts, least) for rounds in range(1, MOST_ROUNDS + 1)]
-        yield [*by_rounds, *(Size(room, MOST_ROUNDS, prompts, pairs) for pairs in doubled)]
-
-
 def sized(given: Given) -> tuple[Sections, float | None]:
     """The sections in order, each value with one comment, and on CPUs the seconds that the run is planned to take."""
     if given.cores is None:
-        (room,) = _rooms(given)
-        return recipe(given, Size(room, None, _prompts(given), given.lengths.rows), None), None
-    for sizes in _sizes(given):
-        size, seconds = sizes[0], _seconds(given, sizes[0])
+        (room,) = rooms(given)
+        return recipe(given, Size(room, None, prompts_of(given), given.lengths.rows), None), None
+    for by_room in sizes(given):
+        size, seconds = by_room[0], _seconds(given, by_room[0])
         if seconds <= HOUR_S:
             break
-    for larger in sizes[1:]:
+    for larger in by_room[1:]:
         if (more := _seconds(given, larger)) > HOUR_S:
             break
         size, seconds = larger, more
@@ -222,7 +102,7 @@ def _mean(counts: list[int]) -> float:
 def recipe(given: Given, size: Size, seconds: float | None) -> Sections:
     """The sections in order, each value with one comment."""
     gpus, lengths, room = len(given.machine.gpus), given.lengths, size.room
-    pairs = min(size.pairs, max(1, _fitting(lengths, room)))
+    pairs = min(size.pairs, max(1, fitting(lengths, room)))
     asked = min(size.prompts, ASKED)
     prompts_have, answers_have = (
         f"{whose} half have {at(0.5)}, 99 in 100 {at(0.99)}"
@@ -232,7 +112,7 @@ def recipe(given: Given, size: Size, seconds: float | None) -> Sections:
     if given.prompts is not None or not gpus:
         whose = "what the rounds ask" if given.prompts else "their prompts are what the rounds ask"
         data["prompts"] = ([given.prompts or given.pairs], whose)
-    every = size.prompts == _prompts(given)
+    every = size.prompts == prompts_of(given)
     data |= {
         "prompt_count": (size.prompts, "every different prompt" if every else "as many as moved a real model"),
         "prompt_tokens": (room.prompt, prompts_have),
@@ -390,7 +270,7 @@ def _spread(given: Given, rule: str, longest: int) -> float:
 def _answers(given: Given) -> int:
     """Enough for a round to hold some failures at the rarest limit."""
     rarest = min((_rare(entry) for entry in given.wish.limits.values() if "rate" in entry), default=1.0)
-    return int(min(MOST_ANSWERS, max(FEWEST_ANSWERS, _up(STEERED / max(rarest, 1e-6), 32))))
+    return int(min(MOST_ANSWERS, max(FEWEST_ANSWERS, up(STEERED / max(rarest, 1e-6), 32))))
 
 
 def _rare(entry: Mapping[str, Any]) -> float:
@@ -406,7 +286,7 @@ def _certificate(given: Given) -> Section:
     section: Section = {
         "certify": ("end", "the run tests its policies when its rounds are done"),
         "draws": (
-            _up(max(DRAWS, 15.0 / max(rarest, 1e-3)), 100),
+            up(max(DRAWS, 15.0 / max(rarest, 1e-3)), 100),
             "most draws of a candidate, fewer if it is clear",
         ),
     }
@@ -431,7 +311,3 @@ def written(sections: Sections) -> str:
 def _line(key: str, value: Any, comment: str) -> str:
     text = yaml.safe_dump({key: value}, sort_keys=False, allow_unicode=True, default_flow_style=True, width=10_000)
     return text.strip()[1:-1] + (f"  # {comment}" if comment else "")
-
-
-def _up(number: float, unit: int) -> int:
-    return unit * math.ceil(number / unit)

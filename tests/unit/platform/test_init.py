@@ -17,7 +17,8 @@ from pddpo_ray.data.lengths import Lengths, Measured
 from pddpo_ray.errors import UserError
 from pddpo_ray.limits.wishes import wish_of
 from pddpo_ray.plan.warnings import warnings
-from pddpo_ray.plan.wished import Given, config_of, sized
+from pddpo_ray.plan.wish_size import Given
+from pddpo_ray.plan.wished import config_of, sized
 from tests.support.scorer_rows import write_rows
 from tests.support.tiny_language_model import save_policy, word_tokenizer
 
