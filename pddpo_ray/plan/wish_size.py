@@ -1,10 +1,9 @@
-"""How much a run for a wish does: tokens of its texts, and on CPUs rounds, prompts and pairs, from the least that moved
-a real model."""
+"""How much a run for a wish does: tokens of its texts, and on CPUs the prompts and pairs that moved a real model."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pddpo_ray.backends.machine import Machine
@@ -16,8 +15,6 @@ EACH = 4
 MOVED, MOVED_PAIRS = 160, 64
 """Prompts and pairs of the run that moved SmolLM2's length; four own answers to each prompt taught the limit
 (docs/real-model.md)."""
-MOST_ROUNDS = 3
-"""Rounds of a plan for CPUs."""
 ENDED = 0.97
 """Share of the model's first answers that end by themselves: of 128, so many that 95 in 100 of all do, most likely."""
 
@@ -126,13 +123,9 @@ def _fewest_pairs(given: Given) -> int:
     return min(given.lengths.rows, pairs)
 
 
-def sizes(given: Given) -> Iterator[list[Size]]:
-    """Sizes on CPUs, by room: from the least, more rounds first, which move the multipliers, then more pairs."""
-    prompts, least, rows = min(prompts_of(given), MOVED), _fewest_pairs(given), given.lengths.rows
-    doubled = [min(rows, least * 2**step) for step in range(1, 1 + math.ceil(math.log2(max(1, rows / least))))]
-    for room in rooms(given):
-        by_rounds = [Size(room, rounds, prompts, least) for rounds in range(1, MOST_ROUNDS + 1)]
-        yield [*by_rounds, *(Size(room, MOST_ROUNDS, prompts, pairs) for pairs in doubled)]
+def smallest(given: Given, room: Room) -> Size:
+    """What was shown to move a real model, on CPUs: one round, in which each limit's first multiplier acts."""
+    return Size(room, 1, min(prompts_of(given), MOVED), _fewest_pairs(given))
 
 
 def up(number: float, unit: int) -> int:

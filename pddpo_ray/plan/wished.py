@@ -1,7 +1,7 @@
 """A recipe for a wish: answers long enough for the limits, every device of the machine, and a size that it can do.
 
-On GPUs a run learns from every row of the files. On CPUs its size is the least that was shown to move a real model, and
-more rounds and pairs as long as the plan's own arithmetic takes an hour (`plan.hours`).
+On GPUs a run learns from every row of the files. On CPUs its size is what was shown to move a real model, and the
+plan's own arithmetic says how long that takes (`plan.hours`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import yaml
 from pddpo_ray.backends.machine import GIB
 from pddpo_ray.config import Config, load
 from pddpo_ray.plan.hours import Texts, run_seconds
-from pddpo_ray.plan.wish_size import EACH, ENDED, Given, Room, Size, fitting, prompts_of, rooms, sizes, up
+from pddpo_ray.plan.wish_size import EACH, ENDED, Given, Room, Size, fitting, prompts_of, rooms, smallest, up
 
 EXTENDS = "align"
 FEWEST_ANSWERS, MOST_ANSWERS = 128, 1024
@@ -52,20 +52,12 @@ def sized(given: Given) -> tuple[Sections, float | None]:
     if given.cores is None:
         (room,) = rooms(given)
         return recipe(given, Size(room, None, prompts_of(given), given.lengths.rows), None), None
-    for by_room in sizes(given):
-        size, seconds = by_room[0], _seconds(given, by_room[0])
+    for room in rooms(given):
+        size = smallest(given, room)
+        seconds = run_seconds(config_of(recipe(given, size, None)), _texts(given, room), given.cores)
         if seconds <= HOUR_S:
             break
-    for larger in by_room[1:]:
-        if (more := _seconds(given, larger)) > HOUR_S:
-            break
-        size, seconds = larger, more
     return recipe(given, size, seconds), seconds
-
-
-def _seconds(given: Given, size: Size) -> float:
-    assert given.cores is not None
-    return run_seconds(config_of(recipe(given, size, None)), _texts(given, size.room), given.cores)
 
 
 def config_of(sections: Sections) -> Config:

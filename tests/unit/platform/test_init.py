@@ -88,7 +88,8 @@ def test_rules_and_their_files(folder: Path) -> None:
     assert stated(config) == {"length": "at most 120 words", "german": "at least 99 %", "urls": "at most 1 %"}
     assert "https?://" in Path("ours/urls.txt").read_text()
     assert yaml.safe_load(Path("ours/recipe.yaml").read_text())["model"]["reference"] == "../models/mine"
-    assert warnings(config, planned_machine(0, 80)) == [], "no score model is asked, so none is missing"
+    (said,) = warnings(config, planned_machine(0, 80))
+    assert "64 of 200 pairs are used" in said, "and no score model is missing, since none is asked"
 
 
 @pytest.mark.slow
@@ -141,13 +142,14 @@ def test_prompts_of_users_are_parted_and_each_is_in_one_part(folder: Path) -> No
 
 
 def test_a_model_of_135_million_parameters_on_two_cores_gets_a_plan_of_an_hour() -> None:
-    """The least that moved SmolLM2, and more of it where it fits (docs/real-model.md)."""
+    """What moved SmolLM2 (docs/real-model.md)."""
     given = given_on(Machine(cpus=2, memory_bytes=16 * 2**30))
     sections, seconds = sized(given)
     assert seconds is not None
-    assert 20 * 60 < seconds <= 60 * 60
+    assert 15 * 60 < seconds <= 60 * 60
     config = config_of(sections)
     assert config.data is not None
+    assert (config.rounds, config.offline.pairs, config.dual.margin) == (1, 64, "certificate")
     assert (config.data.prompt_count, config.explore.calibration, config.data.prompt_tokens) == (160, 640, 64)
     first, reward = (config.trainer.of_stage(stage) for stage in ("first_cost", "first_reward"))
     assert (first.epochs, first.learning_rate, first.batch_pairs) == (1, 5e-4, 48)
@@ -164,7 +166,7 @@ def test_a_larger_model_on_cpus_gets_the_least_plan_and_its_hours(one_core: Mach
     sections, seconds = sized(given_on(one_core, parameters=1_700_000_000))
     assert seconds is not None
     assert seconds > 3 * 3600
-    assert (sections["rounds"][0], sections["offline"]["pairs"][0]) == (1, 64)
+    assert f"about {seconds / 60:.0f} minutes on one core" in sections["rounds"][1]
 
 
 def test_with_gpus_every_pair_and_prompt_counts() -> None:
