@@ -127,6 +127,8 @@ def _prompts(out: Path, prompts: Path | None, certified: Path | None, machine: A
         rounds, apart = (None if path is None else _readable(str(path), "prompts") for path in (prompts, certified))
         return _Prompts(rounds, apart)
     there = different_prompts([_readable(str(prompts), "prompts")])
+    if len(there) < 2:
+        raise UserError(f"{prompts}: one prompt cannot be parted between rounds and certificate; give more")
     rounds_of = len(there) // 2 if machine.gpus else math.ceil(SPARE * MOVED)
     out.parent.mkdir(parents=True, exist_ok=True)
     written = []

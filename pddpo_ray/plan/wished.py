@@ -163,7 +163,7 @@ def _feedback(given: Given) -> Section:
 
 def _explore(given: Given, asked: int) -> Section:
     section: Section = {
-        "calibration": (EACH * asked, f"the model's own answers, {EACH} a prompt: limits learn from them")
+        "calibration": (max(16, EACH * asked), f"the model's own answers, {EACH} a prompt: limits learn from them")
     }
     if given.cores is not None:
         section |= {
