@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +18,10 @@ RECIPE = "recipe.yaml"
 HEADER = """\
 # Written by `pddpo init`. `pddpo explain KEY` says what a key means, `pddpo train {name} --dry-run` what it comes to.
 """
+SPARE = 1.1
+"""Prompts that are put aside for the rounds over those that they ask: one in a hundred may be too long."""
+SLOW_S, MOST_CHARACTERS = 600.0, 2000
+"""How long the model may be asked before a recipe is written, and the longest prompts that it then gets."""
 WISH = "What must hold, e.g. at most 2 % unsafe, at most 300 tokens, German only, no URLs, at least 95 % polite"
 
 
@@ -24,6 +29,9 @@ def init(
     out: Annotated[Path, typer.Argument(help="The recipe to write.")] = Path(RECIPE),
     model: Annotated[str | None, typer.Option(help="Model to align: a folder, or owner/model on the hub.")] = None,
     pairs: Annotated[Path | None, typer.Option(help="File of pairs, `chosen` the more helpful answer.")] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="File of your users' prompts; left out: those of the pairs.")
+    ] = None,
     limit: Annotated[
         list[str] | None, typer.Option(help="What must hold, in words or as NAME: {...}; may be repeated.")
     ] = None,
@@ -36,14 +44,14 @@ def init(
     judge_model: Annotated[str | None, typer.Option(help="Name of the judge there.")] = None,
     judge_key_env: Annotated[str | None, typer.Option(help="Environment variable that holds its key.")] = None,
     certificate_prompts: Annotated[
-        Path | None, typer.Option(help="File of prompts that certificates alone ask; left out: those of the run.")
+        Path | None, typer.Option(help="File of prompts that certificates alone ask; left out: a part of --prompts.")
     ] = None,
     gpus: Annotated[int | None, typer.Option(min=0, help="Plan for N GPUs in place of this machine's.")] = None,
     gpu_memory: Annotated[float, typer.Option(min=1, help="With --gpus: GiB of each.")] = 80.0,
     ask: Annotated[bool, typer.Option("--ask/--no-ask", help="Ask for what no option gives, or name it.")] = True,
     measure: Annotated[bool, typer.Option("--measure", help="Measure steps here for the time: minutes.")] = False,
 ) -> None:
-    """Write a recipe for a wish: all rows, answers long enough for the limits, every device, a certificate."""
+    """Write a recipe for a wish: a size that the machine can do, answers that end, every device, a certificate."""
     from pddpo_ray.limits.wishes import wish_of
 
     if out.exists():
@@ -67,15 +75,28 @@ def init(
         )
         judge["model"] = asked("--judge-model", "Name of the judge there", judge_model, str, "my-judge")
         judge |= {"key_env": judge_key_env} if judge_key_env else {}
-    given = _found(out, model, helpful, wish, judge, certificate_prompts, planned_machine(gpus, gpu_memory))
-    _write(out, given)
+    machine = planned_machine(gpus, gpu_memory)
+    asked_by = _prompts(out, prompts, certificate_prompts, machine)
+    given = _found(out, model, helpful, wish, judge, asked_by, machine)
+    seconds = _write(out, given)
     typer.echo(f"{out}: written for {_said(given)}")
     for name in wish.files:
         typer.echo(f"{out.parent / name}: written; look at what it says")
+    for path, count, use in asked_by.written:
+        typer.echo(f"{path}: written, {count:,} of your prompts, {use}")
     typer.echo("what follows:")
     for command in _next(out, model, helpful, harm, gpus, gpu_memory):
         typer.echo(f"  {command}")
-    _costs(out, given, measure)
+    _costs(out, given, measure, seconds)
+
+
+@dataclass(frozen=True)
+class _Prompts:
+    """Files of prompts, and what was written of them."""
+
+    rounds: str | None = None
+    certified: str | None = None
+    written: tuple[tuple[Path, int, str], ...] = ()
 
 
 class _Asked:
@@ -97,14 +118,41 @@ class _Asked:
                 typer.echo(f"  {error}")
 
 
+def _prompts(out: Path, prompts: Path | None, certified: Path | None, machine: Any) -> _Prompts:
+    """What the rounds ask and what certificates draw: a file of prompts is parted where no second one is given."""
+    from pddpo_ray.data.prompt_parts import different_prompts, two_parts, write_prompts
+    from pddpo_ray.plan.wish_size import MOVED
+
+    if prompts is None or certified is not None:
+        rounds, apart = (None if path is None else _readable(str(path), "prompts") for path in (prompts, certified))
+        return _Prompts(rounds, apart)
+    there = different_prompts([_readable(str(prompts), "prompts")])
+    if len(there) < 2:
+        raise UserError(f"{prompts}: one prompt cannot be parted between rounds and certificate; give more")
+    rounds_of = len(there) // 2 if machine.gpus else math.ceil(SPARE * MOVED)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    written = []
+    for part, name, use in zip(
+        two_parts(there, rounds_of),
+        ("rounds", "certificate"),
+        ("for the rounds", "for certificates alone"),
+        strict=True,
+    ):
+        path = out.with_name(f"{out.stem}-{name}.jsonl")
+        write_prompts(part, path)
+        written.append((path, len(part), use))
+    return _Prompts(str(written[0][0]), str(written[1][0]), tuple(written))
+
+
 def _found(
-    out: Path, model: str, helpful: str, wish: Any, judge: dict[str, str], prompts: Path | None, machine: Any
+    out: Path, model: str, helpful: str, wish: Any, judge: dict[str, str], prompts: _Prompts, machine: Any
 ) -> Any:
-    """Reads the files and the model."""
+    """Reads the files and the model, which answers some prompts where that is quick."""
     from pddpo_ray.data.checks.inspection import Settings
     from pddpo_ray.data.lengths import lengths_of
+    from pddpo_ray.data.prompt_parts import different_prompts
     from pddpo_ray.plan.memory import stored_shapes
-    from pddpo_ray.plan.wished import Given
+    from pddpo_ray.plan.wish_size import Given
     from pddpo_ray.rollout.checkpoint import load_tokenizer
     from pddpo_ray.storage.checkpoints import checkpoint_folder, longest_context, weight_files
     from pddpo_ray.text.renderer import Renderer
@@ -113,7 +161,8 @@ def _found(
     sizes = [shape for path in weight_files(folder) for shape in stored_shapes(path)]
     renderer = Renderer(load_tokenizer(folder), "tokenizer-or-plain", folder)
     lengths = lengths_of([helpful], Settings(means="helpful"), renderer)
-    return Given(
+    asked = None if prompts.rounds is None else lengths_of([prompts.rounds], Settings(judged=False), renderer)
+    given = Given(
         model=_beside(model, out),
         parameters=sum(map(math.prod, sizes)),
         context=longest_context(folder),
@@ -123,19 +172,54 @@ def _found(
         machine=machine,
         reward=_made("reward", out),
         judge=judge,
-        certificate_prompts=None if prompts is None else _beside(str(prompts), out),
+        prompts=None if prompts.rounds is None else _beside(prompts.rounds, out),
+        asked=asked,
+        certificate_prompts=None if prompts.certified is None else _beside(prompts.certified, out),
+        certified=0 if prompts.certified is None else len(different_prompts([prompts.certified])),
     )
+    return replace(given, drawn=_drawn(model, different_prompts([prompts.rounds or helpful]), given))
 
 
-def _write(out: Path, given: Any) -> None:
-    from pddpo_ray.plan.wished import recipe, written
+def _drawn(model: str, prompts: list[Any], given: Any) -> Any:
+    """The model's own answers to some prompts; None where this machine is too slow for them."""
+    from pddpo_ray.backends.machine import inspect_machine
+    from pddpo_ray.plan.first_draws import ASKED, first_draws
+    from pddpo_ray.plan.hours import Texts
+    from pddpo_ray.plan.wish_size import longest_answer
+    from pddpo_ray.plan.wished import extended
+
+    here, longest = inspect_machine(), longest_answer(given)
+    if given.context is not None:
+        longest = min(longest, given.context // 2)
+    seconds = ASKED * Texts(given.parameters, 0, longest / 2, 0).draw_s(here.cpus)
+    if not here.gpus and seconds > SLOW_S:
+        typer.echo(
+            f"the model is not asked how long its answers are: on these cores that takes {seconds / 60:.0f} minutes"
+        )
+        return None
+    short = [one for one in prompts if len(one.first_user_text) <= MOST_CHARACTERS] or prompts
+    typer.echo(f"the model answers {min(ASKED, len(short))} of the prompts, to see where its answers end ...")
+    drawn = first_draws(model, short, longest, extended(given).policy.temperature)
+    words = [count for one in drawn.sample for count in one.words]
+    typer.echo(
+        f"  {sum(words) / len(words):.1f} words on average, half within {drawn.answer_at(0.5)} tokens, 97 in 100 within"
+        f" {drawn.answer_at(0.97)}"
+    )
+    return drawn
+
+
+def _write(out: Path, given: Any) -> float | None:
+    """Writes the recipe and the files of its limits; returns the seconds that it is planned to take, on CPUs."""
+    from pddpo_ray.plan.wished import sized, written
 
     out.parent.mkdir(parents=True, exist_ok=True)
     for name, text in given.wish.files.items():
         file = out.parent / name
         if not file.exists():
             file.write_text(text, encoding="utf-8")
-    out.write_text(HEADER.format(name=out) + written(recipe(given)), encoding="utf-8")
+    sections, seconds = sized(given)
+    out.write_text(HEADER.format(name=out) + written(sections), encoding="utf-8")
+    return seconds
 
 
 def _said(given: Any) -> str:
@@ -146,11 +230,12 @@ def _said(given: Any) -> str:
     )
 
 
-def _costs(out: Path, given: Any, measure: bool) -> None:
+def _costs(out: Path, given: Any, measure: bool, planned: float | None) -> None:
     """What the wish costs, as far as it is known before the score models are there."""
     from pddpo_ray.cli.output import print_columns
     from pddpo_ray.config import load
     from pddpo_ray.plan.printed import make_plan, plan_lines
+    from pddpo_ray.plan.wished import planned_time
 
     config = load(str(out), check_files=False)
     plan = make_plan(config, given.machine)
@@ -165,8 +250,10 @@ def _costs(out: Path, given: Any, measure: bool) -> None:
 
         seconds = measured_plan(config.in_one_process(), given.machine)["seconds"]["wall"]["run"]
         typer.echo(f"  time: about {seconds / 3600:,.1f} h in one process here, an estimate from measured steps")
-    else:
-        typer.echo(f"  time: `pddpo train {out} --dry-run --calibrate` measures a step on the machine that will run it")
+        return
+    if planned is not None:
+        typer.echo(f"  time: {planned_time(given, planned)}")
+    typer.echo(f"  time: `pddpo train {out} --dry-run --calibrate` measures a step on the machine that will run it")
 
 
 def _model(text: str) -> str:
@@ -194,15 +281,15 @@ def _labels(text: str) -> str:
     return _readable(text, "answers called safe or unsafe", lambda seen: seen.get("unsafe") is not None)
 
 
-def _readable(text: str, what: str, holds: Callable[[dict[str, Any]], Any]) -> str:
-    """A file of which at least one row is good and says what is wanted."""
+def _readable(text: str, what: str, holds: Callable[[dict[str, Any]], Any] | None = None) -> str:
+    """A file of which at least one row is good and says what is wanted; None: prompts alone."""
     from pddpo_ray.data import Settings
     from pddpo_ray.data.checks.inspection import inspect
 
-    inspection = inspect([text], Settings())
+    inspection = inspect([text], Settings(judged=holds is not None))
     if not inspection.good:
         raise UserError(f"{text}: none of {inspection.rows} rows can be used; `pddpo data check {text}` says why")
-    if not holds(_told(inspection)):
+    if holds is not None and not holds(_told(inspection)):
         raise UserError(f"{text} holds no {what}; `pddpo data stats {text}` says what it holds")
     return text
 
@@ -234,9 +321,9 @@ def _made(name: str, recipe: Path) -> str:
 
 def _next(out: Path, model: str, helpful: str, harm: str | None, gpus: int | None, gpu_memory: float) -> list[str]:
     there = "" if gpus is None else f" --gpus {gpus} --gpu-memory {gpu_memory:g}"
+    scorers = [("reward", helpful), ("cost", harm)] if harm else []
     return [
-        f"pddpo scorer train {helpful} --kind reward --base {model} --out scorers/reward",
-        *([f"pddpo scorer train {harm} --kind cost --base {model} --out scorers/cost"] if harm else []),
+        *(f"pddpo scorer train {rows} --kind {kind} --base {model} --out scorers/{kind}" for kind, rows in scorers),
         f"pddpo train {out} --dry-run{there}",
         f"pddpo train {out} --run runs/mine",
         "pddpo serve runs/mine",

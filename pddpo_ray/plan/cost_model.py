@@ -15,7 +15,13 @@ from typing import Any
 from pddpo_ray.config import Config, FitConfig, ModelFeedback, TextWorldConfig
 from pddpo_ray.config.sections.scorecard import BENIGN_ASKED, PAIRS_RANKED
 from pddpo_ray.config.sections.trainer import Stage
-from pddpo_ray.driver.offline_setup import calibration_size, offline_answers, prompts_of_the_term, proposal_of
+from pddpo_ray.driver.offline_setup import (
+    calibration_size,
+    offline_answers,
+    own_answers,
+    prompts_of_the_term,
+    proposal_of,
+)
 from pddpo_ray.parts.fitting import with_steps
 from pddpo_ray.worlds.text.family import grammar_of
 
@@ -85,8 +91,9 @@ def _work_before(config: Config, prompts: int) -> Work:
     by_method = config.traits.policy_gradient
     pairs = config.scorers.pairs if "scorers" in answers else config.offline.pairs
     scorer_pairs = models * _scorer_pairs(config, pairs) + 2 * by_method * _scorer_pairs(config, config.offline.pairs)
+    frozen = 2 * models * pairs if config.scorers.parameters == "head" else 0
     answers |= _answers_of_the_reference(config, prompts)
-    once = Work(answers, scorers=models + 2 * by_method, scorer_pairs=scorer_pairs, deliveries=1)
+    once = Work(answers, prepared=frozen, scorers=models + 2 * by_method, scorer_pairs=scorer_pairs, deliveries=1)
     if not config.online:
         return once
     once = _with_comparison(config, once)
@@ -104,6 +111,9 @@ def _work_before(config: Config, prompts: int) -> Work:
 
 
 def _scorer_pairs(config: Config, pairs: int) -> int:
+    """Pairs in the steps of a score model; a head alone learns from texts that are read once."""
+    if config.scorers.parameters == "head":
+        return 0
     return _pairs_of(config.scorers.optimiser, round((1.0 - config.scorers.held_out) * pairs))
 
 
@@ -131,7 +141,7 @@ def _with_comparison(config: Config, once: Work) -> Work:
         answers={**once.answers, "comparison": rounds * config.feedback.responses},
         fits=1 + rounds,
         fitted_pairs=fitted,
-        prepared=2 * pairs * (2 + rounds),
+        prepared=once.prepared + 2 * pairs * (2 + rounds),
         deliveries=once.deliveries + rounds,
     )
 
@@ -178,12 +188,15 @@ def _work_of_a_round(config: Config, prompts: int, first: bool) -> Work:
     answers = {"cost": config.feedback.responses}
     trainer, offline = config.trainer, config.offline.pairs
     stages = FIRST if first else LATER
-    fitted = sum(_pairs_of(trainer.of_stage(stage), offline) for stage in stages)
+    own = own_answers(config, prompts)
+    fitted = _pairs_of(trainer.of_stage(stages[0]), offline)
+    fitted += _pairs_of_own(config, own, prompts, stages[1]) if own else _pairs_of(trainer.of_stage(stages[1]), offline)
     new = 0 if first or not config.online else config.pairs_asked
     rows = offline if first else offline + round(new * config.rounds / 2)
     models = config.asked_models if isinstance(config.feedback, ModelFeedback) else ()
     # the reference's numbers are kept from round to round; the cost fit's base, the reward policy, is another each time
-    prepared = 2 * (rows if first else new) + 2 * rows
+    measured = own + (0 if first else config.feedback.responses)
+    prepared = 2 * (rows if first else new) + (2 * measured if own else 2 * rows)
     own_scores = 2 if config.signal == "cost_model" else 1
     scored = own_scores * config.feedback.responses if "cost" in models else 0
     # the reward fit begins from the last one; the cost fit too, or from three versions whose difference it carries over
@@ -214,6 +227,17 @@ def _work_of_a_round(config: Config, prompts: int, first: bool) -> Work:
         scored=scored + 2 * len(models) * config.pairs_asked,
         deliveries=2 if "proposal" in answers or "baseline" in answers else 1,
     )
+
+
+def rows_of_own(own: int, prompts: int) -> int:
+    """Pairs of answers to one prompt, all of them, where so many own answers are spread over the prompts."""
+    return own * max(1, own // max(1, prompts) - 1) // 2
+
+
+def _pairs_of_own(config: Config, own: int, prompts: int, stage: Stage) -> int:
+    """Pairs of texts in the stage that own answers teach: its steps read every answer of their pairs once."""
+    rows = rows_of_own(own, prompts)
+    return round(_pairs_of(config.trainer.of_stage(stage), rows) * own / 2 / rows)
 
 
 def _pairs_of(fit: FitConfig, rows: int) -> int:

@@ -276,7 +276,9 @@ def scorer_memory(config: Config, shape: ModelShape, device: Device) -> tuple[Me
     if where == "device" and isinstance(config.cluster, RayCluster):
         waiting = {"models": largest} if config.cluster.layout == "time-shared" else {}
         needs.append(Memory(WAITING, len(models), "host", {**waiting, **runtime}))
-    if config.trained_scorers:
+    if config.trained_scorers and config.scorers.parameters == "head":
+        needs.append(Memory(TRAINING, 1, "host", {"model": weights}, before_rounds=True))
+    elif config.trained_scorers:
         tokens = 2 * config.scorers.optimiser.batch_pairs * shape.text_tokens
         activations = layer_bytes(tokens, _sizes(shape, "float32", None))
         purposes = {"model": weights, "gradients": weights, "optimizer": 2 * weights, "activations": activations}

@@ -16,10 +16,10 @@ from pddpo_ray.config import Config, ModelFeedback, RayCluster
 from pddpo_ray.config.file_checks import HUB, missing_scorers
 from pddpo_ray.data.lengths import WORDS_PER_TOKEN, Lengths, lengths_of
 from pddpo_ray.data.tokens import renderer_of
-from pddpo_ray.driver.offline_setup import calibration_size
+from pddpo_ray.driver.offline_setup import own_answers
 from pddpo_ray.errors import UserError
 from pddpo_ray.parts.fitting import with_steps
-from pddpo_ray.plan.cost_model import prompts_of
+from pddpo_ray.plan.cost_model import prompts_of, rows_of_own
 from pddpo_ray.plan.data_files import named_files
 from pddpo_ray.plan.resources import bundles, device_of, runs_here
 from pddpo_ray.scorecard.cards import HELD_OUT
@@ -160,9 +160,8 @@ def _too_few_steps(config: Config) -> Iterator[str]:
     if not (config.data is not None and config.model.reference and by_values and config.online):
         return
     prompts = prompts_of(config)
-    answers = calibration_size(config, prompts)
-    each = max(1, answers // prompts)
-    steps = with_steps(config.trainer.of_stage("first_cost"), answers * max(1, each - 1) // 2).steps
+    answers = own_answers(config, prompts) or 2 * config.offline.pairs
+    steps = with_steps(config.trainer.of_stage("first_cost"), rows_of_own(answers, prompts)).steps
     if steps < MOVED_STEPS or prompts < MOVED_PROMPTS:
         yield (
             f"trainer.stages.first_cost: {steps} steps on {answers:,} answers to {prompts:,} prompts;"

@@ -1,109 +1,137 @@
-"""A recipe for a wish: all rows of the files, answers long enough for the limits, every device of the machine."""
+"""A recipe for a wish: answers long enough for the limits, every device of the machine, and a size that it can do.
+
+On GPUs a run learns from every row of the files. On CPUs its size is what was shown to move a real model, and the
+plan's own arithmetic says how long that takes (`plan.hours`).
+"""
 
 from __future__ import annotations
 
+import json
 import math
+import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
-from pddpo_ray.backends.machine import GIB, Machine
-from pddpo_ray.data.lengths import Lengths
-from pddpo_ray.limits.wishes import Wish
+from pddpo_ray.backends.machine import GIB
+from pddpo_ray.config import Config, load
+from pddpo_ray.plan.hours import Texts, run_seconds
+from pddpo_ray.plan.wish_size import EACH, ENDED, Given, Room, Size, fitting, prompts_of, rooms, smallest, up
 
+EXTENDS = "align"
 FEWEST_ANSWERS, MOST_ANSWERS = 128, 1024
 """Answers a round by which limits are estimated."""
 STEERED = 6
 """Failures at the limit that a round's answers hold, where MOST_ANSWERS allows."""
-ASKED, EACH = 400, 4
-"""Prompts whose answers teach the limits first, and answers of each."""
+ASKED = 400
+"""Prompts whose answers teach the limits first."""
+MOVED_ASKED = 8
+"""Prompts of which a round of the run that moved SmolLM2 compared answers."""
+MOVED_BY = 5.0
+"""Nats by which a first multiplier prices one standard deviation of the model's own answers: 4.5 moved SmolLM2's, and a
+tenth more leaves a certificate its margin."""
+HOUR_S = 3600.0
+DRAWS = 1500
+"""The most draws of a certificate where no limit on a rate asks for more: 1.1 words below a limit took 576."""
+POPULATION = 500
+"""Prompts that a certificate about new ones wants: each is drawn once."""
+PASS_TOKENS = 4096
+"""Tokens in memory at a time on CPUs."""
 RUNNING_GIB = 4.0
 """What a device holds beside weights and cache."""
 
 Section = dict[str, tuple[Any, str]]
 """Values with their comments, by key."""
+Sections = dict[str, Any]
+"""A `Section`, or one value with its comment, by key."""
 
 
-@dataclass(frozen=True)
-class Given:
-    """What was found and said."""
-
-    model: str
-    parameters: int
-    context: int | None
-    """Positions of the model; None: unknown."""
-    pairs: str
-    lengths: Lengths
-    wish: Wish
-    machine: Machine
-    reward: str
-    """Folder of the reward model."""
-    judge: Mapping[str, str]
-    certificate_prompts: str | None = None
+def sized(given: Given) -> tuple[Sections, float | None]:
+    """The sections in order, each value with one comment, and on CPUs the seconds that the run is planned to take."""
+    if given.cores is None:
+        (room,) = rooms(given)
+        return recipe(given, Size(room, None, prompts_of(given), given.lengths.rows), None), None
+    for room in rooms(given):
+        size = smallest(given, room)
+        seconds = run_seconds(config_of(recipe(given, size, None)), _texts(given, room), given.cores)
+        if seconds <= HOUR_S:
+            break
+    return recipe(given, size, seconds), seconds
 
 
-def longest_answer(given: Given) -> int:
-    """Tokens that nearly all answers of the pairs have, and twice what a limit on length allows, so that it binds."""
-    wanted = max(64, given.lengths.answer_at(0.99))
-    for entry in given.wish.limits.values():
-        for side in ("at_most", "at_least"):
-            amount = str(entry.get(side, "")).split()
-            if "mean" in entry and amount[1:] in (["words"], ["tokens"]):
-                each = given.lengths.words_per_token if amount[1] == "words" else 1.0
-                wanted = max(wanted, math.ceil(2.0 * float(amount[0]) / each) + 1)
-    return _up(wanted, 16)
+def config_of(sections: Sections) -> Config:
+    """The recipe as it will be loaded, with the paths as they are written."""
+    overrides = []
+    for key, section in sections.items():
+        if isinstance(section, dict):
+            overrides += [f"{key}.{name}={json.dumps(value)}" for name, (value, _) in section.items()]
+        elif key not in ("about", "extends"):
+            overrides.append(f"{key}={json.dumps(section[0])}")
+    return load(EXTENDS, overrides, check_files=False)
 
 
-def recipe(given: Given) -> dict[str, Section | tuple[Any, str]]:
+def extended(given: Given) -> Config:
+    """What the recipe extends, for what it leaves as it is."""
+    needed = [f"model.reference={json.dumps(given.model)}", f"data.helpful={json.dumps([given.pairs])}"]
+    return load(EXTENDS, needed, check_files=False)
+
+
+def _texts(given: Given, room: Room) -> Texts:
+    lengths = given.lengths
+    drawn = given.drawn or lengths
+    pairs = [one for one in lengths.sample if one.prompt <= room.prompt and max(one.answers) <= room.answer]
+    both = [2 * one.prompt + sum(one.answers) for one in pairs]
+    asked = [one.prompt for one in (given.asked or lengths).sample if one.prompt <= room.prompt]
+    answers = [min(room.longest, count) for one in drawn.sample for count in one.answers]
+    return Texts(given.parameters, _mean(asked), _mean(answers), _mean(both))
+
+
+def _mean(counts: list[int]) -> float:
+    return sum(counts) / len(counts) if counts else 0.0
+
+
+def recipe(given: Given, size: Size, seconds: float | None) -> Sections:
     """The sections in order, each value with one comment."""
-    gpus = len(given.machine.gpus)
-    longest, prompt = longest_answer(given), _up(max(32, given.lengths.prompt_at(0.99)), 16)
-    if given.context is not None and prompt + longest > given.context:
-        longest = min(longest, given.context // 2)
-        prompt = min(prompt, given.context - longest)
-    answer = min(longest, _up(max(32, given.lengths.answer_at(0.99)), 16))
-    prompts, rows = given.lengths.prompts, given.lengths.rows
-    pairs = max(1, round(rows * (1.0 - given.lengths.left_out(prompt, answer))))
-    asked = min(prompts, ASKED)
+    gpus, lengths, room = len(given.machine.gpus), given.lengths, size.room
+    pairs = min(size.pairs, max(1, fitting(lengths, room)))
+    asked = min(size.prompts, ASKED)
     prompts_have, answers_have = (
-        f"half have {at(0.5)}, 99 in 100 {at(0.99)}" for at in (given.lengths.prompt_at, given.lengths.answer_at)
+        f"{whose} half have {at(0.5)}, 99 in 100 {at(0.99)}"
+        for whose, at in (("of prompts", (given.asked or lengths).prompt_at), ("of the pairs'", lengths.answer_at))
     )
-    sections: dict[str, Section | tuple[Any, str]] = {
+    data: Section = {"helpful": ([given.pairs], "`chosen` is the more helpful answer")}
+    if given.prompts is not None or not gpus:
+        whose = "what the rounds ask" if given.prompts else "their prompts are what the rounds ask"
+        data["prompts"] = ([given.prompts or given.pairs], whose)
+    every = size.prompts == prompts_of(given)
+    data |= {
+        "prompt_count": (size.prompts, "every different prompt" if every else "as many as moved a real model"),
+        "prompt_tokens": (room.prompt, prompts_have),
+        "answer_tokens": (room.answer, answers_have),
+    }
+    sections: Sections = {
         "about": (f"{given.model} under {', '.join(given.wish.limits)}", ""),
-        "extends": ("align", "what is not said here"),
+        "extends": (EXTENDS, "what is not said here"),
         "model": {
             "reference": (given.model, f"{given.parameters:,} parameters"),
             "dtype": ("bfloat16" if gpus else "float32", "half the memory" if gpus else "CPUs compute in it"),
         },
-        "data": {
-            "helpful": ([given.pairs], "`chosen` is the more helpful answer"),
-            "prompt_count": (prompts, "every different prompt of the pairs"),
-            "prompt_tokens": (
-                prompt,
-                prompts_have,
-            ),
-            "answer_tokens": (
-                answer,
-                answers_have,
-            ),
-        },
-        "rollout": _rollout(given, prompt, longest, answer),
-        "feedback": {
-            "reward": ({"path": given.reward}, "who compares answers; made by `pddpo scorer train`"),
-            "cost": (None, "no limit compares harm"),
-            "responses": (_answers(given), "answers a round by which the limits are estimated"),
-            **({"gpus": (0.04, "share of a GPU that the reward model has")} if gpus > 1 else {}),
-        },
+        "data": data,
+        "rollout": _rollout(given, room),
+        "feedback": _feedback(given),
     }
+    if size.rounds is not None:
+        sections["rounds"] = (size.rounds, "" if seconds is None else planned_time(given, seconds))
     if given.judge:
         sections["judge"] = {key: (value, _JUDGE[key]) for key, value in given.judge.items()}
-    sections["limits"] = _limits(given, longest)
+    sections["limits"] = _limits(given, room.longest)
+    if all("rate" in entry or "bounds" in entry for entry, _ in sections["limits"].values() if entry):
+        sections["dual"] = {"margin": ("certificate", "multipliers aim below the limits, so that a test can show them")}
     sections |= {
-        "offline": {"pairs": (rows, f"every pair; about {pairs:,} are short enough")},
-        "explore": {"calibration": (EACH * asked, f"the reference's answers, {EACH} a prompt: limits learn from them")},
-        "trainer": _trainer(given, pairs),
+        "offline": {"pairs": (size.pairs, f"of {lengths.rows:,}; the first round learns from {pairs:,} that fit")},
+        "explore": _explore(given, asked),
+        "trainer": _trainer(given, pairs, room),
         "certificate": _certificate(given),
     }
     if gpus > 1:
@@ -112,6 +140,37 @@ def recipe(given: Given) -> dict[str, Section | tuple[Any, str]]:
             "layout": ("time-shared", "every GPU trains and samples in turn"),
         }
     return sections
+
+
+def planned_time(given: Given, seconds: float) -> str:
+    """How long a run is planned to take on this machine's cores."""
+    cores = "one core" if given.cores == 1 else f"{given.cores} cores"
+    return f"about {seconds / 60:.0f} minutes on {cores} with AVX-512, twice that without, the certificate included"
+
+
+def _feedback(given: Given) -> Section:
+    reward = {"path": given.reward} if given.wish.unsafe else None
+    made = "made by `pddpo scorer train`" if reward else "a small one is trained from the pairs: no limit asks it"
+    section: Section = {
+        "reward": (reward, f"who compares answers; {made}"),
+        "cost": (None, "no limit compares harm"),
+        "responses": (_answers(given), "answers a round by which the limits are estimated"),
+    }
+    if len(given.machine.gpus) > 1:
+        section["gpus"] = (0.04, "share of a GPU that the reward model has")
+    return section
+
+
+def _explore(given: Given, asked: int) -> Section:
+    section: Section = {
+        "calibration": (max(16, EACH * asked), f"the model's own answers, {EACH} a prompt: limits learn from them")
+    }
+    if given.cores is not None:
+        section |= {
+            "prompts": (MOVED_ASKED, "prompts a round of which answers are compared"),
+            "picks": (2, "pairs of each"),
+        }
+    return section
 
 
 _WHAT = {
@@ -127,14 +186,19 @@ _JUDGE = {
 }
 
 
-def _rollout(given: Given, prompt: int, longest: int, answer: int) -> Section:
+def _rollout(given: Given, room: Room) -> Section:
     gpus = given.machine.gpus
-    section: Section = {
-        "max_tokens": (longest, "twice what a limit on length allows, so that it binds, and what the pairs need"),
-        "max_model_len": (prompt + max(longest, answer), "longest prompt and answer together"),
-    }
+    need = "what the pairs need"
+    if given.drawn is not None:
+        need = f"{100 * ENDED:.0f} in 100 answers of the model end within {given.drawn.answer_at(ENDED)}"
+    section: Section = {"max_tokens": (room.longest, f"{need}; at least twice what a limit on length allows")}
     if not gpus:
-        return section | {"threads": (given.machine.cpus, "cores of this machine")}
+        return {
+            "engine": ("transformers", "runs everywhere"),
+            **section,
+            "canary_tolerance": (1e-3, "of float32 on CPUs"),
+        }
+    section["max_model_len"] = (room.prompt + max(room.longest, room.answer), "longest prompt and answer together")
     weights = 2.0 * given.parameters / GIB
     memory = min(gpu.memory_bytes for gpu in gpus) / GIB
     share = min(0.6, max(0.15, (2.0 * weights + RUNNING_GIB) / memory))
@@ -145,42 +209,60 @@ def _rollout(given: Given, prompt: int, longest: int, answer: int) -> Section:
     }
 
 
-def _trainer(given: Given, pairs: int) -> Section:
+def _trainer(given: Given, pairs: int, room: Room) -> Section:
     gpus = len(given.machine.gpus)
     epochs = 2 if pairs < 5000 else 1
-    batch = 16 if pairs < 5000 else 64
-    fit = {"epochs": epochs, "learning_rate": 1e-4, "batch_pairs": batch}
+    batch = next(size for most, size in ((500, 8), (5000, 16), (math.inf, 64)) if pairs < most)
+    fit = {"epochs": epochs, "batch_pairs": batch}
     steps = math.ceil(epochs * pairs / batch)
-    section: Section = {"fit": (fit, f"about {steps:,} steps over the pairs")}
+    # of the reward's stages alone: the limits' own stay as they are shipped
+    stages = {"first_reward": fit, "reward": dict(fit)}
+    section: Section = {"stages": (stages, f"about {steps:,} steps over the pairs; the limits' stages as shipped")}
     if gpus > 1:
         section["workers"] = (gpus, "one a GPU")
     if not gpus:
         section["threads"] = (given.machine.cpus, "cores of this machine")
-    section["micro_pairs"] = (4 if gpus else 2, "pairs in memory at a time")
+    few = max(1, min(12, PASS_TOKENS // (2 * (room.prompt + max(room.longest, room.answer)))))
+    section["micro_pairs"] = (4 if gpus else few, "pairs in memory at a time")
     return section
 
 
 def _limits(given: Given, longest: int) -> Section:
     section: Section = {"unsafe": (None, "not asked for")} if "unsafe" not in given.wish.limits else {}
+    floor = {"rate": {"score_model": given.reward}, "versus": "reference", "at_least": "50 %"}
     section["helpful"] = (
-        {"rate": {"score_model": given.reward}, "versus": "reference", "at_least": "50 %"},
-        "a floor: without it, refusing everything keeps the other limits",
+        (floor, "a floor: without it, refusing everything keeps the other limits")
+        if given.wish.unsafe
+        else (None, "a floor wants a reward model of `pddpo scorer train`")
     )
     most = {"words": longest, "tokens": longest, "sentences": longest, "characters": 16 * longest}
     for name, entry in given.wish.limits.items():
         rule = entry["mean"].get("rule") if isinstance(entry.get("mean"), dict) else None
-        bounds = {"bounds": [0, most[rule]]} if rule in most and "bounds" not in entry else {}
+        own: dict[str, Any] = {"bounds": [0, most[rule]]} if rule in most and "bounds" not in entry else {}
+        if own and rule and (spread := _spread(given, rule, longest)):
+            own["dual"] = {"rho": float(f"{MOVED_BY * extended(given).beta * most[rule] / spread:.2g}")}
         section[name] = (
-            {**entry, **bounds},
+            {**entry, **own},
             _WHAT[next(key for key in ("rate", "mean", "logit", "kl") if key in entry)],
         )
     return section
 
 
+def _spread(given: Given, rule: str, longest: int) -> float:
+    """Standard deviation of the model's own answers, cut at `longest` tokens, under a rule that counts; 0: unknown."""
+    rows = () if given.drawn is None else given.drawn.sample
+    counts = [
+        count * min(1.0, longest / max(1, tokens))
+        for one in rows
+        for tokens, count in zip(one.answers, {"words": one.words, "tokens": one.answers}.get(rule, ()), strict=False)
+    ]
+    return statistics.stdev(counts) if len(counts) > 1 else 0.0
+
+
 def _answers(given: Given) -> int:
     """Enough for a round to hold some failures at the rarest limit."""
     rarest = min((_rare(entry) for entry in given.wish.limits.values() if "rate" in entry), default=1.0)
-    return int(min(MOST_ANSWERS, max(FEWEST_ANSWERS, _up(STEERED / max(rarest, 1e-6), 32))))
+    return int(min(MOST_ANSWERS, max(FEWEST_ANSWERS, up(STEERED / max(rarest, 1e-6), 32))))
 
 
 def _rare(entry: Mapping[str, Any]) -> float:
@@ -196,17 +278,18 @@ def _certificate(given: Given) -> Section:
     section: Section = {
         "certify": ("end", "the run tests its policies when its rounds are done"),
         "draws": (
-            _up(max(1000.0, 15.0 / max(rarest, 1e-3)), 100),
+            up(max(DRAWS, 15.0 / max(rarest, 1e-3)), 100),
             "most draws of a candidate, fewer if it is clear",
         ),
     }
     if given.certificate_prompts is not None:
         section["prompts"] = ([given.certificate_prompts], "asked by certificates alone")
-        section["scope"] = ("population", "about new prompts like these")
+        if given.certified >= POPULATION:
+            section["scope"] = ("population", "about new prompts like these")
     return section
 
 
-def written(sections: Mapping[str, Section | tuple[Any, str]]) -> str:
+def written(sections: Sections) -> str:
     """As YAML with a comment a line."""
     lines = []
     for key, section in sections.items():
@@ -220,7 +303,3 @@ def written(sections: Mapping[str, Section | tuple[Any, str]]) -> str:
 def _line(key: str, value: Any, comment: str) -> str:
     text = yaml.safe_dump({key: value}, sort_keys=False, allow_unicode=True, default_flow_style=True, width=10_000)
     return text.strip()[1:-1] + (f"  # {comment}" if comment else "")
-
-
-def _up(number: float, unit: int) -> int:
-    return unit * math.ceil(number / unit)

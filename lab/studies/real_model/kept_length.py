@@ -3,9 +3,10 @@
     python -m lab.studies.real_model.kept_length --data FOLDER                # some 30 minutes a seed on an idle core
     python -m lab.studies.real_model.kept_length --data FOLDER --seeds 1      # one of them
 
-    prompts    questions of HH-RLHF of one turn and at most 18 words, each asked for one short sentence: 600 for the
-               rounds, the others of the training file for the certificate, those of the test file for the check
-    train      one round of O-PD-DPO under the limit alone, certified at its end
+    prompts    questions of HH-RLHF of one turn and at most 18 words, each asked for one short sentence: those of the
+               training file for the recipe, those of the test file for the check
+    init       a recipe from the model, the pairs, the prompts and the limit in words; nothing of it is edited
+    train      the recipe, certified at its end
     evaluate   the reference and the released policy answer the same fresh prompts
     table      what the page shows, and `kept_length.json`
 
@@ -20,30 +21,23 @@ import os
 import random
 import statistics
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from lab.studies.real_model.own_draws import asked_once
-from lab.studies.real_model.step import REFERENCE, TOKENS, Step, answers_of, do
+from lab.studies.real_model.step import REFERENCE, Step, answers_of, do
 from pddpo_ray.journal import read_journal
 
 SUFFIX = " Answer in one short sentence."
-ROUNDS = 600
 POLICY = "policy"
 SHOWN = 10
 """Answers before and after: the first of the fresh prompts, in the order that the seed drew."""
 QUESTIONS = 120
-LIMIT = {"mean": {"rule": "words"}, "at_most": 14.2, "bounds": [0, TOKENS]}
-"""At most 60 % of the reference's 23.6 words."""
-SETTINGS = [
-    *["rounds=1", "limits.unsafe=null", "limits.helpful=null", f"limits.length={json.dumps(LIMIT)}"],
-    f"rollout={{engine: transformers, max_tokens: {TOKENS}, candidates: 6, canary_tolerance: 1.0e-3}}",
-    *["feedback.reward=null", "feedback.cost=null", "scorers.parameters=head", "feedback.responses=128"],
-    *["data.prompt_count=160", "data.prompt_tokens=64", "explore.calibration=640", "offline.pairs=64"],
-    *["dual.rho=3.0", "dual.margin=1.2", "dual.rule={kind: newton, damping: 1.0}"],
-    "trainer.stages.first_cost={epochs: 1, learning_rate: 5e-4, batch_pairs: 48}",
-    *["trainer.threads=1", "scorecard.prompts=0", "report.html=false"],
-]
+LIMIT = "at most 14.2 words on average"
+"""60 % of the reference's 23.6 words."""
 
 
 def questions(file: Path) -> list[str]:
@@ -54,12 +48,11 @@ def questions(file: Path) -> list[str]:
 
 
 def write_prompts(data: Path, out: Path) -> None:
-    """`rounds.jsonl`, `certify.jsonl` and `fresh.jsonl`; no question is in two of them."""
-    train, test = (questions(data / f"preferences_helpful_{part}.jsonl.gz") for part in ("train", "test"))
+    """`prompts.jsonl` and `fresh.jsonl`; no question is in both."""
     out.mkdir(parents=True, exist_ok=True)
-    for name, asked in (("rounds", train[:ROUNDS]), ("certify", train[ROUNDS:]), ("fresh", test)):
-        rows = [json.dumps({"prompt": one + SUFFIX}) + "\n" for one in asked]
-        (out / f"{name}.jsonl").write_text("".join(rows))
+    for name, part in (("prompts", "train"), ("fresh", "test")):
+        asked = questions(data / f"preferences_helpful_{part}.jsonl.gz")
+        (out / f"{name}.jsonl").write_text("".join(json.dumps({"prompt": one + SUFFIX}) + "\n" for one in asked))
 
 
 def run_folder(work: Path, seed: int) -> Path:
@@ -68,36 +61,47 @@ def run_folder(work: Path, seed: int) -> Path:
 
 def steps(data: Path, work: Path, seeds: Sequence[int], extra: Sequence[str] = ()) -> list[Step]:
     """Every command, in order. `extra` are overrides of the runs."""
-    model, prompts = work / "model", work / "kept-length" / "prompts"
-    made = [Step("model", ["model", "fetch", "smollm2", "--to", str(model)], model / "model.safetensors")]
+    model, folder = work / "model", work / "kept-length"
+    recipe, fresh = folder / "own.yaml", folder / "prompts" / "fresh.jsonl"
+    own = [
+        *["init", str(recipe), "--model", str(model), "--prompts", str(folder / "prompts" / "prompts.jsonl")],
+        *["--pairs", str(data / "preferences_helpful_train.jsonl.gz"), "--limit", LIMIT, "--no-ask"],
+    ]
+    made = [
+        Step("model", ["model", "fetch", "smollm2", "--to", str(model)], model / "model.safetensors"),
+        Step("init", own, recipe),
+    ]
     for seed in seeds:
-        run, out = run_folder(work, seed), work / "kept-length" / f"evaluation-{seed}"
-        certificate = {"certify": "end", "draws": 1500, "candidates": 2, "scope": "population"}
-        words = [
-            *["train", "smollm2", f"seed={seed}", f"model.reference={model}", *SETTINGS],
-            f"data.helpful={json.dumps([str(data / 'preferences_helpful_train.jsonl.gz')])}",
-            f"data.prompts={json.dumps([str(prompts / 'rounds.jsonl')])}",
-            f"certificate={json.dumps(certificate | {'prompts': [str(prompts / 'certify.jsonl')]})}",
-            *[*extra, "--run", str(run)],
-        ]
+        run, out = run_folder(work, seed), folder / f"evaluation-{seed}"
+        words = ["train", str(recipe), f"seed={seed}", *extra, "--run", str(run)]
         made.append(Step("train", words, run / "result.json", run / "journal.sqlite"))
-        models = [f"{REFERENCE}={model}", f"{POLICY}={run}@policy-1"]
         asked = [
-            *["evaluate", *models, "--reference", f"{REFERENCE}={model}", "--set", str(prompts / "fresh.jsonl")],
-            *["--questions", str(QUESTIONS), "--max-tokens", str(TOKENS), "--policy-temperature", "0.7"],
+            *["evaluate", f"{REFERENCE}={model}", "--reference", f"{REFERENCE}={model}", "--set", str(fresh)],
+            *["--questions", str(QUESTIONS), "--policy-temperature", "0.7"],
             *["--template", "tokenizer", "--seed", str(seed), "--out", str(out)],
         ]
-        made.append(Step("evaluate", asked, out / "evaluation.json"))
-        made += [_measured(out, name) for name in (REFERENCE, POLICY)]
+        made.append(Step("evaluate", asked, out / "evaluation.json", late=partial(_tested, run, recipe)))
+        made += [_measured(out, name, recipe) for name in (REFERENCE, POLICY)]
     return made
 
 
-def _measured(folder: Path, name: str) -> Step:
+def _tested(run: Path, recipe: Path) -> list[str]:
+    """The policy that the run's certificate is about, and the recipe's longest answer."""
+    policy = json.loads((run / "certificate.json").read_text())["candidate"]["policy"]
+    return [f"{POLICY}={run}@{policy}", "--max-tokens", str(_section(recipe, "rollout")["max_tokens"])]
+
+
+def _section(recipe: Path, name: str) -> dict[str, Any]:
+    section: dict[str, Any] = yaml.safe_load(recipe.read_text())[name]
+    return section
+
+
+def _measured(folder: Path, name: str, recipe: Path) -> Step:
     """The limit on the fresh answers of one model, with its interval."""
     limit, answers = folder / "limit.yaml", folder / f"{name}.jsonl"
 
     def write() -> list[str]:
-        limit.write_text(json.dumps({"limits": {"length": LIMIT}}))
+        limit.write_text(json.dumps({"limits": {"length": _section(recipe, "limits")["length"]}}))
         rows = [{"prompt": prompt, "response": said[name]} for (_, prompt), said in answers_of(folder).items()]
         answers.write_text("".join(json.dumps(row) + "\n" for row in rows))
         return []

@@ -16,7 +16,6 @@ import pytest
 
 from lab.studies.real_model import kept_length
 from lab.studies.real_model.run import METHODS, run_folder, steps
-from pddpo_ray.config import load
 from pddpo_ray.errors import PddpoError
 from pddpo_ray.journal import read_journal
 from tests.support.scorer_rows import rows_of_words
@@ -123,20 +122,20 @@ def test_judges_learn_from_other_files_than_the_runs_scorers(tmp_path: Path) -> 
     assert len({str(step.done) for step in runs}) == 2 * len(METHODS)
 
 
-def test_runs_of_the_kept_limit_load_and_ask_three_disjoint_sets_of_prompts(tmp_path: Path) -> None:
+def test_the_kept_limit_is_a_users_commands_and_its_check_asks_other_prompts(tmp_path: Path) -> None:
     data, work = tmp_path / "data", tmp_path / "work"
     data.mkdir()
-    for part, count in (("train", 700), ("test", 30)):
+    for part, count in (("train", 70), ("test", 30)):
         asked = [f"\n\nHuman: Is {part} {number} even?\n\nAssistant:" for number in range(count)]
         write(data / f"preferences_helpful_{part}.jsonl.gz", [{"prompt": prompt} for prompt in asked])
     kept_length.write_prompts(data, work / "kept-length" / "prompts")
     files = sorted((work / "kept-length" / "prompts").glob("*.jsonl"))
     sets = [{json.loads(line)["prompt"] for line in file.read_text().splitlines()} for file in files]
-    assert [len(one) for one in sets] == [100, 30, 600]
-    assert len(set().union(*sets)) == 730
-    runs = [step for step in kept_length.steps(data, work, [0, 1]) if step.of == "train"]
-    for seed, run in enumerate(runs):
-        config = load(run.words[1], run.words[2 : run.words.index("--run")], check_files=False)
-        assert (config.seed, config.rounds, config.algorithm) == (seed, 1, "o-pd-dpo")
-        assert [one.limit.name for one in config.stated] == ["length"]
-        assert config.certificate.certify == "end"
+    assert [len(one) for one in sets] == [30, 70]
+    assert len(set().union(*sets)) == 100
+    _, init, *others = kept_length.steps(data, work, [0, 1])
+    assert init.words[0] == "init"
+    assert str(files[1]) in init.words
+    runs = [step.words for step in others if step.of == "train"]
+    assert [words[:3] for words in runs] == [["train", str(init.done), f"seed={seed}"] for seed in (0, 1)]
+    assert all(len(words) == 5 for words in runs), "no setting of the recipe is edited"

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 from typer.testing import CliRunner
 
-from pddpo_ray.backends.machine import planned_machine
+from pddpo_ray.backends.machine import Gpu, Machine, planned_machine
 from pddpo_ray.cli.main import app
 from pddpo_ray.config import Config, load
+from pddpo_ray.data.lengths import Lengths, Measured
 from pddpo_ray.errors import UserError
 from pddpo_ray.limits.wishes import wish_of
 from pddpo_ray.plan.warnings import warnings
+from pddpo_ray.plan.wish_size import Given
+from pddpo_ray.plan.wished import config_of, sized
 from tests.support.scorer_rows import write_rows
 from tests.support.tiny_language_model import save_policy, word_tokenizer
 
@@ -80,12 +85,11 @@ def test_a_wish_on_eight_gpus_is_a_recipe_without_a_warning(folder: Path) -> Non
 def test_rules_and_their_files(folder: Path) -> None:
     asked("", "ours/recipe.yaml", *FILES, "--limit", "at most 120 words, German only", "--limit", "no URLs")
     config = made("ours/recipe.yaml")
-    limits = stated(config)
-    del limits["helpful"]
-    assert limits == {"length": "at most 120 words", "german": "at least 99 %", "urls": "at most 1 %"}
+    assert stated(config) == {"length": "at most 120 words", "german": "at least 99 %", "urls": "at most 1 %"}
     assert "https?://" in Path("ours/urls.txt").read_text()
     assert yaml.safe_load(Path("ours/recipe.yaml").read_text())["model"]["reference"] == "../models/mine"
-    assert all("scorer train" in warning for warning in warnings(config, planned_machine(0, 80)))
+    (said,) = warnings(config, planned_machine(0, 80))
+    assert "64 of 200 pairs are used" in said, "and no score model is missing, since none is asked"
 
 
 @pytest.mark.slow
@@ -94,7 +98,7 @@ def test_a_judge_and_what_is_missing_of_it(folder: Path) -> None:
     with pytest.raises(UserError, match="still to be given: --judge-endpoint, URL of the judge's endpoint"):
         asked("", *FILES, *wish)
     asked("", *FILES, *wish, "--judge-endpoint", "http://127.0.0.1:9/v1", "--judge-model", "ours")
-    assert stated(made())["polite"] == "at least 95 %"
+    assert stated(made()) == {"polite": "at least 95 %"}
     assert Path("polite.md").read_text() == "Is this answer polite?\n"
 
 
@@ -116,6 +120,87 @@ def test_a_wrong_option_is_one_line_and_writes_nothing(folder: Path) -> None:
     Path("recipe.yaml").touch()
     with pytest.raises(UserError, match=r"recipe\.yaml exists already"):
         asked("", *FILES)
+
+
+@pytest.mark.slow
+def test_prompts_of_users_are_parted_and_each_is_in_one_part(folder: Path) -> None:
+    rows = [{"prompt": f"Why {n % 250} ?", "category": "why"} for n in range(300)]
+    write_rows(folder / "asked.jsonl", rows)
+    said = asked("", "ours/own.yaml", *FILES, "--prompts", "asked.jsonl", "--limit", "at most 14 words")
+    parts = {
+        key: {json.loads(line)["prompt"][0]["content"] for line in (folder / "ours" / key).read_text().splitlines()}
+        for key in ("own-rounds.jsonl", "own-certificate.jsonl")
+    }
+    assert [len(part) for part in parts.values()] == [125, 125], "at most half are the rounds'"
+    assert len(set().union(*parts.values())) == 250
+    config = made("ours/own.yaml")
+    assert config.data is not None
+    assert config.data.prompts == [str(folder / "ours" / "own-rounds.jsonl")]
+    assert config.certificate.prompts == [str(folder / "ours" / "own-certificate.jsonl")]
+    assert config.certificate.scope == "set", "too few to draw each once"
+    assert "125 of your prompts, for certificates alone" in said
+
+
+def test_a_model_of_135_million_parameters_on_two_cores_gets_a_plan_of_an_hour() -> None:
+    """What moved SmolLM2 (docs/real-model.md)."""
+    given = given_on(Machine(cpus=2, memory_bytes=16 * 2**30))
+    sections, seconds = sized(given)
+    assert seconds is not None
+    assert 15 * 60 < seconds <= 60 * 60
+    config = config_of(sections)
+    assert config.data is not None
+    assert (config.rounds, config.offline.pairs, config.dual.margin) == (1, 64, "certificate")
+    assert (config.data.prompt_count, config.explore.calibration, config.data.prompt_tokens) == (160, 640, 64)
+    first, reward = (config.trainer.of_stage(stage) for stage in ("first_cost", "first_reward"))
+    assert (first.epochs, first.learning_rate, first.batch_pairs) == (1, 5e-4, 48)
+    assert (reward.epochs, reward.learning_rate, reward.batch_pairs) == (2, 1e-4, 8)
+    assert config.rollout.max_tokens == 112, "where 97 % of the model's first answers end"
+    assert config.trained_scorers == ("reward",)
+    assert config.asked_models == ("reward",)
+    (length,) = config.stated
+    assert length.limit.cost_range == (0.0, 112.0)
+    assert f"about {seconds / 60:.0f} minutes on 2 cores" in sections["rounds"][1]
+
+
+def test_a_larger_model_on_cpus_gets_the_least_plan_and_its_hours(one_core: Machine) -> None:
+    sections, seconds = sized(given_on(one_core, parameters=1_700_000_000))
+    assert seconds is not None
+    assert seconds > 3 * 3600
+    assert f"about {seconds / 60:.0f} minutes on one core" in sections["rounds"][1]
+
+
+def test_with_gpus_every_pair_and_prompt_counts() -> None:
+    gpu = Machine(cpus=8, memory_bytes=96 * 2**30, gpus=(Gpu("one", 80 * 2**30),))
+    sections, seconds = sized(given_on(gpu))
+    assert seconds is None
+    assert "rounds" not in sections
+    assert (sections["offline"]["pairs"][0], sections["data"]["prompt_count"][0]) == (4676, 600)
+
+
+def test_a_floor_against_the_reference_has_pairs_enough_for_its_own_answers(one_core: Machine) -> None:
+    wish = wish_of(["at most 5 % unsafe"], "m", "./scorers/cost")
+    sections, _ = sized(replace(given_on(one_core), wish=wish))
+    assert sections["offline"]["pairs"][0] >= 320, "two own answers a pair are measured"
+    assert sections["limits"]["helpful"][0]["versus"] == "reference"
+    assert config_of(sections).explore.calibration == 640
+
+
+@pytest.fixture
+def one_core() -> Machine:
+    return Machine(cpus=1, memory_bytes=16 * 2**30)
+
+
+def given_on(machine: Machine, parameters: int = 134_515_008) -> Given:
+    """Pairs of HH-RLHF, short questions and SmolLM2's answers to them, by their quantiles."""
+    pairs = tuple(Measured(40 + 9 * n, (60 + n % 40, 50), (45 + n % 30, 40)) for n in range(90))
+    asked = tuple(Measured(40 + n % 21, (), ()) for n in range(90))
+    drawn = tuple(Measured(47, (12 + n,), (9 + round(0.75 * n),)) for n in range(88))
+    return Given(
+        model="models/smollm2", parameters=parameters, context=8192, pairs="helpful.jsonl",
+        lengths=Lengths(4676, 4675, pairs), wish=wish_of(["at most 14.2 words"], "m", "c"), machine=machine,
+        reward="./scorers/reward", judge={}, prompts="own-rounds.jsonl", asked=Lengths(600, 600, asked),
+        drawn=Lengths(88, 88, drawn), certificate_prompts="own-certificate.jsonl", certified=603,
+    )  # fmt: skip
 
 
 def test_a_limit_in_a_recipes_own_words() -> None:

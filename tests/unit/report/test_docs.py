@@ -119,6 +119,10 @@ def test_there_are_commands_to_check() -> None:
     assert len(PDDPO) >= 15
 
 
+WRITTEN = {(page, words[1]) for page, words in PDDPO if words[0] == "init" and len(words) > 1}
+"""Recipes that a page's own `pddpo init` writes."""
+
+
 @pytest.mark.parametrize(("page", "words"), PDDPO, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
 def test_documented_commands_parse(page: str, words: list[str]) -> None:
     group = program()
@@ -129,6 +133,8 @@ def test_documented_commands_parse(page: str, words: list[str]) -> None:
             recipe, changed = context.params["recipe"], context.params["overrides"] or []
             if recipe is None or "=" in recipe:  # the run's own
                 assert context.params["resume"]
+                return
+            if (page, recipe) in WRITTEN:
                 return
             assert load(recipe, changed, check_files=not recipe.startswith(OWN_FILES)).rounds >= 1
         if words[0] == "recipes" and context.params["name"]:

@@ -1,0 +1,32 @@
+"""What the model to align answers now, before a recipe is written: where its answers end, and how long they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pddpo_ray.data.formats.example import Example
+from pddpo_ray.data.lengths import Lengths, Measured
+from pddpo_ray.evaluate.models import Speaker, parse_model
+from pddpo_ray.records import Decoding
+from pddpo_ray.theory.seeds import generator, seed_of
+
+ASKED = 128
+"""Prompts that it answers once each."""
+
+
+def first_draws(model: str, prompts: Sequence[Example], longest: int, temperature: float) -> Lengths:
+    """Tokens and words of its answers to some of the prompts, of at most `longest` tokens."""
+    order = generator("first draws", len(prompts)).permutation(len(prompts))[:ASKED]
+    asked = [prompts[index].prompt for index in order]
+    speaker = Speaker(parse_model(f"model={model}"), template="tokenizer-or-plain", temperature=temperature)
+    try:
+        seeds = [seed_of("first draws", index) for index in range(len(asked))]
+        replies = speaker.answer(asked, seeds, Decoding(max_tokens=longest))
+        tokens = [len(speaker.renderer.prompt_ids(turns)) for turns in asked]
+    finally:
+        speaker.close()
+    sample = tuple(
+        Measured(prompt, (len(reply.token_ids),), (len(reply.text.split()),))
+        for prompt, (reply,) in zip(tokens, replies, strict=True)
+    )
+    return Lengths(len(sample), len(sample), sample)

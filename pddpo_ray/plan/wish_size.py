@@ -1,0 +1,132 @@
+"""How much a run for a wish does: tokens of its texts, and on CPUs the prompts and pairs that moved a real model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pddpo_ray.backends.machine import Machine
+from pddpo_ray.data.lengths import Lengths
+from pddpo_ray.limits.wishes import Wish
+
+EACH = 4
+"""Own answers to each prompt."""
+MOVED, MOVED_PAIRS = 160, 64
+"""Prompts and pairs of the run that moved SmolLM2's length; four own answers to each prompt taught the limit
+(docs/real-model.md)."""
+ENDED = 0.97
+"""Share of the model's first answers that end by themselves: of 128, so many that 95 in 100 of all do, most likely."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What was found and said."""
+
+    model: str
+    parameters: int
+    context: int | None
+    """Positions of the model; None: unknown."""
+    pairs: str
+    lengths: Lengths
+    """Of the pairs."""
+    wish: Wish
+    machine: Machine
+    reward: str
+    """Folder of the reward model, where a limit needs one."""
+    judge: Mapping[str, str]
+    prompts: str | None = None
+    """File of the rounds' prompts; None: those of the pairs."""
+    asked: Lengths | None = None
+    """Of those prompts."""
+    drawn: Lengths | None = None
+    """Of the model's own answers; None: too slow to ask."""
+    certificate_prompts: str | None = None
+    certified: int = 0
+    """Prompts in that file."""
+
+    @property
+    def cores(self) -> int | None:
+        """Cores that compute where there is no GPU."""
+        return None if self.machine.gpus else self.machine.cpus
+
+
+@dataclass(frozen=True)
+class Room:
+    """Tokens that prompts, the policy's answers and the pairs' answers may have."""
+
+    prompt: int
+    longest: int
+    answer: int
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much a run does."""
+
+    room: Room
+    rounds: int | None
+    """None: as many as the recipe that is extended."""
+    prompts: int
+    pairs: int
+
+
+def longest_answer(given: Given) -> int:
+    """Tokens within which the model's own answers end, or those of the pairs where it was not asked, and twice what a
+    limit on length allows, so that it binds."""
+    wanted = max(64, given.lengths.answer_at(0.99))
+    if given.drawn is not None:
+        wanted = max(32, given.drawn.answer_at(ENDED))
+    for entry in given.wish.limits.values():
+        for side in ("at_most", "at_least"):
+            amount = str(entry.get(side, "")).split()
+            if "mean" in entry and amount[1:] in (["words"], ["tokens"]):
+                each = given.lengths.words_per_token if amount[1] == "words" else 1.0
+                wanted = max(wanted, math.ceil(2.0 * float(amount[0]) / each) + 1)
+    return up(wanted, 16)
+
+
+def rooms(given: Given) -> list[Room]:
+    """The room that the files want, and on CPUs less of it where only the shorter prompts of the pairs fit an hour."""
+    lengths, asked = given.lengths, given.asked or given.lengths
+    if given.cores is None:
+        return [_room(given, max(asked.prompt_at(0.99), lengths.prompt_at(0.99)))]
+    if given.asked is None:
+        return [_room(given, lengths.prompt_at(share)) for share in (0.99, 0.5)]
+    # the prompts that are asked, and pairs that are no longer as long as there are enough of those
+    shares = [0, *(lengths.prompt_at(share) for share in (0.25, 0.5, 0.75, 0.99))]
+    wider = [_room(given, max(asked.prompt_at(0.99), tokens)) for tokens in shares]
+    enough = _fewest_pairs(given)
+    return [next((room for room in wider if fitting(lengths, room) >= enough), wider[-1])]
+
+
+def _room(given: Given, prompt: int) -> Room:
+    prompt, longest = up(max(32, prompt), 16), longest_answer(given)
+    if given.context is not None and prompt + longest > given.context:
+        longest = min(longest, given.context // 2)
+        prompt = min(prompt, given.context - longest)
+    return Room(prompt, longest, min(longest, up(max(32, given.lengths.answer_at(0.99)), 16)))
+
+
+def fitting(lengths: Lengths, room: Room) -> int:
+    """Pairs that are short enough."""
+    return round(lengths.rows * (1.0 - lengths.left_out(room.prompt, room.answer)))
+
+
+def prompts_of(given: Given) -> int:
+    return (given.asked or given.lengths).prompts
+
+
+def _fewest_pairs(given: Given) -> int:
+    # beside a floor against the reference a run measures two own answers a pair
+    pairs = EACH * min(prompts_of(given), MOVED) // 2 if given.wish.unsafe else MOVED_PAIRS
+    return min(given.lengths.rows, pairs)
+
+
+def smallest(given: Given, room: Room) -> Size:
+    """What was shown to move a real model, on CPUs: one round, in which each limit's first multiplier acts."""
+    return Size(room, 1, min(prompts_of(given), MOVED), _fewest_pairs(given))
+
+
+def up(number: float, unit: int) -> int:
+    return unit * math.ceil(number / unit)
