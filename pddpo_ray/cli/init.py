@@ -49,7 +49,6 @@ def init(
     gpus: Annotated[int | None, typer.Option(min=0, help="Plan for N GPUs in place of this machine's.")] = None,
     gpu_memory: Annotated[float, typer.Option(min=1, help="With --gpus: GiB of each.")] = 80.0,
     ask: Annotated[bool, typer.Option("--ask/--no-ask", help="Ask for what no option gives, or name it.")] = True,
-    measure: Annotated[bool, typer.Option("--measure", help="Measure steps here for the time: minutes.")] = False,
 ) -> None:
     """Write a recipe for a wish: a size that the machine can do, answers that end, every device, a certificate."""
     from pddpo_ray.limits.wishes import wish_of
@@ -87,7 +86,7 @@ def init(
     typer.echo("what follows:")
     for command in _next(out, model, helpful, harm, gpus, gpu_memory):
         typer.echo(f"  {command}")
-    _costs(out, given, measure, seconds)
+    _costs(out, given, seconds)
 
 
 @dataclass(frozen=True)
@@ -230,7 +229,7 @@ def _said(given: Any) -> str:
     )
 
 
-def _costs(out: Path, given: Any, measure: bool, planned: float | None) -> None:
+def _costs(out: Path, given: Any, planned: float | None) -> None:
     """What the wish costs, as far as it is known before the score models are there."""
     from pddpo_ray.cli.output import print_columns
     from pddpo_ray.config import load
@@ -245,15 +244,8 @@ def _costs(out: Path, given: Any, measure: bool, planned: float | None) -> None:
         if heading.startswith(wanted):
             typer.echo(f"  {heading}")
             print_columns(rows, indent=4)
-    if measure:
-        from pddpo_ray.cli.runs.train import measured_plan
-
-        seconds = measured_plan(config.in_one_process(), given.machine)["seconds"]["wall"]["run"]
-        typer.echo(f"  time: about {seconds / 3600:,.1f} h in one process here, an estimate from measured steps")
-        return
     if planned is not None:
         typer.echo(f"  time: {planned_time(given, planned)}")
-    typer.echo(f"  time: `pddpo train {out} --dry-run --calibrate` measures a step on the machine that will run it")
 
 
 def _model(text: str) -> str:

@@ -272,24 +272,3 @@ def work_rows(plan: Mapping[str, Mapping[str, Any]]) -> list[Sequence[str]]:
         rows.append((title, f"{sum(one['answers'].values()):,} answers", f"at most {one['tokens']:,} tokens", parts))
         rows += [("", f"{one[key]:,}", what, "") for key, what in computed.items() if one[key]]
     return rows
-
-
-def time_rows(costs: Mapping[str, float], seconds: Mapping[str, Mapping[str, float]]) -> list[Sequence[str]]:
-    """What one of each thing took, and what follows for every stretch: wall seconds and CPU seconds."""
-    one = {
-        "answers": "an answer",
-        "features": "its features",
-        "log_probs": "its log-probability",
-        "fitted_pairs": "a pair in a fit's step",
-        "fits": "a fit beside its steps",
-        "scorer_pairs": "a pair in a step of a scorer",
-        "scored": "an answer's score",
-        "deliveries": "a delivery, verified",
-    }
-    rows: list[Sequence[str]] = [(f"{costs[key]:,.3g} s", what, "measured") for key, what in one.items() if costs[key]]
-    titles = {"start": "until the parts are up", **STRETCHES, "run": "the whole run"}
-    rows += [
-        (f"{seconds['wall'][name] / 60:,.1f} min", title, f"CPU {seconds['cpu'][name] / 60:,.1f} min")
-        for name, title in titles.items()
-    ]
-    return rows

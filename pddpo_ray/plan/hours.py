@@ -1,20 +1,19 @@
-"""About how long a recipe takes before anything is measured: its plan's own counts, at the speed of one usual core.
-
-`--calibrate` measures the machine itself; this says beforehand which sizes are worth writing into a recipe.
-"""
+"""About how long a recipe takes: its plan's own counts, at the speed of one usual core. Nothing is measured."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from pddpo_ray.config import Config
-from pddpo_ray.plan.calibration import Costs, seconds_of_run
 from pddpo_ray.plan.cost_model import work
 
 PASSES, DRAWS = 1.1e11, 1.6e10
 """Operations a second of one core with AVX-512, of whole texts and of tokens drawn one by one (SmolLM2 in float32,
 docs/real-model.md); a core without AVX-512 takes about twice as long."""
 START_S, HANDED_S = 20.0, 4.0
+"""Until the parts are up; and of one version handed from part to part."""
 
 
 @dataclass(frozen=True)
@@ -32,28 +31,24 @@ class Texts:
         """Seconds of one answer."""
         return 2.0 * self.parameters * self.answer / (DRAWS * cores)
 
-    def costs(self, cores: int) -> Costs:
-        """Seconds of what a plan counts: two operations a weight and token, three times that with the gradient."""
+    def seconds_of_one(self, cores: int) -> dict[str, float]:
+        """By the names of a plan's counts: two operations a weight and token, three times that with the gradient."""
         token = 2.0 * self.parameters / (PASSES * cores)
-        text = token * (self.prompt + self.answer)
-        return Costs(
-            answers=self.draw_s(cores),
-            features=text,
-            log_probs=text,
-            prepared=text,
-            fits=HANDED_S,
-            fitted_pairs=3.0 * token * self.pair,
-            loads=HANDED_S,
-            scorers=HANDED_S,
-            scorer_pairs=token * self.pair,
-            scored=text,
-            deliveries=HANDED_S,
-            start=START_S,
-        )
+        passes = dict.fromkeys(("features", "log_probs", "prepared", "scored"), token * (self.prompt + self.answer))
+        handed = dict.fromkeys(("fits", "loads", "scorers", "deliveries"), HANDED_S)
+        pairs = {"fitted_pairs": 3.0 * token * self.pair, "scorer_pairs": token * self.pair}
+        return {"answers": self.draw_s(cores), **passes, **handed, **pairs}
 
 
 def run_seconds(config: Config, texts: Texts, cores: int) -> float:
     """Of the whole run with its certificate, whose draws are counted to the last that it may take."""
-    costs = texts.costs(cores)
+    one, counted = texts.seconds_of_one(cores), work(config)
     drawn = config.certificate.draws if config.certificate.certify == "end" else 0
-    return seconds_of_run(work(config), costs, config.rounds)["run"] + drawn * costs.answers
+    rounds = seconds_of(counted["first_round"], one) + (config.rounds - 1) * seconds_of(counted["round"], one)
+    return START_S + seconds_of(counted["before"], one) + rounds + drawn * one["answers"]
+
+
+def seconds_of(stretch: Mapping[str, Any], one: Mapping[str, float]) -> float:
+    """Seconds of one stretch of a plan's `work`. People's and judges' labels come on top."""
+    counts = {**stretch, "answers": sum(stretch["answers"].values())}
+    return sum(counts[name] * seconds for name, seconds in one.items() if name in counts)

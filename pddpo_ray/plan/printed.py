@@ -10,7 +10,7 @@ from pddpo_ray.backends.machine import Machine
 from pddpo_ray.certificates.margins import draws_rows
 from pddpo_ray.config import Config
 from pddpo_ray.config.sections.feedback import MINUTES_PER_LABEL
-from pddpo_ray.plan.cost_model import prompts_of, time_rows, work, work_rows
+from pddpo_ray.plan.cost_model import prompts_of, work, work_rows
 from pddpo_ray.plan.feasibility import kept_in_world
 from pddpo_ray.plan.limits import measurements
 from pddpo_ray.plan.memory import by_process, host_bytes, memory, model_shape, stored_bytes
@@ -115,8 +115,6 @@ def plan_lines(plan: Mapping[str, Any]) -> list[tuple[str, list[Sequence[str]]]]
         *([("people's time", f"{asked['hours']:,.0f} h", "for what the rounds ask")] if asked["hours"] else []),
     ]
     worked = [(f"work ({plan['prompts']:,} prompts)", work_rows(plan["work"]))] if plan["parameters"] else []
-    if "seconds" in plan:
-        worked.append(("time on this machine, in one process", time_rows(plan["seconds_of_one"], plan["seconds"])))
     certified = [("draws that a certificate takes", plan["certificates"])] if plan["certificates"] else []
     return [
         (f"resources ({plan['cluster']}, {plan['layout']}, {plan['device']})", resources),

@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Protocol, TextIO, cast
 
@@ -67,10 +66,6 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the resolved recipe, resources, memory and labels; run nothing.")
     ] = False,
-    calibrate: Annotated[
-        bool,
-        typer.Option("--calibrate", help="With --dry-run: measure this machine for a minute or two."),
-    ] = False,
     gpus: Annotated[
         int | None, typer.Option(min=0, help="With --dry-run: plan for N GPUs in place of this machine's.")
     ] = None,
@@ -88,12 +83,10 @@ def train(
     """Run a recipe: train, sample, label and move the multiplier, round by round."""
     config, name = recipe_to_run(recipe, overrides or [], run if resume else None, check_scorers=not dry_run)
     demand_possible_sizes(config)
-    if calibrate and not dry_run:
-        raise UserError("--calibrate measures for a plan: add --dry-run")
     if gpus is not None and not dry_run:
         raise UserError("--gpus plans for another machine: add --dry-run")
     if dry_run:
-        show_plan(config, planned_machine(gpus, gpu_memory), calibrate=calibrate, as_json=as_json)
+        show_plan(config, planned_machine(gpus, gpu_memory), as_json=as_json)
         return
     if go_on:
         resume = resume or holds_run(config, run)
@@ -309,7 +302,7 @@ def write_report(config: Config, run_dir: Path) -> Path | None:
     return build_report(run_dir, config.journal)
 
 
-def show_plan(config: Config, machine: Machine, *, calibrate: bool, as_json: bool) -> None:
+def show_plan(config: Config, machine: Machine, *, as_json: bool) -> None:
     """The resolved recipe and what it takes. Exit code 2 when the machine can never run it."""
     from pddpo_ray.plan.data_files import file_rows
     from pddpo_ray.plan.printed import make_plan, plan_lines
@@ -318,8 +311,6 @@ def show_plan(config: Config, machine: Machine, *, calibrate: bool, as_json: boo
     files = file_rows(config)
     plan, problem = make_plan(config, machine), shortage(config, machine)
     said = warnings_of(config, machine)
-    if calibrate and not problem:
-        plan |= measured_plan(config, machine)
     if as_json:
         print_json(
             {
@@ -345,27 +336,6 @@ def show_plan(config: Config, machine: Machine, *, calibrate: bool, as_json: boo
                 typer.echo(f"  {warning}")
     if problem:
         raise UserError(problem)
-
-
-def measured_plan(config: Config, machine: Machine) -> dict[str, Any]:
-    """What measuring adds to a plan: the number of prompts and the work with them, wall seconds of one of each thing
-    here, and those of each stretch of the run, by both clocks."""
-    from pddpo_ray.plan.calibration import measure, seconds_of_run
-    from pddpo_ray.plan.cost_model import work
-
-    quieten_libraries(machine)
-    measured = measure(config)
-    counted = work(config, measured.prompts)
-    by_clock = {
-        name: seconds_of_run(counted, costs, config.rounds)
-        for name, costs in (("wall", measured.wall), ("cpu", measured.cpu))
-    }
-    return {
-        "prompts": measured.prompts,
-        "work": counted,
-        "seconds_of_one": asdict(measured.wall),
-        "seconds": by_clock,
-    }
 
 
 def show_result(config: Config, result: Mapping[str, Any], run_dir: Path, page: Path | None) -> None:
