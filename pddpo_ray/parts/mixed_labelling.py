@@ -194,17 +194,21 @@ class MixedFeedbackController(FeedbackController):
 def corrected_numbers(
     rows: Sequence[Mapping[str, Any]], shares: Mapping[str, float | None], share: float, mode: str, cost_max: float
 ) -> list[float | None]:
-    """f + (xi/q)(y - f) of each row of `TOSSED` as a cost, from people's unsafe shares by item. [n] -> [n]"""
-    given = np.array([np.nan if shares.get(row["item"]) is None else shares[row["item"]] for row in rows], dtype=float)
-    people = clipped_logit(given, cost_max) if mode == "logit_labels" else given
-    machine, asked = [row["machine"] for row in rows], [row["asked"] for row in rows]
-    numbers = corrected_by_people(machine, people, asked, share)
-    return [None if np.isnan(number) else number for number in numbers.tolist()]
+    """`corrected` of each row of `TOSSED`, from people's unsafe shares by item. [n] -> [n]"""
+    given = {index: shares.get(row["item"]) for index, row in enumerate(rows) if row["asked"]}
+    costs = {
+        index: float(clipped_logit(one, cost_max)) if one is not None and mode == "logit_labels" else one
+        for index, one in given.items()
+    }
+    return corrected([row["machine"] for row in rows], costs, share)
 
 
-def share_of_people(settings: MixedFeedback) -> float:
-    """q: people see as many of a certificate's draws as of a round's answers."""
-    return (settings.unsure + settings.random) / settings.responses
+def corrected(machine: Sequence[float | None], people: Mapping[int, float | None], share: float) -> list[float | None]:
+    """f + (xi/q)(y - f) of each draw; None where either was to say something and did not."""
+    f = np.array([np.nan if cost is None else cost for cost in machine], dtype=np.float64)
+    y = np.array([np.nan if people.get(row) is None else people[row] for row in range(len(f))], dtype=np.float64)
+    asked = [row in people for row in range(len(f))]
+    return [None if np.isnan(number) else number for number in corrected_by_people(f, y, asked, share).tolist()]
 
 
 def mixed_feedback(
