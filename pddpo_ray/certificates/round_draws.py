@@ -158,13 +158,12 @@ def _of_labels(journal: JournalReader, number: int, limit: str, labels_each: int
     labels = {one.response.id: one for one in journal.safety(number, limit)}
     answers = [answer.id for answer in journal.samples(number, "cost")]
     known = [answer for answer in answers if answer in labels]
-    low, high = share_bounds([labels[answer] for answer in known], labels_each) if known else ([], [])
-    shares = {answer: ends for answer, *ends in zip(known, low, high, strict=True)}
-    return [
-        Measurement(answer, float(ends[0]) if ends and ends[0] == ends[1] else None, float(ends[1]) if ends else None)
-        for answer in answers
-        for ends in [shares.get(answer)]
-    ]
+    ends = share_bounds([labels[answer] for answer in known], labels_each)
+    found = {
+        answer: Measurement(answer, low if low == high else None, high)
+        for answer, low, high in zip(known, *(one.tolist() for one in ends), strict=True)
+    }
+    return [found.get(answer, Measurement(answer, None, None)) for answer in answers]
 
 
 def _of_round(config: Config, journal: JournalReader, number: int) -> dict[str, Any]:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from pddpo_ray.theory.prompt_sets import PromptSets
 
 from pddpo_ray.errors import UserError
 from pddpo_ray.limits.quantities import Limit as StatedLimit
 from pddpo_ray.records import Array
+from pddpo_ray.theory.estimates.prompt_sets import PromptSets
 from pddpo_ray.worlds.oracle import Limit, Oracle
 
 
