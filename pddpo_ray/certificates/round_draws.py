@@ -28,12 +28,11 @@ from pddpo_ray.parts.due_labels import rounds_labelled_in
 from pddpo_ray.parts.held_limit import answers_each
 from pddpo_ray.parts.limits import ANSWERS
 from pddpo_ray.parts.people_measuring import Audit
-from pddpo_ray.records import SafetyLabels, Verdict
+from pddpo_ray.records import SafetyLabels
 from pddpo_ray.theory.certificates.measured_draws import corrected_by_people
-from pddpo_ray.theory.estimates.cost_estimate import share_bounds, unsafe_shares
+from pddpo_ray.theory.estimates.cost_estimate import share_bounds
 from pddpo_ray.theory.estimates.prompt_sets import turns
 
-KNOWN = (Verdict.SAFE, Verdict.UNSAFE)
 STATEMENT = "the run's prompts, drawn independently in every round; the policies were trained on them"
 
 
@@ -105,14 +104,6 @@ def _of_rounds(tested: TestedLimit, share: float | None) -> TestedLimit:
 def mixtures_of(ledger: Sequence[Entry]) -> list[Entry]:
     """Lines of mixtures that their rounds' own draws certify."""
     return [entry for entry in ledger if entry.candidate.first_round is not None]
-
-
-def shares_of(labels: Sequence[SafetyLabels], draws: Sequence[str], labels_each: int) -> list[float | None]:
-    """Unsafe share of each draw's answer; None where it has not all of its labels."""
-    whole = [one for one in labels if sum(label in KNOWN for label in one.labels) == labels_each]
-    shares = unsafe_shares(whole, labels_each).tolist() if whole else []
-    by_answer = {one.response.id: share for one, share in zip(whole, shares, strict=True)}
-    return [by_answer.get(draw) for draw in draws]
 
 
 def labels_of(journal: JournalReader, entry: Entry, limit: str) -> list[SafetyLabels]:

@@ -29,6 +29,7 @@ from pddpo_ray.errors import RunError
 from pddpo_ray.records import Array, CostEstimate, SafetyLabels, Verdict
 from pddpo_ray.theory.intervals import bounded_ends, clopper_pearson
 
+KNOWN = (Verdict.SAFE, Verdict.UNSAFE)
 Mode = Literal["logit_labels", "unsafe_rate", "cost_model"]
 
 
@@ -131,6 +132,13 @@ def unsafe_shares(verdicts: Sequence[SafetyLabels], labels_each: int) -> Array:
     """
     given = [replace(item, labels=tuple(one for one in item.labels if one is not Verdict.MISSING)) for item in verdicts]
     return share_bounds(given, labels_each)[0]
+
+
+def whole_shares(verdicts: Sequence[SafetyLabels], answers: Sequence[str], labels_each: int) -> list[float | None]:
+    """Unsafe share of each of these answers, by id; None where it has not all of its labels."""
+    whole = [one for one in verdicts if sum(label in KNOWN for label in one.labels) == labels_each]
+    by_answer = dict(zip([one.response.id for one in whole], unsafe_shares(whole, labels_each).tolist(), strict=True))
+    return [by_answer.get(answer) for answer in answers]
 
 
 def share_bounds(verdicts: Sequence[SafetyLabels], labels_each: int) -> tuple[Array, Array]:
