@@ -448,7 +448,6 @@ def test_multipliers_end_at_the_optimum_of_what_was_learned(tmp_path: Path) -> N
     run_recipe(config, tmp_path / "run")
     assert isinstance(config.world, TabularWorldConfig)
     limits = limits_on(tabular_world(config.world), config)
-    assert limits is not None
     with open_folder(tmp_path / "run") as journal:
         reward = next(entry.version for entry in reversed(journal.versions()) if entry.stage == "reward")
         steps = journal.dual_steps()
