@@ -182,8 +182,6 @@ class CostEstimate:
     labels_each: int
     mode: str = "logit_labels"
     constraint: str = "cost"
-    bias_allowance: float = 0.0
-    """Mean size of the clipped logit's bias at the responses' own estimates (`logit_labels` only, else 0)."""
     within_variance: float | None = None
     """Variance of the cost among answers to one prompt, label noise taken out; it follows from the labels, so the
     journal leaves it out. None where no prompt has two responses or the signal is not on the scale of the cost."""

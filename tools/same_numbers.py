@@ -57,7 +57,8 @@ class Checkout:
     @property
     def knows_families(self) -> bool:
         """Whether its recipes have `world.family`; older ones have the first text world alone."""
-        return (self.tree / "pddpo_ray" / "worlds" / "text_family.py").is_file()
+        worlds = self.tree / "pddpo_ray" / "worlds"
+        return (worlds / "text_family.py").is_file() or (worlds / "text" / "family.py").is_file()
 
     def numbers(self, case: Case, folder: Path) -> dict[str, Any]:
         """Runs the case in `folder`/run and returns what it computed, or {"failed": why}."""

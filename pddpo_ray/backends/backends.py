@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 from pddpo_ray.contracts import Labeller, Measure, RolloutEngine, TrainerBackend
 from pddpo_ray.parts.dual_step import DualOwner
 from pddpo_ray.parts.held_limit import HeldLimit
+from pddpo_ray.parts.measuring import SourceMeasures
 from pddpo_ray.parts.rewards import ComputedReward
 from pddpo_ray.records import Decoding, LabelledPair, PolicyVersion, Prompt, Response
 from pddpo_ray.scoring.interface import AnswerScorer
@@ -69,8 +70,8 @@ class Backends:
     """Makes the multipliers' owner somewhere else; None: it is in this process."""
     held_limits: Sequence[HeldLimit] = ()
     """The recipe's stated limits, comparisons first."""
-    measure: Measure | None = None
-    """Measures answers under those limits; None: feedback labels them."""
+    measure: Measure = field(default_factory=lambda: SourceMeasures([], [], [], 1.0))
+    """Measures answers under those of them that have sources of their own."""
     reward: ComputedReward | None = None
     """The reward where a source computes it; None: comparisons teach it."""
     measured_by: Mapping[str, str] = field(default_factory=dict)

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from scipy.special import expit
 
 from pddpo_ray.backends.backends import Backends
 from pddpo_ray.backends.preflight import given_by_users
 from pddpo_ray.config import Config, TabularWorldConfig
-from pddpo_ray.errors import UserError
-from pddpo_ray.parts.held_limit import held_limits, labelled_limits
+from pddpo_ray.parts.held_limit import held_limits
 from pddpo_ray.parts.rewards import ComputedReward
 from pddpo_ray.records import Array, LabelledPair, PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import ARTIFACTS
 from pddpo_ray.worlds.computed_reward import own_reward
-from pddpo_ray.worlds.exact_evaluation import WorldView, demand_feasible
-from pddpo_ray.worlds.oracle import Oracle
+from pddpo_ray.worlds.exact_evaluation import WorldView
 from pddpo_ray.worlds.tabular.files import tabular_world
 from pddpo_ray.worlds.tabular.limits import TableLimits, table_limits
 from pddpo_ray.worlds.tabular.parts import TabularEngine, TabularTrainer
@@ -43,9 +39,6 @@ def tabular_backends(config: Config, world: TabularWorld, store: ArtifactStore) 
     """Tables in place of a model; features are one-hot and need no whitening."""
     trainer = TabularTrainer(world, store)
     limits, reward = limits_on(world, config), config.computed_reward
-    held = labelled_limits(config.stated)
-    if limits is not None:
-        held = held_limits(limits.stated, limits.scales, limits.factors, world.prompts)
 
     def offline(seed: int) -> list[LabelledPair]:
         drawn = world.offline(seed, None if world.offline_rows else config.offline.pairs)
@@ -63,46 +56,32 @@ def tabular_backends(config: Config, world: TabularWorld, store: ArtifactStore) 
         canaries=[world.response(x, 0, f"canary-{x}") for x in range(world.shape[0])],
         answers=world.answers,
         prompt_sets=config.prompt_sets,
-        prior=(world.oracle.prior if limits is None else limits.weights).tolist(),
+        prior=limits.weights.tolist(),
         offline=offline,
         features="one-hot",
         world=tabular_view(world, store, config),
-        held_limits=held,
-        measure=None if limits is None else limits.measure,
+        held_limits=held_limits(limits.stated, limits.scales, limits.factors, world.prompts),
+        measure=limits.measure,
         reward=None if reward is None else ComputedReward(reward, own_reward(world, reward)),
     )
 
 
-def limits_on(world: TabularWorld, config: Config) -> TableLimits | None:
-    """The recipe's limits on a table; None: feedback labels them. Raises UserError where they do not fit together."""
-    return None if config.labelled else table_limits(world, config.stated, config.prompt_sets)
+def limits_on(world: TabularWorld, config: Config) -> TableLimits:
+    """The recipe's limits on a table. Raises UserError where they do not fit together."""
+    return table_limits(world, config.stated, config.prompt_sets)
 
 
 def tabular_view(world: TabularWorld, store: ArtifactStore, config: Config) -> WorldView:
-    """Evaluation reads a policy's table from its artifact. The recipe's limit and beta define the problem."""
+    """Evaluation reads a policy's table from its artifact. The recipe's limits and beta define the problem."""
 
     def table(policy: PolicyVersion) -> Array:
         return np.exp(store.read_tensors(policy.path, policy.sha256)["log_probs"])
 
-    limits = limits_on(world, config)
-    if limits is not None:
-        oracle = limits.oracle(config.beta)
-        return WorldView(oracle, table, world.covered, stages_of_costs=False, logits=world.oracle.cost)
-    first, *others = config.thresholds
-    known = {limit.name: limit for limit in world.oracle.further}
-    unknown = [name for name in others if name not in known]
-    if unknown:
-        costs = f"its further costs are {', '.join(known)}" if known else "it has one cost alone"
-        raise UserError(f"limits.{unknown[0]}: the world has no cost called {unknown[0]}; {costs}")
-    further = tuple(replace(known[name], threshold=config.thresholds[name]) for name in others)
-    oracle = replace(world.oracle, beta=config.beta, threshold=config.thresholds[first], further=further)
-    if config.signal == "unsafe_rate":
-        rates = demand_feasible(of_rates(oracle))
-        return WorldView(rates, table, world.covered, cost_of=world.cost, logits=oracle.cost)
-    return WorldView(demand_feasible(oracle), table, world.covered, cost_of=world.cost)
-
-
-def of_rates(oracle: Oracle) -> Oracle:
-    """The same problem with chances of a label "unsafe" in place of the costs, for limits that are rates."""
-    further = tuple(replace(limit, cost=expit(limit.cost)) for limit in oracle.further)
-    return replace(oracle, cost=expit(oracle.cost), cost_max=1.0, further=further)
+    return WorldView(
+        limits_on(world, config).oracle(config.beta),
+        table,
+        world.covered,
+        stages_of_costs=all(one.labelled for one in config.stated),
+        cell=world.cell,
+        logits=world.oracle.cost,
+    )

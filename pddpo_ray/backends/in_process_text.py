@@ -16,7 +16,7 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.exploration.explorer import PRIOR_SD
 from pddpo_ray.journal.served import KeptPrompt
 from pddpo_ray.limits.sources import Source
-from pddpo_ray.parts.held_limit import held_limits, labelled_limits
+from pddpo_ray.parts.held_limit import held_limits
 from pddpo_ray.parts.measuring import SourceMeasures
 from pddpo_ray.parts.rewards import ComputedReward
 from pddpo_ray.parts.sampling import BASELINE_TOP_P
@@ -104,12 +104,9 @@ def text_world_backends(
         categories=prepared.categories if isinstance(prepared, PreparedRealText) else {},
         left_out=prepared.left_out if isinstance(prepared, PreparedRealText) else {},
         recall=recall,
-        held_limits=labelled_limits(config.stated) if config.labelled else (),
     )
     if isinstance(prepared, PreparedRealText):
-        return made if config.labelled else _under_limits_on_files(config, prepared, made)
-    if config.labelled:
-        return replace(made, world=prepared.view(store, config.thresholds["cost"]))
+        return _under_limits_on_files(config, prepared, made)
     return _under_limits(config, store, prepared, made)
 
 
@@ -130,7 +127,7 @@ def world_under_limits(config: Config, prepared: PreparedTextWorld) -> tuple[Tab
 
 def opened_sources(config: Config) -> Sources:
     """Who measures each limit, opened. Raises UserError for one that is not available."""
-    return [source_in_run(one, config.judge.options) for one in config.stated]
+    return [None if one.labelled else source_in_run(one, config.judge.options) for one in config.stated]
 
 
 def _with_reward(
@@ -171,7 +168,7 @@ def _under_limits_on_files(config: Config, prepared: PreparedRealText, made: Bac
     measures = SourceMeasures(stated, opened_sources(config), acting, config.dual.cost_max)
     made = replace(
         made,
-        prior=weights.tolist(),
+        prior=None if _all_labelled(config) else weights.tolist(),
         prompt_sets=sets,
         held_limits=held,
         measure=measures,
@@ -183,12 +180,18 @@ def _under_limits_on_files(config: Config, prepared: PreparedRealText, made: Bac
 
 def text_view(config: Config, prepared: PreparedTextWorld, store: ArtifactStore) -> WorldView:
     """A text world as evaluation sees it, under the recipe's limits."""
-    if config.labelled:
-        return prepared.view(store, config.thresholds["cost"])
     truth, _ = world_under_limits(config, prepared)
     if truth.unknown:
         raise UserError(f"this run has no exact truth: nobody knows that of the limit {truth.unknown[0]}")
-    return prepared.view_under(store, truth.oracle(config.beta))
+    return _view(config, prepared, store, truth)
+
+
+def _view(config: Config, prepared: PreparedTextWorld, store: ArtifactStore, truth: TableLimits) -> WorldView:
+    return prepared.view(store, truth.oracle(config.beta), stages_of_costs=_all_labelled(config))
+
+
+def _all_labelled(config: Config) -> bool:
+    return all(one.labelled for one in config.stated)
 
 
 def _under_limits(config: Config, store: ArtifactStore, prepared: PreparedTextWorld, made: Backends) -> Backends:
@@ -214,9 +217,9 @@ def _under_limits(config: Config, store: ArtifactStore, prepared: PreparedTextWo
     )
     made = replace(
         made,
-        prior=truth.weights.tolist(),
+        prior=None if _all_labelled(config) else truth.weights.tolist(),
         prompt_sets=config.prompt_sets,
-        world=None if truth.unknown else prepared.view_under(store, truth.oracle(config.beta)),
+        world=None if truth.unknown else _view(config, prepared, store, truth),
         held_limits=held,
         measure=measures,
         measured_by=measures.versions,

@@ -15,13 +15,12 @@ from pddpo_ray.backends.backends import Backends
 from pddpo_ray.certificates.ledger import TestedLimit
 from pddpo_ray.certificates.margins import half_width
 from pddpo_ray.certificates.outcome import ORDER
+from pddpo_ray.certificates.round_draws import measurements
 from pddpo_ray.certificates.testing import first_of_rounds, tested_limits
 from pddpo_ray.config import Config
 from pddpo_ray.journal import JournalReader
 from pddpo_ray.journal.served import PREFIX
-from pddpo_ray.parts.limits import ANSWERS
 from pddpo_ray.records import Array, PolicyVersion, Response
-from pddpo_ray.theory.estimates.cost_estimate import share_bounds
 from pddpo_ray.theory.estimates.pooled import pooled_means, pooled_weights
 from pddpo_ray.theory.output import in_order_of_test, shortfall
 from pddpo_ray.theory.seeds import generator
@@ -93,21 +92,11 @@ def _costs(
 ) -> tuple[Array, Array]:
     """Every answer's cost under a limit as its rounds measured it, nan where nobody was asked, and how much its prompt
     counts: P_s / P_0. [n], [n]"""
-    if config.labelled:
-        labels = {one.response.id: one for one in journal.safety(constraint=tested.name)}
-        known = [answer.id for answer in answers if answer.id in labels]
-        # a label that was done without says unsafe, as in a test
-        shares = share_bounds([labels[name] for name in known], tested.labels_each)[1]
-        numbers, counts = dict(zip(known, shares.tolist(), strict=True)), np.ones(len(answers))
-    else:
-        names = [one.name for one in backends.held_limits]
-        column, held = names.index(tested.name), backends.held_limits[names.index(tested.name)]
-        numbers = {}
-        for phase in journal.phases(like=ANSWERS):
-            failed = {row for row, at in phase.payload.get("failed", ()) if at == column}
-            for row, (name, costs) in enumerate(zip(phase.payload["ids"], phase.payload["costs"], strict=True)):
-                numbers[name] = tested.high if row in failed else costs[column]
-        counts = np.array([held.factors[answer.prompt.token_ids] for answer in answers])
+    rounds = range(1, journal.next_round)
+    found = [one for number in rounds for one in measurements(config, journal, number, tested.name)]
+    numbers = {one.answer: one.worst for one in found}
+    held = next(one for one in backends.held_limits if one.name == tested.name)
+    counts = np.array([held.factors[answer.prompt.token_ids] for answer in answers])
     values = tested.draws([numbers.get(answer.id) for answer in answers])
     return tested.low + values * (tested.high - tested.low), counts
 

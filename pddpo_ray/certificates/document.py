@@ -8,7 +8,7 @@ from typing import Any
 
 from pddpo_ray.certificates.groups import group_bounds, group_sentences, groups_of_draws
 from pddpo_ray.certificates.ledger import Candidate, Entry, Finding, Numbers, TestedLimit, read_ledger
-from pddpo_ray.certificates.round_draws import labels_of, shares_of
+from pddpo_ray.certificates.round_draws import labels_of
 from pddpo_ray.certificates.testing import siblings
 from pddpo_ray.config import Config
 from pddpo_ray.errors import UserError
@@ -17,6 +17,7 @@ from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.parts.mixed_labelling import TOSSED, corrected_numbers
 from pddpo_ray.storage.whole_files import JOURNAL, finite, write_json
 from pddpo_ray.theory.certificates.measured_draws import share_at_clip
+from pddpo_ray.theory.estimates.cost_estimate import whole_shares
 from pddpo_ray.theory.intervals import clopper_pearson
 
 Json = dict[str, Any]
@@ -159,7 +160,7 @@ def _in_journal(journal: JournalReader, entry: Entry, limit: TestedLimit) -> lis
     if not limit.labelled:
         return list(entry.numbers[limit.name])
     draws = entry.draws[limit.name]
-    shares = shares_of(labels_of(journal, entry, limit.measured_as), draws, limit.labels_each)
+    shares = whole_shares(labels_of(journal, entry, limit.measured_as), draws, limit.labels_each)
     if limit.people is None:
         return shares
     tossed = [row for phase in journal.phases(entry.candidate.round, like=f"{TOSSED}%") for row in phase.payload]

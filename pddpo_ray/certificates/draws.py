@@ -138,7 +138,7 @@ class CandidateDraws:
     ) -> dict[str, list[float | None]]:
         """By limit, a number for every answer or None where its source gave none."""
         held = [one.name for one in self._backends.held_limits]
-        if self._backends.measure is None:
+        if all(one.labelled for one in limits):
             self._batch = batch
             return {limit.name: self._labelled_numbers(answers, limit, batch) for limit in limits}
         measure = self._backends.measure

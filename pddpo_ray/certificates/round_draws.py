@@ -12,7 +12,7 @@ f + (xi/q)(y - f), xi for exactly a share q of a round's answers: given which, p
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,14 +25,14 @@ from pddpo_ray.journal import Journal, JournalReader
 from pddpo_ray.limits.quantities import Limit
 from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.parts.due_labels import rounds_labelled_in
-from pddpo_ray.parts.limits import ANSWERS, ANSWERS_EACH
+from pddpo_ray.parts.held_limit import answers_each
+from pddpo_ray.parts.limits import ANSWERS
 from pddpo_ray.parts.people_measuring import Audit
-from pddpo_ray.records import SafetyLabels, Verdict
+from pddpo_ray.records import SafetyLabels
 from pddpo_ray.theory.certificates.measured_draws import corrected_by_people
-from pddpo_ray.theory.estimates.cost_estimate import unsafe_shares
+from pddpo_ray.theory.estimates.cost_estimate import share_bounds
 from pddpo_ray.theory.estimates.prompt_sets import turns
 
-KNOWN = (Verdict.SAFE, Verdict.UNSAFE)
 STATEMENT = "the run's prompts, drawn independently in every round; the policies were trained on them"
 
 
@@ -70,7 +70,7 @@ def _add_draws(config: Config, journal: Journal, number: int) -> None:
     candidates = [candidate for candidate, first in enumerate(config.certificate.mixtures, start=1) if number >= first]
     if not candidates:
         return
-    payload = _of_labels(config, journal, number) if config.labelled else _of_limits(config, journal, number)
+    payload = _of_round(config, journal, number)
     version = journal.policies[number - 1]
     authors = {answer.policy_version for answer in journal.samples(number, "cost")}
     if authors != {version.number}:
@@ -83,15 +83,13 @@ def _add_draws(config: Config, journal: Journal, number: int) -> None:
 
 def draws_each_round(config: Config, limit: Limit) -> int:
     """Draws of a round that count for a limit."""
-    if config.labelled:
-        return config.feedback.responses
-    return len(_positions(config, limit, config.feedback.responses // ANSWERS_EACH))
+    return len(_positions(config, limit, config.feedback.responses // answers_each(config.stated)))
 
 
 def share_of_round(config: Config, stated: StatedLimit) -> float:
     """q: the part of a round's answers from the limit's prompt set that an audit shows to people, exactly."""
     assert stated.audited is not None
-    return min(1.0, stated.audited / (ANSWERS_EACH * draws_each_round(config, stated.limit)))
+    return min(1.0, stated.audited / (answers_each(config.stated) * draws_each_round(config, stated.limit)))
 
 
 def _of_rounds(tested: TestedLimit, share: float | None) -> TestedLimit:
@@ -108,14 +106,6 @@ def mixtures_of(ledger: Sequence[Entry]) -> list[Entry]:
     return [entry for entry in ledger if entry.candidate.first_round is not None]
 
 
-def shares_of(labels: Sequence[SafetyLabels], draws: Sequence[str], labels_each: int) -> list[float | None]:
-    """Unsafe share of each draw's answer; None where it has not all of its labels."""
-    whole = [one for one in labels if sum(label in KNOWN for label in one.labels) == labels_each]
-    shares = unsafe_shares(whole, labels_each).tolist() if whole else []
-    by_answer = {one.response.id: share for one, share in zip(whole, shares, strict=True)}
-    return [by_answer.get(draw) for draw in draws]
-
-
 def labels_of(journal: JournalReader, entry: Entry, limit: str) -> list[SafetyLabels]:
     """The labels that a line's numbers come from: of its own draws, or of its rounds."""
     first, rounds = entry.candidate.first_round, entry.candidate.rounds
@@ -123,30 +113,61 @@ def labels_of(journal: JournalReader, entry: Entry, limit: str) -> list[SafetyLa
     return [one for number in numbers for one in journal.safety(number, limit)]
 
 
-def _of_labels(config: Config, journal: JournalReader, number: int) -> dict[str, Any]:
-    """Draws by safety labels: an answer each."""
-    draws = [answer.id for answer in journal.samples(number, "cost")]
-    each = config.labels_each
-    shares = {name: shares_of(journal.safety(number, name), draws, each) for name in config.thresholds}
-    return {"draws": dict.fromkeys(shares, draws), "numbers": shares}
+@dataclass(frozen=True)
+class Measurement:
+    """One answer of a round under one limit, whoever measured it."""
+
+    answer: str
+    """Its id."""
+    number: float | None
+    """What a test bets on: the unsafe share of its labels, or its cost as people's audit corrects it; None: missing."""
+    worst: float | None
+    """The same before an audit, with what is missing counted against the limit; None: nobody was asked."""
 
 
-def _of_limits(config: Config, journal: JournalReader, number: int) -> dict[str, Any]:
-    """Draws by measured costs: a prompt with `ANSWERS_EACH` answers each, which the first one's id names."""
-    (measured,) = (entry.payload for entry in journal.phases(number, like=ANSWERS))
+def measurements(config: Config, journal: JournalReader, number: int, limit: str) -> list[Measurement]:
+    """What was measured of a round's answers under a limit, in the order in which they were drawn."""
+    column, stated = next((index, one) for index, one in enumerate(config.stated) if one.limit.name == limit)
+    if stated.labelled:
+        return _of_labels(journal, number, limit, config.labels_each)
+    highest = (stated.limit.cost_range or (None, None))[1]
+    found = []
+    for entry in journal.phases(number, like=ANSWERS):
+        payload = entry.payload
+        own = np.array(payload["costs"], dtype=np.float64)
+        own -= np.array(payload.get("against", np.zeros_like(own)), dtype=np.float64)
+        audit = Audit.from_json(payload.get("audit", ()), own.shape)
+        corrected = corrected_by_people(own, audit.people, audit.asked, np.where(audit.asked, audit.chance, 1.0))
+        failed = {row for row, at in payload.get("failed", ()) if at == column}
+        costs = [[None if np.isnan(one) else one for one in costs[:, column].tolist()] for costs in (own, corrected)]
+        for row, (answer, cost, bet) in enumerate(zip(payload["ids"], *costs, strict=True)):
+            found.append(Measurement(answer, bet, highest if row in failed else cost))
+    return found
+
+
+def _of_labels(journal: JournalReader, number: int, limit: str, labels_each: int) -> list[Measurement]:
+    labels = {one.response.id: one for one in journal.safety(number, limit)}
+    answers = [answer.id for answer in journal.samples(number, "cost")]
+    known = [answer for answer in answers if answer in labels]
+    ends = share_bounds([labels[answer] for answer in known], labels_each)
+    found = {
+        answer: Measurement(answer, low if low == high else None, high)
+        for answer, low, high in zip(known, *(one.tolist() for one in ends), strict=True)
+    }
+    return [found.get(answer, Measurement(answer, None, None)) for answer in answers]
+
+
+def _of_round(config: Config, journal: JournalReader, number: int) -> dict[str, Any]:
+    """Draws of a round: prompts with one or more answers each, which the first one's id names."""
     draws: dict[str, list[str]] = {}
     numbers: dict[str, Numbers] = {}
-    own = np.array(measured["costs"], dtype=np.float64)
-    relative = own - np.array(measured.get("against", np.zeros_like(own)), dtype=np.float64)
-    audit = Audit.from_json(measured.get("audit", ()), own.shape)
-    corrected = corrected_by_people(relative, audit.people, audit.asked, np.where(audit.asked, audit.chance, 1.0))
-    for column, stated in enumerate(config.stated):
-        limit = stated.limit
-        costs = [None if np.isnan(cost) else cost for cost in corrected[:, column].tolist()]
-        by_draw = [costs[start : start + ANSWERS_EACH] for start in range(0, len(costs), ANSWERS_EACH)]
+    each = answers_each(config.stated)
+    for limit in config.typed_limits:
+        measured = measurements(config, journal, number, limit.name)
+        by_draw = [measured[start : start + each] for start in range(0, len(measured), each)]
         positions = _positions(config, limit, len(by_draw))
-        draws[limit.name] = [measured["ids"][ANSWERS_EACH * position] for position in positions]
-        numbers[limit.name] = [_mean(by_draw[position]) for position in positions]
+        draws[limit.name] = [by_draw[position][0].answer for position in positions]
+        numbers[limit.name] = [_mean([one.number for one in by_draw[position]]) for position in positions]
     return {"draws": draws, "numbers": numbers}
 
 

@@ -29,7 +29,6 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.limits.reading import SourceName, StatedLimit
-from pddpo_ray.parts.mixed_labelling import share_of_people
 from pddpo_ray.records import PolicyVersion
 from pddpo_ray.storage.whole_files import JOURNAL
 from pddpo_ray.theory.certificates.levels import Allocation
@@ -170,21 +169,21 @@ def _stated(one: StatedLimit, others: Mapping[str, float], number: int, config: 
     bound = limit.cost(others[limit.name]) if limit.name in others else limit.cost_limit
     low, high = limit.cost_range or (-config.dual.cost_max, config.dual.cost_max)
     level, delta = level_of(config, limit.name, number), config.deltas[limit.name]
-    labels = config.labels_each if config.labelled else one.asking.labels_each or 1
-    source = SOURCES[config.feedback.kind] if config.labelled else str(one.source)
-    people, machine = share_audited(config, one), source
-    if isinstance(config.feedback, MixedFeedback) and config.labelled:
-        people, machine = share_of_people(config.feedback), "a model"
+    labels = one.asking.labels_each or 1
+    source = SOURCES[config.feedback.kind] if one.labelled else str(one.source)
+    people, machine = share_audited(config, one), "a model" if one.labelled else source
     if people is not None:
         source = f"people, asked about {100 * people:.3g} % of the draws by a coin{BESIDE_PEOPLE}{machine} that saw all"
     return TestedLimit(
         limit.name, bound, level, delta, quantity.kind, labels, low, high, source, quantity.over, quantity.unit,
-        limit.at_least, labelled=config.labelled, versus=quantity.versus, people=people,
+        limit.at_least, labelled=one.labelled, versus=quantity.versus, people=people,
     )  # fmt: skip
 
 
 def share_audited(config: Config, one: StatedLimit) -> float | None:
     """q: people see as many of a certificate's draws as of a round's answers to the limit's prompts; None: no audit."""
+    if isinstance(config.feedback, MixedFeedback) and one.labelled:
+        return config.answers_asked / config.feedback.responses
     if one.audited is None:
         return None
     over = one.limit.quantity.over

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field
@@ -196,13 +197,14 @@ class Sections(Strict):
     @property
     def stated(self) -> tuple[StatedLimit, ...]:
         """The limits of `limits:`, in order; those on comparisons first, as their stages come first."""
-        return stated_of({"limits": self.limits, "prompts": self.prompts, "dual": {"cost_max": self.dual.cost_max}})
+        recipe = {"limits": self.limits, "prompts": self.prompts, "dual": {"cost_max": self.dual.cost_max}}
+        stated = stated_of(recipe)
+        return tuple(replace(one, labelled=True) for one in stated) if self._feedback_labels(stated) else stated
 
-    @property
-    def labelled(self) -> bool:
-        """Whether `feedback` labels single answers for every limit, and comparisons teach it: the paper's
+    def _feedback_labels(self, stated: Sequence[StatedLimit]) -> bool:
+        """Whether `feedback` labels single answers for these limits, and comparisons teach them: the paper's
         cost, a rate or a cost model's mean. Other limits are measured on two answers to a prompt by their sources."""
-        stated, feedback = self.stated, self.feedback.kind
+        feedback = self.feedback.kind
         if self.reward:
             return False
         several = self.traits.several and isinstance(self.world, TabularWorldConfig) and feedback == "world"
@@ -224,7 +226,8 @@ class Sections(Strict):
     @property
     def signal(self) -> Literal["logit_labels", "unsafe_rate", "cost_model"]:
         """What labels of single answers estimate."""
-        return SIGNALS[self.stated[0].limit.quantity.kind] if self.labelled else "logit_labels"
+        first = self.stated[0]
+        return SIGNALS[first.limit.quantity.kind] if first.labelled else "logit_labels"
 
     @property
     def computed_reward(self) -> StatedLimit | None:
@@ -239,8 +242,7 @@ class Sections(Strict):
     @property
     def asks_costs(self) -> bool:
         """Whether a labeller is asked which answer is costlier or unsafe; limits on values have their own sources."""
-        by_logit = any(one.limit.quantity.kind == "logit" for one in self.stated)
-        return by_logit or self.labelled or isinstance(self.feedback, MixedFeedback)
+        return any(one.by_comparisons for one in self.stated) or isinstance(self.feedback, MixedFeedback)
 
     @property
     def score_models(self) -> ScoredFeedback | None:
@@ -285,9 +287,7 @@ class Sections(Strict):
     @property
     def compared(self) -> tuple[str, ...]:
         """The costs under which pairs are compared, the paper's first."""
-        if self.labelled:
-            return tuple(self.thresholds)
-        named = [one.compared_as for one in self.stated if one.limit.quantity.kind == "logit"]
+        named = [one.compared_as for one in self.stated if one.by_comparisons]
         return tuple(dict.fromkeys(["cost", *named]))
 
     @property
@@ -372,7 +372,7 @@ class Sections(Strict):
         """The same recipe with a world's labels in place of the feedback's, or of a model's scores."""
         truth = WorldFeedback(**self.feedback.model_dump(include=set(FeedbackCommon.model_fields)))
         limits, each = self.limits, self.labels_each
-        if self.labelled:
+        if self.stated[0].labelled:
             kind = "rate" if self.signal == "unsafe_rate" else "logit"
             each = PAPERS_COST["labels_each"] if self.signal == "cost_model" else each
             others = {name: {key: one[key] for key in one if key not in KINDS} for name, one in limits.items()}

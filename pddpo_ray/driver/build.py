@@ -27,10 +27,9 @@ from pddpo_ray.parts.dual_step import DualController, LocalDual
 from pddpo_ray.parts.due_labels import DueLabels
 from pddpo_ray.parts.exploring import ExplorationController
 from pddpo_ray.parts.fitting import FitPlan, TrainerController
-from pddpo_ray.parts.held_limit import HeldLimit
-from pddpo_ray.parts.label_estimates import LabelEstimates
+from pddpo_ray.parts.held_limit import HeldLimit, answers_each
 from pddpo_ray.parts.labelling import FeedbackController
-from pddpo_ray.parts.limits import ANSWERS_EACH, LimitsController
+from pddpo_ray.parts.limits import LimitsController
 from pddpo_ray.parts.people_measuring import people_of_limits
 from pddpo_ray.parts.preferences import Preferences
 from pddpo_ray.parts.production import UsersVerdicts, WithUsersPrompts
@@ -156,7 +155,7 @@ def due_labels(config: Config, journal: Journal, feedback: FeedbackController, r
 
 
 def sizes_of(config: Config, rounds: int) -> Sizes:
-    each = 1 if config.labelled else ANSWERS_EACH
+    each = answers_each(config.stated)
     return Sizes(
         rounds=rounds,
         responses=config.feedback.responses // each,
@@ -329,13 +328,10 @@ def _limits(
         return rollout.pool(purpose, prompts, backends.reference, 1, Decoding(max_tokens=config.rollout.max_tokens))
 
     newton = any(isinstance(one.rule, NewtonRule) for one in config.duals.values())
-    labels = LabelEstimates(
-        [one.name for one in backends.held_limits if one.labelled], feedback, estimator_of(config, feedback),
-        labels_each=config.labels_each, window=None if window is None else (journal, window),
-    )  # fmt: skip
     return LimitsController(
         journal, backends.held_limits, backends.measure, dual, beta=config.beta, by_covariance=newton, drift=drift,
-        log_probs=trainer.log_probs, reference=reference, seed=config.seed, due=due, labels=labels, window=window,
+        log_probs=trainer.log_probs, reference=reference, seed=config.seed, due=due, feedback=feedback,
+        estimate=estimator_of(config, feedback), window=window,
         people=people_of_limits(config, journal, backends.held_limits, sets_of_prompts(backends)),
     )  # fmt: skip
 
@@ -359,8 +355,6 @@ def dual_state(config: Config, backends: Backends, rounds: int, kept: Mapping[st
         settings, limit = config.duals[one.name], one.stated.limit
         rho = _rho(settings, backends)
         part = rho if one.labelled else rho / len(backends.held_limits)
-        # a drift has no upper end: what the limit allows stands for it
-        low, high = (0.0, 0.0) if one.labelled else one.cost_range or (0.0, limit.cost_limit)
         state = first_state(
             settings,
             beta=config.beta,
@@ -372,7 +366,7 @@ def dual_state(config: Config, backends: Backends, rounds: int, kept: Mapping[st
             name=one.name,
             limit=limit.cost_limit,
             scale=one.scale,
-            centre=(low + high) / 2.0,
+            centre=one.centre,
             margin=kept.get(one.name, 0.0),
             kl=one.on_drift,
         )

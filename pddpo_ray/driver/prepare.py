@@ -49,7 +49,7 @@ def prepare(config: Config, journal: Journal, backends: Backends, parts: BuiltPa
     first = answers_to_measure(config, journal, backends, online)
     if parts.rewards is not None:
         parts.rewards.measure_before(first)
-    if backends.measure is not None:
+    if parts.limits.by_sources:
         parts.limits.measure_before(first)
         chances = backends.prior or [1.0] * len(backends.prompts)
         prior = {one.token_ids: chance for one, chance in zip(backends.prompts, chances, strict=True)}

@@ -178,7 +178,6 @@ dual_step = _of_run(
     Column("multiplier_before", Float, nullable=False),
     Column("multiplier_after", Float, nullable=False),
     Column("eta", Float, nullable=False),
-    Column("bias_allowance", Float, nullable=False),
     Column("missing", Float, nullable=False, server_default="0"),
 )
 

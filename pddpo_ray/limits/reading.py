@@ -99,6 +99,13 @@ class StatedLimit:
     """How its multiplier moves in a run, where not as the recipe's `dual` says; the recipe checks it."""
     learned_from: str | None = None
     """COMPARISONS or VALUES; None: as its kind and the method have it, a logit from comparisons."""
+    labelled: bool = False
+    """Whether the run's feedback labels single answers for it, on all prompts, and comparisons teach it."""
+
+    @property
+    def by_comparisons(self) -> bool:
+        """Whether comparisons teach it, in a stage of its own."""
+        return self.labelled or self.limit.quantity.kind == "logit"
 
     @property
     def wins(self) -> bool:

@@ -12,21 +12,13 @@ Labels are journalled under the round that asked for them: they are about its po
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
 
 from pddpo_ray.journal import Journal, JournalReader
+from pddpo_ray.parts.labelling import FeedbackController
 from pddpo_ray.records import Pair, Response
 
 SAFETY, PAIRS = "due-safety", "due-pairs"
 """Phases whose payload lists the rounds whose labels a round takes."""
-
-
-class LateFeedback(Protocol):
-    """Feedback that can be asked whether the comparisons of the journal's present round are there."""
-
-    def open_comparisons(self, pairs: Sequence[Pair]) -> None: ...
-
-    def comparisons_arrived(self, pairs: Sequence[Pair]) -> bool: ...
 
 
 class DueLabels:
@@ -35,7 +27,7 @@ class DueLabels:
     While the caller handles what is yielded, the journal's round is the one that asked.
     """
 
-    def __init__(self, journal: Journal, feedback: LateFeedback, *, rounds_late: int, rounds: int) -> None:
+    def __init__(self, journal: Journal, feedback: FeedbackController, *, rounds_late: int, rounds: int) -> None:
         self._journal, self._feedback = journal, feedback
         self._rounds_late, self._rounds = rounds_late, rounds
 

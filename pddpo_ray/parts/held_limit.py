@@ -25,16 +25,19 @@ class HeldLimit:
     scale: float
     factors: Mapping[Tokens, float]
     """P_s / P_0 by the prompt's tokens."""
-    labelled: bool = False
-    """Whether feedback labels single answers for it and comparisons teach it; then its `scale` is 1."""
 
     @property
     def name(self) -> str:
         return self.stated.limit.name
 
     @property
+    def labelled(self) -> bool:
+        """Whether feedback labels single answers for it; then its `scale` is 1, a logit."""
+        return self.stated.labelled
+
+    @property
     def by_comparisons(self) -> bool:
-        return self.labelled or self.stated.limit.quantity.kind == "logit"
+        return self.stated.by_comparisons
 
     @property
     def on_drift(self) -> bool:
@@ -57,6 +60,14 @@ class HeldLimit:
         return self.stated.asks_people and not self.labelled
 
     @property
+    def centre(self) -> float:
+        """Middle of the costs of one answer; a drift has no upper end: what its limit allows stands for it."""
+        if self.labelled:
+            return 0.0
+        low, high = self.cost_range or (0.0, self.stated.limit.cost_limit)
+        return (low + high) / 2.0
+
+    @property
     def by_values(self) -> bool:
         return not (self.by_comparisons or self.on_drift)
 
@@ -65,17 +76,19 @@ class HeldLimit:
         """Lowest and highest cost of one measured answer, of a logit -C and C; None where the bounds are unknown."""
         return (-self.scale / 2.0, self.scale / 2.0) if self.by_comparisons else self.stated.limit.cost_range
 
+    def outside(self, costs: Array) -> int:
+        """How many answers measured outside the stated bounds of a mean. [n]"""
+        if self.stated.limit.quantity.kind != "mean" or self.difference or self.cost_range is None:
+            return 0
+        low, high = self.cost_range
+        return int(((costs < low) | (costs > high)).sum())
+
     @property
     def of_one_opinion(self) -> bool:
         """Whether a value is a single verdict that might have been another one, so that it hides its own noise."""
         limit, asking = self.stated.limit, self.stated.asking
         drawn = self.wins or self.stated.source.kind in OPINIONS
         return limit.quantity.kind == "rate" and drawn and (asking.labels_each or 1) == 1
-
-
-def labelled_limits(stated: Sequence[StatedLimit]) -> tuple[HeldLimit, ...]:
-    """Limits that feedback labels: their costs are as the labels have them, on all prompts."""
-    return tuple(HeldLimit(one, 1.0, {}, labelled=True) for one in stated)
 
 
 def held_limits(
@@ -87,3 +100,9 @@ def held_limits(
         HeldLimit(one, scale, dict(zip(ids, row.tolist(), strict=True)))
         for one, scale, row in zip(stated, scales, factors, strict=True)
     )
+
+
+def answers_each(stated: Sequence[StatedLimit]) -> int:
+    """Answers per prompt for a round's estimates: one where labels of it are paid for each; two tell a source's
+    variance within a prompt, and are a pair to learn from."""
+    return 1 if all(one.labelled for one in stated) else 2

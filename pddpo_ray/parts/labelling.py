@@ -12,7 +12,7 @@ from pddpo_ray.contracts import EarlyLabeller, Labeller, LateLabeller
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
 from pddpo_ray.records import HARM, LabelledPair, Pair, Response, SafetyLabels, Verdict
-from pddpo_ray.theory.estimates.cost_estimate import unsafe_shares
+from pddpo_ray.theory.estimates.cost_estimate import whole_shares
 from pddpo_ray.theory.seeds import seed_of
 
 COUNTS = (Verdict.SAFE, Verdict.UNSAFE)
@@ -93,12 +93,9 @@ class FeedbackController:
         """
         phase = f"safety-{constraint}-{batch}"
         self._journal.once(phase, lambda: self._collect_safety(items, labels_each, constraint, may_lack=True))
-        known_labels = {labels.response.id: labels for labels in self._journal.safety(self._journal.round, constraint)}
-        known = [item.id for item in items if item.id in known_labels]
-        shares = dict(
-            zip(known, unsafe_shares([known_labels[name] for name in known], labels_each).tolist(), strict=True)
+        return whole_shares(
+            self._journal.safety(self._journal.round, constraint), [item.id for item in items], labels_each
         )
-        return [shares.get(item.id) for item in items]
 
     def compare(self, pairs: Sequence[Pair]) -> list[LabelledPair]:
         """One label of every pair, for helpfulness and for every constraint, in order. Abstaining is an answer.

@@ -1,7 +1,7 @@
 """A run under stated limits: their stages, the measured answers that teach and estimate them, and the joint dual step.
 
 Limits that comparisons teach have a cost stage each, as in the paper; all limits on measured values share one stage
-after those. Feedback labels single answers for all limits (label_estimates.py), or their own sources measure. An answer
+after those. Feedback labels single answers for a limit, or its own source measures. An answer
 that was measured, before the first round, for the estimates or in an explored pair, teaches in all later rounds, since
 a measure belongs to the answer alone.
 
@@ -25,18 +25,28 @@ import numpy as np
 
 from pddpo_ray.algorithms.stages import lagrangian_objective
 from pddpo_ray.config.recipe_sections import SIGNALS
-from pddpo_ray.contracts import Dual, Due, Measure, Preferences, Trainer
+from pddpo_ray.contracts import Dual, Due, Feedback, Measure, Preferences, Trainer
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
-from pddpo_ray.parts.held_limit import OUTSIDE, UNSAFE_RATE, HeldLimit
-from pddpo_ray.parts.label_estimates import LabelEstimates
+from pddpo_ray.parts.held_limit import OUTSIDE, UNSAFE_RATE, HeldLimit, answers_each
 from pddpo_ray.parts.measuring import costs_as_json, costs_from_json, with_nulls
 from pddpo_ray.parts.people_measuring import MACHINE, AskedOfPeople, Audit, PeopleOfLimits
-from pddpo_ray.records import Array, CostEstimate, MeasuredCosts, Objective, Pair, PolicyVersion, Prompt, Response
+from pddpo_ray.records import (
+    Array,
+    CostEstimate,
+    MeasuredCosts,
+    Objective,
+    Pair,
+    PolicyVersion,
+    Prompt,
+    Response,
+    SafetyLabels,
+)
 from pddpo_ray.theory.estimates.measured_pairs import (
     LearnedCosts,
     MeasuredAnswer,
     Tokens,
+    answers_behind,
     estimates_on_sets,
     means_by_people_alone,
     value_pairs,
@@ -53,8 +63,6 @@ REFERENCE = "reference-"
 """What the purpose of the reference's answers to compare with begins with; the phase they are for follows."""
 REFERENCES = 8
 """Answers of the reference to one prompt at most, whose mean is taken off before the first round."""
-ANSWERS_EACH = 2
-"""Answers per prompt for the estimates: two tell the variance within a prompt, and are a pair to learn from."""
 
 
 class LimitsController:
@@ -65,15 +73,14 @@ class LimitsController:
     `drift` says log policy / reference of answers, each under the policy that wrote it, `log_probs` the log-probability
     of answers under one policy. [n] `reference` draws one answer of the reference to each of these prompts, for a
     purpose; once, and again from the journal. `people` measure and audit what the limits leave to them; None: nothing.
-    `due` says whose measures a step takes. `labels` estimate the limits that feedback labels; without `measure` these
-    are all.
+    `due` says whose measures a step takes. `estimate` is of the labels that `feedback` gives.
     """
 
     def __init__(
         self,
         journal: Journal,
         limits: Sequence[HeldLimit],
-        measure: Measure | None,
+        measure: Measure,
         dual: Dual,
         *,
         beta: float,
@@ -83,16 +90,20 @@ class LimitsController:
         reference: Callable[[str, Sequence[Prompt]], list[Response]],
         seed: int,
         due: Due,
-        labels: LabelEstimates,
+        feedback: Feedback,
+        estimate: Callable[[Sequence[SafetyLabels]], CostEstimate],
         window: int | None = None,
         people: PeopleOfLimits | None = None,
     ) -> None:
-        self._people, self._due, self._labels = people, due, labels
+        self._people, self._due, self._feedback, self._estimate = people, due, feedback, estimate
+        self._labelled = [one.name for one in limits if one.labelled]
+        self._labels_each = max(one.stated.asking.labels_each or 1 for one in limits)
         self._begun: dict[int, tuple[list[Response | None], Callable[[], MeasuredCosts]]] = {}
         self._journal, self._limits, self._measure, self._dual = journal, tuple(limits), measure, dual
         self._beta, self._by_covariance = beta, by_covariance
         self._drift, self._log_probs = drift, log_probs
         self._reference, self._seed, self._window = reference, seed, window
+        self._each = answers_each([one.stated for one in limits])
         self._stage: tuple[PolicyVersion, PolicyVersion] | None = None
         prompts = limits[0].factors
         self._factors = {prompt: np.array([one.factors[prompt] for one in limits]) for prompt in prompts}
@@ -155,6 +166,11 @@ class LimitsController:
         self._remember(OFFLINE, [(answer, f"{OFFLINE}-{answer.id}") for answer in known])
 
     @property
+    def by_sources(self) -> bool:
+        """Whether limits are measured by their own sources, and not by the labels of feedback."""
+        return not all(one.labelled for one in self._limits)
+
+    @property
     def before(self) -> list[MeasuredAnswer]:
         """The measured answers of the offline pairs."""
         return self._measured[f"{0:06d}-{OFFLINE}"]
@@ -164,7 +180,7 @@ class LimitsController:
 
         An answer of the baseline may be in pairs of several rounds: it is asked about once.
         """
-        if self._measure is None:
+        if not self.by_sources:
             return
         answers = {answer.id: answer for pair in pairs for answer in (pair.first, pair.second)}
         new = [answer for name, answer in answers.items() if name not in self._known]
@@ -172,7 +188,8 @@ class LimitsController:
 
     def open(self, answers: Sequence[Response]) -> None:
         """People may begin on the round's answers: machines say what they are asked about. Others answer at once."""
-        self._labels.open(answers)
+        if self._labelled:
+            self._feedback.open_safety(answers, self._labels_each)
         if self._people is not None:
             self._people.open_round(*self._asked_of_people(answers))
 
@@ -191,7 +208,7 @@ class LimitsController:
         if any(one.stated.source.kind == "world" and not one.labelled for one in self._limits):
             return False
         there = self._people is None or self._people.arrived(*self._asked_of_people(answers))
-        return there and self._labels.arrived(answers)
+        return there and (not self._labelled or self._feedback.safety_arrived(answers, self._labels_each))
 
     def _asked_of_people(self, answers: Sequence[Response]) -> AskedOfPeople:
         references, measured = self._by_machines_once(ANSWERS, answers)
@@ -205,9 +222,10 @@ class LimitsController:
 
     def _estimated(self, answers: Sequence[Response]) -> tuple[list[CostEstimate], Array | None]:
         """Estimates of all limits, and the covariance of their costs within prompts, if known. -> [I], [I, I]"""
-        if self._measure is None:
-            return self._labels(answers), None
-        draws = [f"{self._journal.round}-{index // ANSWERS_EACH}" for index in range(len(answers))]
+        if not self.by_sources:
+            labels = {name: self._feedback.safety(answers, self._labels_each, name) for name in self._labelled}
+            return [self._estimate(self._newest_labels(name, own)) for name, own in labels.items()], None
+        draws = [f"{self._journal.round}-{index // self._each}" for index in range(len(answers))]
         self._remember(ANSWERS, list(zip(answers, draws, strict=True)))
         of_answers = np.array([not one.on_drift for one in self._limits])
         newest = with_repeated_noise(self._newest(), self._all(), of_answers)
@@ -230,7 +248,7 @@ class LimitsController:
             mode = "cost_model" if limit.difference else SIGNALS.get(kind, "cost_model")
             bound = limit.scale / 2.0 if limit.by_comparisons else None
             within = limit.cost_range if mode == "cost_model" else None
-            count = _answers_behind(newest, index, self._factors)
+            count = answers_behind(newest, index, self._factors)
             found.append(
                 CostEstimate(
                     mean, error, count, each, mode, limit.name, cost_max=bound, bounds=within,
@@ -267,6 +285,17 @@ class LimitsController:
         if self._window is not None:
             answers = self._not_withdrawn(answers)
         return answers if self._window is None else answers[-self._window :]
+
+    def _newest_labels(self, name: str, own: Sequence[SafetyLabels]) -> Sequence[SafetyLabels]:
+        """The same of labels of single answers under a limit; `own` are the round's."""
+        if self._window is None:
+            return own
+        newest: list[SafetyLabels] = []
+        for number in range(self._journal.round, 0, -1):
+            newest = self._journal.safety(number, name) + newest
+            if len(newest) >= self._window:
+                break
+        return newest[-self._window :]
 
     def _remember(self, phase: str, asked: Sequence[tuple[Response, str]]) -> None:
         answers = [answer for answer, _ in asked]
@@ -331,11 +360,8 @@ class LimitsController:
     ) -> Callable[[], MeasuredCosts]:
         """What machines measure. Where people are asked about the same answers it is in the journal before they are."""
 
-        assert self._measure is not None
-        source = self._measure
-
         def measure() -> MeasuredCosts:
-            return source(answers, seed_of(self._seed, self._journal.round, phase), references)
+            return self._measure(answers, seed_of(self._seed, self._journal.round, phase), references)
 
         if self._people is None or not self._people.asked(for_estimates=phase == ANSWERS):
             return measure
@@ -367,7 +393,7 @@ class LimitsController:
                 asked = int((audit.asked & np.isfinite(audit.people))[:, index].sum())
                 counts[f"labels/{limit.name}/{phase}"] = float(known * (limit.stated.asking.labels_each or 1) + asked)
             prefix = "" if index == 0 else f"{limit.name}/"
-            if phase == ANSWERS and (outside := _outside(limit, measured.costs[:, index])):
+            if phase == ANSWERS and (outside := limit.outside(measured.costs[:, index])):
                 counts[f"{prefix}{OUTSIDE}"] = float(outside)
             if phase == ANSWERS and np.isfinite(measured.unsafe[:, index]).any():
                 counts[f"{prefix}{UNSAFE_RATE}"] = float(np.nanmean(measured.unsafe[:, index]))
@@ -399,32 +425,12 @@ class LimitsController:
         for entry in finished:
             ids = entry.payload["ids"]
             self._known.update(ids)
-            named = [f"{entry.round}-{i // ANSWERS_EACH}" if entry.phase == ANSWERS else f"{entry.phase}-{one}"
+            named = [f"{entry.round}-{i // self._each}" if entry.phase == ANSWERS else f"{entry.phase}-{one}"
                      for i, one in enumerate(ids)]  # fmt: skip
             asked = [(known[one], draw, entry.round) for one, draw in zip(ids, named, strict=True)]
             self._prompt_names |= {answer.prompt.token_ids: answer.prompt.id for answer, _, _ in asked}
             measured = _of_payload(entry.payload, asked)
             self._measured[f"{entry.round:06d}-{entry.phase}"] = self._not_withdrawn(measured)
-
-
-def _outside(limit: HeldLimit, costs: Array) -> int:
-    """How many answers measured outside the stated bounds of a mean. [n]"""
-    if limit.stated.limit.quantity.kind != "mean" or limit.difference or limit.cost_range is None:
-        return 0
-    low, high = limit.cost_range
-    return int(((costs < low) | (costs > high)).sum())
-
-
-def _answers_behind(measured: Sequence[MeasuredAnswer], index: int, factors: Mapping[Tokens, Array]) -> int:
-    """Answers that an estimate of a limit rests on: those that its source was asked about.
-
-    Of an audit those that people gave: what none of them showed, a machine's word does not rule out.
-    """
-    mine = [one for one in measured if factors[one.prompt][index] > 0]
-    chances = [np.broadcast_to(one.chance, one.costs.shape)[index] for one in mine]
-    if audited := sum(bool(chance > 0) for chance in chances):
-        return audited
-    return sum(bool(np.isfinite(one.costs[index]) or one.failed[index]) for one in mine)
 
 
 def _of_payload(payload: Mapping[str, Any], asked: Sequence[tuple[Response, str, int]]) -> list[MeasuredAnswer]:

@@ -50,6 +50,8 @@ class SourceMeasures:
         """What decides the values of each limit's source, by the limit's name."""
         versions = {}
         for stated, source in zip(self._stated, self._sources, strict=True):
+            if stated.labelled:
+                continue
             own = str(stated.source) if source is None else source.version
             people = peoples_question(stated)
             audited = f"{own}, audited by " if stated.audited is not None else ""
@@ -66,7 +68,7 @@ class SourceMeasures:
         drawn = None if self._labels is None else self._labels(answers, seed, references)
         others = references or [None] * len(answers)
         for column, source in enumerate(self._sources):
-            if self._stated[column].source.kind in ("reference", "people"):
+            if self._stated[column].labelled or self._stated[column].source.kind in ("reference", "people"):
                 continue  # the trainer knows how far an answer's policy is from the reference, people are asked later
             rows = [row for row, one in enumerate(answers) if self._acting[column].get(one.prompt.token_ids, 0.0) > 0]
             if source is None:

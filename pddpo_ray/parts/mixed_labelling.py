@@ -73,7 +73,7 @@ class MixedFeedbackController(FeedbackController):
         self._model = model
         self._settings, self._cost_max = settings, cost_max
         self._labels_each, self._mode = labels_each, signal
-        self._screened: tuple[list[str], Array, Sample] | None = None
+        self._screened: dict[int, tuple[list[str], Array, Sample]] = {}
 
     def prepare(self) -> None:
         self._model.prepare()
@@ -86,11 +86,20 @@ class MixedFeedbackController(FeedbackController):
         """Exactly `labels_each` labels by people of the items that they are asked about; the others get none."""
         return super().safety(self._asked(items), labels_each, name)
 
+    def safety_arrived(self, items: Sequence[Response], labels_each: int) -> bool:
+        return super().safety_arrived(self._asked(items), labels_each)
+
+    def open_comparisons(self, pairs: Sequence[Pair]) -> None:
+        super().open_comparisons(self._compared(pairs))
+
+    def comparisons_arrived(self, pairs: Sequence[Pair]) -> bool:
+        return super().comparisons_arrived(self._compared(pairs))
+
     def estimate_cost(self, verdicts: Sequence[SafetyLabels]) -> CostEstimate:
         """The round's estimate from the labels that `safety` returned. Raises RunError when labels are missing."""
-        if self._screened is None:
+        if self._journal.round not in self._screened:
             raise RunError("mixed feedback: an estimate was asked for before any labels")
-        names, costs, sample = self._screened
+        names, costs, sample = self._screened[self._journal.round]
         index_of = {name: index for index, name in enumerate(names)}
         asked = [index_of[item.response.id] for item in verdicts]
         if sorted(asked) != np.flatnonzero(sample.asked).tolist():
@@ -142,15 +151,16 @@ class MixedFeedbackController(FeedbackController):
 
     def _asked(self, items: Sequence[Response]) -> list[Response]:
         """The items that people are asked about; the model screens the answers of a round once."""
-        names = [item.id for item in items]
-        if self._screened is None or self._screened[0] != names:
+        names, number = [item.id for item in items], self._journal.round
+        if number not in self._screened:
             rows = self._journal.once("screen", lambda: self._screen(items))
-            if [row["item"] for row in rows] != names:
-                raise RunError(f"round {self._journal.round}: the answers are not those that the model screened")
             shown = np.array([row["asked"] for row in rows], dtype=bool)
             sample = Sample(shown, np.array([row["chance"] for row in rows]))
-            self._screened = names, np.array([row["cost"] for row in rows]), sample
-        return [item for item, one in zip(items, self._screened[2].asked, strict=True) if one]
+            self._screened[number] = [row["item"] for row in rows], np.array([row["cost"] for row in rows]), sample
+        screened, _, sample = self._screened[number]
+        if screened != names:
+            raise RunError(f"round {number}: the answers are not those that the model screened")
+        return [item for item, one in zip(items, sample.asked, strict=True) if one]
 
     def _screen(self, items: Sequence[Response]) -> list[dict[str, str | float | bool]]:
         """The model's cost of every answer, and whom people are asked about."""
@@ -166,17 +176,20 @@ class MixedFeedbackController(FeedbackController):
 
     def _collect_comparisons(self, pairs: Sequence[Pair]) -> int:
         """People's answers where they are asked, the model's for all other pairs; the journal tells them apart."""
-        sample = self._sample(
-            self._margins(pairs), self._settings.pairs_unsure, self._settings.pairs_random, "screen-pairs"
-        )
-        shown = [pair for pair, asked in zip(pairs, sample.asked, strict=True) if asked]
-        rest = [pair for pair, asked in zip(pairs, sample.asked, strict=True) if not asked]
+        shown = self._compared(pairs)
+        rest = [pair for pair in pairs if pair.id not in {one.id for one in shown}]
         answered = self._ask_to_compare(shown, HARM) if shown else {}
         by_model = self._model.compare(rest, seed_of(self._seed, self._journal.round, "compare-model")) if rest else []
         self._journal.add_pair_labels([answered[pair.id] for pair in shown], PEOPLE)
         self._journal.add_pair_labels(by_model, MODEL)
         self._journal.add_metrics({"mixed/pairs_asked": float(len(shown))})
         return len(pairs)
+
+    def _compared(self, pairs: Sequence[Pair]) -> list[Pair]:
+        """The pairs that people are asked about."""
+        unsure, random = self._settings.pairs_unsure, self._settings.pairs_random
+        sample = self._sample(self._margins(pairs), unsure, random, "screen-pairs") if pairs else None
+        return [] if sample is None else [pair for pair, one in zip(pairs, sample.asked, strict=True) if one]
 
     def _margins(self, pairs: Sequence[Pair]) -> Array:
         """How sure the model is of a pair: the smaller of its differences in reward and in cost. -> [n]"""
@@ -194,17 +207,21 @@ class MixedFeedbackController(FeedbackController):
 def corrected_numbers(
     rows: Sequence[Mapping[str, Any]], shares: Mapping[str, float | None], share: float, mode: str, cost_max: float
 ) -> list[float | None]:
-    """f + (xi/q)(y - f) of each row of `TOSSED` as a cost, from people's unsafe shares by item. [n] -> [n]"""
-    given = np.array([np.nan if shares.get(row["item"]) is None else shares[row["item"]] for row in rows], dtype=float)
-    people = clipped_logit(given, cost_max) if mode == "logit_labels" else given
-    machine, asked = [row["machine"] for row in rows], [row["asked"] for row in rows]
-    numbers = corrected_by_people(machine, people, asked, share)
-    return [None if np.isnan(number) else number for number in numbers.tolist()]
+    """`corrected` of each row of `TOSSED`, from people's unsafe shares by item. [n] -> [n]"""
+    given = {index: shares.get(row["item"]) for index, row in enumerate(rows) if row["asked"]}
+    costs = {
+        index: float(clipped_logit(one, cost_max)) if one is not None and mode == "logit_labels" else one
+        for index, one in given.items()
+    }
+    return corrected([row["machine"] for row in rows], costs, share)
 
 
-def share_of_people(settings: MixedFeedback) -> float:
-    """q: people see as many of a certificate's draws as of a round's answers."""
-    return (settings.unsure + settings.random) / settings.responses
+def corrected(machine: Sequence[float | None], people: Mapping[int, float | None], share: float) -> list[float | None]:
+    """f + (xi/q)(y - f) of each draw; None where either was to say something and did not."""
+    f = np.array([np.nan if cost is None else cost for cost in machine], dtype=np.float64)
+    y = np.array([np.nan if people.get(row) is None else people[row] for row in range(len(f))], dtype=np.float64)
+    asked = [row in people for row in range(len(f))]
+    return [None if np.isnan(number) else number for number in corrected_by_people(f, y, asked, share).tolist()]
 
 
 def mixed_feedback(

@@ -154,7 +154,7 @@ def people_labeller(
 ) -> People:
     """Asks in the journal's present round."""
     settings, asking = config.people, asking or Asking()
-    each = min(settings.overlap_each, config.labels_each) if config.labelled else settings.overlap_each
+    each = min(settings.overlap_each, config.labels_each) if config.stated[0].labelled else settings.overlap_each
     estimate = partial(
         estimate_from_shares, labels_each=config.labels_each, cost_max=config.dual.cost_max, mode=config.signal
     )

@@ -27,11 +27,10 @@ from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.limits.sources import chosen_for, within_budget
 from pddpo_ray.parts.held_limit import HeldLimit
 from pddpo_ray.parts.measuring import Tokens, cost_of_value
-from pddpo_ray.parts.mixed_labelling import TOSSED
+from pddpo_ray.parts.mixed_labelling import TOSSED, corrected
 from pddpo_ray.parts.people import RiskOf, reached, stated_risk
 from pddpo_ray.parts.questions import UNKNOWN_RISK, Batch, Question, better_question, number_question, safety_question
 from pddpo_ray.records import Array, MeasuredCosts, Response
-from pddpo_ray.theory.certificates.measured_draws import corrected_by_people
 from pddpo_ray.theory.estimates.cost_estimate import estimate_from_shares
 from pddpo_ray.theory.intervals import bounded_interval
 from pddpo_ray.theory.seeds import generator
@@ -327,7 +326,7 @@ class PeopleOfLimits:
             numbers[names[column]] = (
                 [by_row[row] for row in range(len(answers))]
                 if share is None
-                else _corrected(costs[names[column]], by_row, share)
+                else corrected(costs[names[column]], by_row, share)
             )
         return numbers
 
@@ -410,14 +409,6 @@ def bias_of(stated: StatedLimit, machine: Array, people: Array, cost_max: float)
     lowest, highest = stated.limit.cost_range or (-cost_max, cost_max)
     low, high = bounded_interval(differences, lowest - highest, highest - lowest)
     return Bias(float(differences.mean()), low, high, len(differences))
-
-
-def _corrected(machine: Numbers, people: Mapping[int, float | None], share: float) -> Numbers:
-    """f + (xi/q)(y - f) of each draw; None where either was to say something and did not."""
-    f = np.array([np.nan if cost is None else cost for cost in machine], dtype=np.float64)
-    y = np.array([np.nan if people.get(row) is None else people[row] for row in range(len(f))], dtype=np.float64)
-    asked = [row in people for row in range(len(f))]
-    return [None if np.isnan(number) else number for number in corrected_by_people(f, y, asked, share).tolist()]
 
 
 def _until(settings: QueueConfig, stated: StatedLimit) -> QueueConfig:

@@ -30,8 +30,6 @@ def kept_in_world(config: Config) -> list[str]:
 
     Raises UserError where no policy keeps them: one of them alone, or all together.
     """
-    if config.labelled:
-        return []
     match config.world:
         case TabularWorldConfig() as world:
             return _kept(table_limits(tabular_world(world), config.stated, config.prompt_sets), "all limits")

@@ -22,8 +22,8 @@ def labels(config: Config) -> dict[str, Any]:
     """Labels that the run asks for: N x M x K for every limit's cost, and of a pair which answer is more helpful and,
     under each compared cost, which is more harmful. Stated limits have their own counts. `hours` is people's time, if
     people are asked."""
-    of_a_round = len(config.limits) * config.answers_asked * config.labels_each if config.labelled else 0
-    measured = [] if config.labelled else measurements(config)
+    labelled, measured = [one for one in config.stated if one.labelled], measurements(config)
+    of_a_round = len(labelled) * config.answers_asked * config.labels_each
     in_rounds = sum(one.per_round for one in measured) * config.rounds
     questions = 1 + len(config.compared) if config.compares else 0
     safety, online = of_a_round * config.rounds, questions * config.pairs_asked * config.rounds

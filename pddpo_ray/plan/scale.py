@@ -64,8 +64,7 @@ def cost_scale(config: Config) -> CostScale:
     """The scale of the recipe's cost estimate and limits."""
     signal = config.signal
     clip = config.dual.cost_max if signal == "logit_labels" else None
-    measured = () if config.labelled else config.stated
-    stated = [f"{one.limit.name}: {one.limit}, measured by {one.source}" for one in measured]
+    stated = [f"{one.limit.name}: {one.limit}, measured by {one.source}" for one in config.stated if not one.labelled]
     share = config.scorers.clip_share if isinstance(config.feedback, ModelFeedback) else None
     return CostScale(_source(config), signal, clip, dict(config.thresholds), share, _seen(config), stated)
 

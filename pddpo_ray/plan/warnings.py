@@ -156,7 +156,7 @@ def _limits_untold(config: Config) -> Iterator[str]:
 
 def _too_few_steps(config: Config) -> Iterator[str]:
     """A fit of the limits that is smaller than the one that moved a small model."""
-    by_values = any(one.limit.quantity.kind in ("rate", "mean") for one in config.stated) and not config.labelled
+    by_values = any(one.limit.quantity.kind in ("rate", "mean") and not one.labelled for one in config.stated)
     if not (config.data is not None and config.model.reference and by_values and config.online):
         return
     prompts = prompts_of(config)

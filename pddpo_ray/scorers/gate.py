@@ -156,10 +156,9 @@ def held_limits(config: Config, journal: JournalReader) -> dict[str, str]:
     alone = "cost" in said and not isinstance(config.feedback, MixedFeedback)
     for one in config.stated:
         name = one.limit.name
-        by_logit = one.limit.quantity.kind == "logit" and isinstance(config.feedback, ModelFeedback)
         if reason := said.get(of_limit(name)):
             held[name] = _stays(reason, ADVICE_OF_LIMIT)
-        elif alone and (config.labelled or by_logit):
+        elif alone and one.by_comparisons:
             held[name] = _stays(said["cost"])
     return held
 

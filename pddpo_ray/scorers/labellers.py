@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 
@@ -23,7 +23,6 @@ from pddpo_ray.config.sections.judge import endpoint_settings
 from pddpo_ray.contracts import Labeller
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import Journal
-from pddpo_ray.parts.label_estimates import Estimate
 from pddpo_ray.parts.labelling import FeedbackController
 from pddpo_ray.parts.mixed_labelling import MixedFeedbackController, mixed_feedback
 from pddpo_ray.parts.people import Asking, people_labeller, stated_risk
@@ -170,7 +169,7 @@ def labels_before(config: Config, journal: Journal, backends: Backends) -> Feedb
     return FeedbackController({HARM: backends.labeller}, journal, seed=config.seed, source="world")
 
 
-def estimator_of(config: Config, feedback: FeedbackController) -> Estimate:
+def estimator_of(config: Config, feedback: FeedbackController) -> Callable[[Sequence[SafetyLabels]], CostEstimate]:
     """From labels to an estimate of the recipe's signal (paper.md §5)."""
     if isinstance(feedback, MixedFeedbackController):
         return feedback.estimate_cost

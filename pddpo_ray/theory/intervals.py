@@ -119,20 +119,6 @@ def binomial_high(successes: float, count: float, tail: float) -> float:
     return 1.0 if successes >= count else float(beta.ppf(1.0 - tail, successes + 1, count - successes))
 
 
-def empirical_bernstein(values: ArrayLike, level: float = 0.95) -> tuple[float, float]:
-    """Interval of the mean of values in [0, 1] for one look (Maurer and Pontil 2009). [n], n >= 2
-
-    mean +- sqrt(2 V ln(4/alpha) / n) + 7 ln(4/alpha) / (3 (n - 1)), V the sample variance. Shown beside certificates.
-    """
-    array = np.asarray(values, dtype=np.float64)
-    if array.size < 2:
-        return 0.0, 1.0
-    log_term = math.log(4.0 / (1.0 - level))
-    error = float(array.std(ddof=1)) / math.sqrt(array.size)
-    half = math.sqrt(2.0 * log_term) * error + 7.0 * log_term / (3.0 * (array.size - 1))
-    return max(0.0, float(array.mean()) - half), min(1.0, float(array.mean()) + half)
-
-
 LARGEST_STAKE = 0.9
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal, VersionEntry
 from pddpo_ray.records import Array, PolicyVersion, Response
 from pddpo_ray.storage.artifacts import ArtifactStore
@@ -31,8 +30,8 @@ class WorldView:
     """Column of everything outside the enumerated answers; None where the answers are all there is."""
     stages_of_costs: bool = True
     """Whether each limit has a cost stage of its own, in their order; not where one stage learns from values."""
-    cost_of: Callable[[Response], float] | None = None
-    """True (first) cost of an answer, for the exposure of those who label."""
+    cell: Callable[[Response], tuple[int, int]] | None = None
+    """Where an answer stands in the tables, for the exposure of those who label."""
     worth_of: Callable[[Response], tuple[float, float]] | None = None
     """True reward of an answer, and its chance of being labelled unsafe, for the answers that a report shows."""
     logits: Array | None = None
@@ -45,16 +44,6 @@ class WorldView:
     def cost_logits(self) -> Array:
         """What comparisons of harm teach. [X, Y]"""
         return self.oracle.cost if self.logits is None else self.logits
-
-
-def demand_feasible(oracle: Oracle) -> Oracle:
-    """The oracle of a world under the recipe's limits. Raises UserError where no policy keeps them strictly."""
-    try:
-        # Slater's bound needs the optimum and a policy strictly below the limit
-        _ = oracle.rho
-    except InfeasibleError as error:
-        raise UserError(f"a limit of {oracle.threshold:g}: {error}; raise it") from None
-    return oracle
 
 
 def covered_best(world: WorldView) -> Optimum | None:
@@ -118,15 +107,16 @@ class Evaluation:
     def _exposure(self, round_: int) -> dict[str, float]:
         """Mean of cost minus limit over the answers that exploring put before the labellers: optimism about cost asks
         for text that may be harmful (paper.md §16). The baseline's answers are left out."""
-        if self._world.cost_of is None:
+        cell, oracle = self._world.cell, self._world.oracle
+        if cell is None or oracle.first_kl:
             return {}
         baseline = {answer.id for answer in self._journal.samples(purpose="baseline")}
         pairs = [entry.labelled.pair for entry in self._journal.pairs(round_)]
         shown = [answer for pair in pairs for answer in (pair.first, pair.second) if answer.id not in baseline]
         if not shown:
             return {}
-        mean = float(np.mean([self._world.cost_of(answer) for answer in shown]))
-        return {"explore/exposure": mean - self._world.oracle.threshold}
+        mean = float(np.mean([oracle.cost[cell(answer)] for answer in shown]))
+        return {"explore/exposure": mean - oracle.threshold}
 
     def _slopes(self, chain: list[VersionEntry], entries: list[VersionEntry]) -> dict[str, float]:
         """Slope and correlation of implicit scores against the true ones; a cost's only where it was fitted.

@@ -308,7 +308,6 @@ def test_the_leads_page_shows_backlog_agreement_people_disagreements_and_effects
                 insert(dual_step).values(
                     run="demo", round=number, constraint="cost", value=value, standard_error=0.08, responses=64,
                     labels_each=4, mode="logit_labels", multiplier_before=before, multiplier_after=after, eta=0.3,
-                    bias_allowance=0.0,
                 )
             )  # fmt: skip
     texts = [f"Answer number {n}: <b>rest</b> and drink water." for n in range(40)]

@@ -134,7 +134,7 @@ def choose_world(name: str, seed: int | None, overrides: Sequence[str]) -> Chose
     if not isinstance(config.world, TextWorldConfig):
         kind = "files" if config.world is None else f"a world of kind {config.world.kind}"
         raise UserError(f"--world {name} is {kind}; a text world is needed, e.g. text")
-    if not config.labelled:
+    if not config.stated[0].labelled:
         others = " ".join(f"limits.{one}=null" for one in config.limits if one != "cost")
         raise UserError(
             f"--world {name} has limits that sources measure ({', '.join(config.limits)}), a world one on its own cost:"

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from pddpo_lab.verify.checks import Check, at_most
+from pddpo_lab.verify.optimism import SplitRoles, split_roles
 from pddpo_ray.records import Array
-from pddpo_ray.theory.optimism import SplitRoles, split_roles
 from pddpo_ray.worlds.oracle import Oracle
 from pddpo_ray.worlds.tabular.world import TabularWorld, random_world, rare_world, trap_world, two_limits_world
 

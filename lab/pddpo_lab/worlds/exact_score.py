@@ -6,6 +6,7 @@ Every answer of every prompt is scored by the model itself; f, g, gap and KL are
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -47,8 +48,8 @@ def score(
             f" {prepared.temperature:g}: add policy.temperature={checkpoint.temperature:g}"
         )
     # no stored version is read: the folder is only there to be named
-    view = prepared.view(ArtifactStore(prepared.reference_folder), threshold)
-    oracle = view.oracle
+    oracle = replace(prepared.world.oracle, threshold=threshold)
+    view = prepared.view(ArtifactStore(prepared.reference_folder), oracle, stages_of_costs=True)
     log_probs, tokens = answer_scores(checkpoint, prepared, template, tell)
     covered = covered_best(view)
     points = {

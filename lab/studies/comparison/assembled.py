@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -16,8 +17,7 @@ from pddpo_ray.algorithms.stages import AtOnce, Parts
 from pddpo_ray.contracts import Explorer, Feedback, Trainer
 from pddpo_ray.journal import Journal
 from pddpo_ray.limits.reading import stated_limits
-from pddpo_ray.parts.held_limit import labelled_limits
-from pddpo_ray.parts.label_estimates import LabelEstimates
+from pddpo_ray.parts.held_limit import HeldLimit
 from pddpo_ray.parts.limits import LimitsController
 from pddpo_ray.records import (
     HARM,
@@ -140,10 +140,11 @@ def parts_of(
     """The methods' parts. The journal is light: the methods ask it for rounds and policies alone."""
     stated = stated_limits({"limits": {HARM: {"rate": {"world": HARM}, "at_most": f"{100 * LIMIT} %"}}}, "bench")
     nothing = cast(Any, None)
-    labels = LabelEstimates([HARM], cast(Feedback, truth), mean_rate, labels_each=1)
+    held = [HeldLimit(replace(one, labelled=True), 1.0, {}) for one in stated]
     by_labels = LimitsController(
-        cast(Journal, journal), labelled_limits(stated), None, dual, beta=BETA, by_covariance=False, drift=nothing,
-        log_probs=nothing, reference=nothing, seed=0, due=AtOnce(), labels=labels,
+        cast(Journal, journal), held, nothing, dual, beta=BETA, by_covariance=False, drift=nothing,
+        log_probs=nothing, reference=nothing, seed=0, due=AtOnce(), feedback=cast(Feedback, truth),
+        estimate=mean_rate,
     )  # fmt: skip
     return Parts(
         journal=cast(Journal, journal), trainer=cast(Trainer, trainer), rollout=draws, feedback=cast(Feedback, truth),

@@ -128,7 +128,7 @@ class JudgeFeedback(FeedbackCommon):
     """Tag of this variant."""
 
 
-class MixedFeedback(ScoredFeedback):
+class MixedFeedback(LateLabels, ScoredFeedback):
     """A model answers everything, people what it is least sure of and a random share; `people` says how."""
 
     kind: Literal["mixed"] = "mixed"

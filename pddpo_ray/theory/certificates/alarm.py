@@ -11,7 +11,6 @@ quiet time is found with a delay that grows with the logarithm of that time: wha
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -59,11 +58,3 @@ class Alarm:
     @property
     def rings(self) -> bool:
         return self.rang_at is not None
-
-    def delay(self, rate: float) -> float:
-        """About how many answers of this true rate of failures it takes from now until it rings; inf: too close."""
-        bets = bets_above(self.limit)
-        right, wrong = 1.0 - bets * (1.0 - self.limit), bets
-        growth = float(np.max(rate * np.log(1.0 / right) + (1 - rate) * np.log((1.0 - wrong) / right)))
-        wanted = math.log(len(bets) * (self.answers + 1) * (self.answers + 2) / self.level)
-        return wanted / growth if growth > 0 else math.inf

@@ -29,10 +29,8 @@ from pddpo_ray.errors import RunError
 from pddpo_ray.records import Array, CostEstimate, SafetyLabels, Verdict
 from pddpo_ray.theory.intervals import bounded_ends, clopper_pearson
 
+KNOWN = (Verdict.SAFE, Verdict.UNSAFE)
 Mode = Literal["logit_labels", "unsafe_rate", "cost_model"]
-
-BIAS_FACTOR = 1.5
-"""The mean at responses' own estimates is at least 1/1.48 of the bias for costs in [-C, C], C in 1..5, M >= 20."""
 
 
 def clipped_logit(unsafe_shares: ArrayLike, cost_max: float) -> Array:
@@ -74,22 +72,6 @@ def bias_bound(labels_each: int, cost_max: float) -> float:
         lambda cost: float(logit_bias(cost, labels_each, cost_max)), bounds=near, method="bounded"
     )
     return max(0.0, float(hidden[best]), -float(refined.fun))
-
-
-def bias_allowance(shares: ArrayLike, labels_each: int, cost_max: float) -> float:
-    """Mean of |bias| at each response's own clipped estimate, times BIAS_FACTOR: a bound of the mean's bias. [N] -> []
-
-    The plug-in bias itself is too noisy to subtract; its size is reported. `interval` takes the worst bias instead.
-    """
-    counts = np.rint(np.asarray(shares) * labels_each).astype(np.int64)
-    return BIAS_FACTOR * float(np.mean(_bias_sizes(labels_each, cost_max)[counts]))
-
-
-@lru_cache(maxsize=64)
-def _bias_sizes(labels_each: int, cost_max: float) -> Array:
-    """|bias| at the clipped logit of each number of unsafe labels. -> [M + 1]"""
-    estimates = clipped_logit(np.arange(labels_each + 1) / labels_each, cost_max)
-    return np.abs(logit_bias(estimates, labels_each, cost_max))
 
 
 def logit_noise(shares: ArrayLike, labels_each: int, cost_max: float) -> Array:
@@ -152,6 +134,13 @@ def unsafe_shares(verdicts: Sequence[SafetyLabels], labels_each: int) -> Array:
     return share_bounds(given, labels_each)[0]
 
 
+def whole_shares(verdicts: Sequence[SafetyLabels], answers: Sequence[str], labels_each: int) -> list[float | None]:
+    """Unsafe share of each of these answers, by id; None where it has not all of its labels."""
+    whole = [one for one in verdicts if sum(label in KNOWN for label in one.labels) == labels_each]
+    by_answer = dict(zip([one.response.id for one in whole], unsafe_shares(whole, labels_each).tolist(), strict=True))
+    return [by_answer.get(answer) for answer in answers]
+
+
 def share_bounds(verdicts: Sequence[SafetyLabels], labels_each: int) -> tuple[Array, Array]:
     """Lowest and highest share of UNSAFE among `labels_each` labels per response: MISSING ones say safe, or unsafe.
     -> [N], [N]
@@ -205,7 +194,6 @@ def with_missing(safest: CostEstimate, worst: CostEstimate) -> CostEstimate:
     return replace(
         worst,
         standard_error=max(safest.standard_error, worst.standard_error),
-        bias_allowance=max(safest.bias_allowance, worst.bias_allowance),
         missing=max(worst.value - safest.value + safest.missing, worst.missing),
     )
 
@@ -220,9 +208,7 @@ def estimate_from_shares(
         value, error = mean_with_error(shares)
         return CostEstimate(value, error, int(np.size(shares)), labels_each, mode, constraint)
     value, error = mean_with_error(clipped_logit(shares, cost_max))
-    allowance = bias_allowance(shares, labels_each, cost_max)
-    number = int(np.size(shares))
-    return CostEstimate(value, error, number, labels_each, mode, constraint, allowance, cost_max=cost_max)
+    return CostEstimate(value, error, int(np.size(shares)), labels_each, mode, constraint, cost_max=cost_max)
 
 
 def estimate_from_scores(scores: ArrayLike, *, constraint: str = "cost") -> CostEstimate:

@@ -179,6 +179,18 @@ def estimates_on_sets(
     return CostEstimates(means, errors, covariance)
 
 
+def answers_behind(measured: Sequence[MeasuredAnswer], index: int, factors: Factors) -> int:
+    """Answers that an estimate of a limit rests on: those that its source was asked about.
+
+    Of an audit those that people gave: what none of them showed, a machine's word does not rule out.
+    """
+    mine = [one for one in measured if factors[one.prompt][index] > 0]
+    chances = [np.broadcast_to(one.chance, one.costs.shape)[index] for one in mine]
+    if audited := sum(bool(chance > 0) for chance in chances):
+        return audited
+    return sum(bool(np.isfinite(one.costs[index]) or one.failed[index]) for one in mine)
+
+
 def means_by_people_alone(measured: Sequence[MeasuredAnswer]) -> Array:
     """Mean cost by people of the answers that they audited, one without their word at 0; inf where none was. [I]
 

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pddpo_ray.records import Array, CostEstimate, answers_seen
 from pddpo_ray.theory.certificates.measured_draws import corrected_by_people
-from pddpo_ray.theory.estimates.cost_estimate import Mode, bias_allowance, clipped_logit
+from pddpo_ray.theory.estimates.cost_estimate import Mode, clipped_logit
 
 FromShares = Callable[[Array], CostEstimate]
 
@@ -84,7 +84,6 @@ def mixed_estimate(
     mode: Mode = "unsafe_rate",
     labels_each: int = 1,
     constraint: str = "cost",
-    allowance: float = 0.0,
     cost_max: float | None = None,
 ) -> CostEstimate:
     """Mean of what people would say about all N items, from a model on all and people on some.
@@ -124,7 +123,6 @@ def mixed_estimate(
         labels_each,
         mode,
         constraint,
-        allowance,
         cost_max=cost_max,
         missing=unconfirmed,
         seen=seen,
@@ -136,20 +134,12 @@ def mixed_from_shares(
 ) -> CostEstimate:
     """The same from unsafe shares [N] of people, by the signal of the run (paper.md §5): what is averaged is the
     clipped logit of a share, or the share itself. `model` is on that scale. Shares are ignored where not asked.
-
-    The allowance for the logit's bias is weighted like the labels: it stands for all N answers.
     """
     given = np.where(sample.asked, np.asarray(shares, dtype=np.float64), 0.5)
     if mode == "unsafe_rate":
         return mixed_estimate(model, given, sample, mode=mode, labels_each=labels_each)
-    biases = np.zeros(given.size)
-    for index in np.flatnonzero(sample.asked):
-        biases[index] = bias_allowance(given[index : index + 1], labels_each, cost_max) / sample.chances[index]
     signal = clipped_logit(given, cost_max)
-    allowance = float(biases.sum() / given.size)
-    return mixed_estimate(
-        model, signal, sample, mode=mode, labels_each=labels_each, allowance=allowance, cost_max=cost_max
-    )
+    return mixed_estimate(model, signal, sample, mode=mode, labels_each=labels_each, cost_max=cost_max)
 
 
 def _drawing_variance(differences: Array, asked: NDArray[np.bool_], chances: Array) -> float:

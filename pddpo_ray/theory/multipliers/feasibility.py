@@ -7,7 +7,6 @@ result is exact. On answers of the reference it is a warning only: training reac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -94,16 +93,6 @@ def reach(
     return Reach(
         np.sum(shares * chosen, axis=1), margin, together, np.sum(shares * (chosen > 0), axis=1) / shares.sum(axis=1)
     )
-
-
-def split_labels(labels: Sequence[Sequence[float]]) -> tuple[Array, Array]:
-    """Means of the even and of the odd labels of each answer: one half chooses, the other measures. [n], [n]
-
-    Raises ValueError where an answer has a single label, which cannot be split.
-    """
-    if any(len(one) < 2 for one in labels):
-        raise ValueError("an answer with one label cannot be split into two measurements; ask for two labels each")
-    return np.array([np.mean(one[0::2]) for one in labels]), np.array([np.mean(one[1::2]) for one in labels])
 
 
 def largest_margin(

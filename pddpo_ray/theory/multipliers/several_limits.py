@@ -124,26 +124,3 @@ def _descended(dual: LagrangianDual, multipliers: Array, step: Array, slope: Arr
         if before - dual.value(trial) >= 1e-4 * 0.5**halving * promised - 1e-15 * max(1.0, abs(before)):
             return np.asarray(trial)
     return multipliers
-
-
-def best_by_comparisons(dual: LagrangianDual, costs: ArrayLike, *, largest: float = 1e6) -> tuple[float, Array]:
-    """Best policy of the family exp((r - lambda c) / beta) under the dual's only limit, and its lambda. costs [X, Y]
-
-    The family that a stage on comparisons ends in, when they are about `costs` (logits) and the limit is about
-    something else that rises with them, a rate. Raises ValueError where no policy of the family keeps the limit.
-    """
-    family = LagrangianDual(dual.log_reference, dual.reward, np.asarray(costs)[None], dual.prior, dual.beta)
-
-    def violation(multiplier: float) -> float:
-        return float(dual.violations(family.policy(np.array([multiplier])))[0])
-
-    if violation(0.0) <= 0:
-        return 0.0, family.policy(np.zeros(1))
-    low, high = 0.0, 1.0
-    while violation(high) > 0:
-        low, high = high, 2.0 * high
-        if high > largest:
-            raise ValueError("no policy of this family keeps the limit")
-    while low < (middle := 0.5 * (low + high)) < high:
-        low, high = (middle, high) if violation(middle) > 0 else (low, middle)
-    return high, family.policy(np.array([high]))

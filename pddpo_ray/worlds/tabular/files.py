@@ -102,31 +102,6 @@ def world_of(content: Any, where: str = "world") -> TabularWorld:
     return TabularWorld(oracle, tables["baseline"], covered, pairs, rows, measures)
 
 
-def world_json(world: TabularWorld) -> dict[str, Any]:
-    """The world in the format of a world file."""
-    oracle = world.oracle
-    rows = [
-        {"prompt": r.prompt, "answers": [r.first, r.second]}
-        | {key: value for key, value in (("better", r.better), ("costlier", r.costlier)) if value is not None}
-        for r in world.offline_rows
-    ]
-    return (
-        {
-            "prior": oracle.prior.tolist(),
-            **{key: getattr(oracle, key).tolist() for key in ("reference", "reward", "cost")},
-            "baseline": world.baseline.tolist(),
-            **{key: getattr(oracle, key) for key in NUMBERS},
-            "offline": {"rows": rows} if rows else {"covered": world.covered.tolist(), "pairs": world.offline_pairs},
-        }
-        | (
-            {FURTHER: {one.name: {"cost": one.cost.tolist(), "threshold": one.threshold} for one in oracle.further}}
-            if oracle.further
-            else {}
-        )
-        | ({MEASURES: {name: table.tolist() for name, table in world.measures.items()}} if world.measures else {})
-    )
-
-
 # --- validation --------------------------------------------------------------------------------------------------
 
 

@@ -79,7 +79,7 @@ class TableLimits:
         noise, against = np.zeros((2, *costs.shape))
         others = references or [None] * len(answers)
         for column, stated in enumerate(self.stated):
-            if stated.source.kind != "world":
+            if stated.source.kind != "world" or stated.labelled:
                 continue
             for row in self._asked(column, answers, seed):
                 answer, other, cell = answers[row], others[row], (row, column)
@@ -190,7 +190,10 @@ def as_stated(limit: StatedBound, cost: float) -> str:
 
 
 def range_of(stated: StatedLimit, cost_max: float) -> float:
-    """Length of the range of a measure's values; of a KL, which has none, what the limit allows."""
+    """Length of the range of a measure's values; of a KL, which has none, what the limit allows; 1 of what feedback
+    labels, whose unit is the logit."""
+    if stated.labelled:
+        return 1.0
     if stated.limit.quantity.kind == "kl":
         return stated.limit.bound.number
     ends = stated.limit.cost_range
@@ -233,7 +236,7 @@ def _measure_table(world: TabularWorld, stated: StatedLimit) -> Array:
     if stated.limit.quantity.kind == "kl":
         return np.zeros_like(world.oracle.reference)
     logits = {"cost": world.oracle.cost, **{limit.name: limit.cost for limit in world.oracle.further}}
-    kind, name = stated.limit.quantity.kind, stated.source.what
+    kind, name = stated.limit.quantity.kind, stated.compared_as
     if stated.wins:
         tables = {REWARD: world.oracle.reward}
     elif kind == "logit":

@@ -45,7 +45,8 @@ def text_limits(
     costs = np.stack(
         [costs_of(one, table, str(one.source), reference) for one, table in zip(stated, single, strict=True)]
     )
-    costs[[one.asks_people for one in stated]] = np.nan  # what people say of all answers nobody knows
+    # what people say of all answers nobody knows, unless the world's own cost stands for it
+    costs[[one.asks_people and not one.labelled for one in stated]] = np.nan
     cell, noise = world.cell, world.label_noise
     return TableLimits(world.oracle, cell, cost_max, tuple(stated), costs, single, factors, weights, noise)
 
@@ -74,7 +75,7 @@ def _single(world: TextWorld, stated: StatedLimit, source: Source | None) -> Arr
     """What is said of every outcome by itself under one limit; nan: unknown. [X, Y + 1]"""
     if stated.limit.quantity.kind == "kl":
         return np.zeros_like(world.oracle.reference)
-    if stated.source.kind == "world":
+    if stated.source.kind == "world" or stated.labelled:
         return _own(world, stated)
     if source is None or stated.asks_people or stated.source.kind not in ENUMERABLE or stated.wins:
         return np.full(world.oracle.reward.shape, np.nan)
@@ -98,11 +99,11 @@ def of_texts(grammar: Grammar, stated: StatedLimit, source: Source) -> Array:
 def _own(world: TextWorld, stated: StatedLimit) -> Array:
     """What the world's `cost`, or one of its further costs, says about every outcome. [X, Y + 1]"""
     logits = {"cost": world.logits, **{limit.name: limit.cost for limit in world.further}}
-    kind, name = stated.limit.quantity.kind, stated.source.what
+    kind, name = stated.limit.quantity.kind, stated.compared_as
     if stated.wins:
         return world.oracle.reward
-    if name not in logits or kind == "mean":
+    if name not in logits or (kind == "mean" and not stated.labelled):
         raise UserError(
             f"{stated.where}: this world has no {kind} called `{name}`; it has the rates and logits {', '.join(logits)}"
         )
-    return logits[name] if kind == "logit" else expit(logits[name])
+    return expit(logits[name]) if kind == "rate" else logits[name]

@@ -101,11 +101,6 @@ def phrase_blocks(grammar: Grammar, *, slots: float, topics: float, interactions
     return (*own, *by_topic, *pairs)
 
 
-def saturated_block(prompts: int, answers: int) -> Block:
-    """A weight for every cell: with it the class holds every policy on the reference's support."""
-    return Block(np.arange(prompts) * answers, np.arange(answers), prompts * answers, 1.0)
-
-
 def slot_sizes(grammar: Grammar) -> Sequence[int]:
     """[S] phrases per slot"""
     return tuple(len(slot.phrases) for slot in grammar.slots)

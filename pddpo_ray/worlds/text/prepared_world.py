@@ -6,7 +6,7 @@ Everything here is the same for a run in one process and on Ray; what differs is
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -26,7 +26,7 @@ from pddpo_ray.records import HARM, Array, PolicyVersion, Prompt, Response
 from pddpo_ray.rollout.policy_temperature import divide_logits
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import cache_folder
-from pddpo_ray.worlds.exact_evaluation import WorldView, demand_feasible
+from pddpo_ray.worlds.exact_evaluation import WorldView
 from pddpo_ray.worlds.oracle import Oracle
 from pddpo_ray.worlds.text.drawn_world import DrawnWorldSpec, build_drawn_world
 from pddpo_ray.worlds.text.family import grammar_of, reference_spread
@@ -81,30 +81,19 @@ class PreparedTextWorld:
             for index, answer in enumerate(answers)
         ]
 
-    def view_under(self, store: ArtifactStore, oracle: Oracle) -> WorldView:
-        """The same for the problem under limits that a recipe states in place of the world's own."""
+    def view(self, store: ArtifactStore, oracle: Oracle, *, stages_of_costs: bool) -> WorldView:
+        """Evaluation scores every answer under a stored version: with a network of its own, or by exact sums.
+
+        `oracle` is the problem under the recipe's limits. The world is calibrated for its own limit; another one of
+        the recipe moves the optimum, not the world.
+        """
         return WorldView(
             oracle,
             self._tables(store),
             self.world.covered,
             rest=len(self.world.grammar.answer_ids),
-            stages_of_costs=False,
-            worth_of=self.world.worth,
-            logits=self.world.logits,
-            groups=None if self.world.groups is None else self.world.groups.tolist(),
-        )
-
-    def view(self, store: ArtifactStore, threshold: float = 0.0) -> WorldView:
-        """Evaluation scores every answer under a stored version: with a network of its own, or by exact sums.
-
-        The world is calibrated for its own limit; another one of the recipe moves the optimum, not the world.
-        """
-        return WorldView(
-            demand_feasible(replace(self.world.oracle, threshold=threshold)),
-            self._tables(store),
-            self.world.covered,
-            rest=len(self.world.grammar.answer_ids),
-            cost_of=self.world.limited_cost,
+            stages_of_costs=stages_of_costs,
+            cell=self.world.cell,
             worth_of=self.world.worth,
             logits=self.world.logits,
             groups=None if self.world.groups is None else self.world.groups.tolist(),
@@ -161,7 +150,7 @@ def _fits_the_recipe(config: Config, family: DrawnFamilyConfig, grammar: Grammar
             f"the world's longest answer has {longest} tokens and rollout.max_tokens={config.rollout.max_tokens} would "
             f"cut it off; set rollout.max_tokens={longest}"
         )
-    if not config.labelled:
+    if not config.stated[0].labelled:
         return  # the recipe's limits take the place of the family's own
     rate, at_most = isinstance(family.limit, RateLimitConfig), config.thresholds["cost"]
     if rate != (config.signal == "unsafe_rate"):

@@ -127,14 +127,6 @@ class TextWorld:
         """Whether the limit is about the chance of an unsafe label; otherwise it is about the logits' mean."""
         return self.logits is not self.oracle.cost
 
-    def limited_cost(self, response: Response) -> float:
-        """What the limit is about."""
-        return float(self.oracle.cost[self.cell(response)])
-
-    def under_all_limits(self) -> Oracle:
-        """Exact answers under the further limits too."""
-        return replace(self.oracle, further=self.further)
-
     @cached_property
     def _prompt_index(self) -> dict[tuple[int, ...], int]:
         return {prompt.token_ids: index for index, prompt in enumerate(self.prompts)}

@@ -112,6 +112,48 @@ def broken(self: object, pairs: object) -> int:
     raise RunError("broken off")
 
 
+class Late(Counting):
+    """They are done when they are looked at a second time."""
+
+    def __init__(self, truth: WorldLabeller) -> None:
+        super().__init__(truth)
+        self.opened: list[int] = []
+        self.looked: set[str] = set()
+
+    def open_safety(self, items, labels_each, seed):  # type: ignore[no-untyped-def]
+        self.opened.append(len(items))
+
+    def open_compare(self, pairs, seed):  # type: ignore[no-untyped-def]
+        self.opened.append(len(pairs))
+
+    def safety_arrived(self, items, labels_each, seed):  # type: ignore[no-untyped-def]
+        return self._again(items[0].id)
+
+    def comparisons_arrived(self, pairs, seed):  # type: ignore[no-untyped-def]
+        return self._again(pairs[0].id)
+
+    def _again(self, name: str) -> bool:
+        there = name in self.looked
+        self.looked.add(name)
+        return there
+
+
+@pytest.mark.run
+def test_people_beside_a_model_may_be_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    late = Late(tabular_world(load("tabular").world).labeller())  # type: ignore[arg-type]
+    monkeypatch.setattr("pddpo_ray.parts.mixed_labelling.people_labeller", lambda *_, **__: late)
+    run_recipe(load("tabular", [*SETTINGS, "feedback.rounds_late=2", "rounds=3"]), tmp_path / "demo")
+    with read_journal(tmp_path / "demo" / "journal.sqlite", "demo") as journal:
+        for phase in ("due-safety", "due-pairs"):
+            assert {one.round: one.payload for one in journal.phases(like=phase)} == {1: [], 2: [1], 3: [2, 3]}
+        for number in (1, 2, 3):
+            assert len(journal.safety(number)) == 24
+            assert Counter(entry.labeller for entry in journal.pairs(number)) == {PEOPLE: 10, MODEL: 6}
+    assert late.safety_items == [24, 24, 24]
+    assert late.pair_items == [10, 10, 10]
+    assert late.opened == [24, 10] * 3
+
+
 def test_people_begin_with_the_answers_that_the_model_screened_for_them(tmp_path: Path, people: Counting) -> None:
     opened: list[list[Response]] = []
     people.open_safety = lambda items, labels_each, seed: opened.append(list(items))  # type: ignore[attr-defined]
@@ -183,8 +225,7 @@ def test_labels_of_answers_that_were_not_asked_are_refused(tmp_path: Path, peopl
         verdicts = feedback.safety(responses, 6, HARM)
         with pytest.raises(RunError, match="24 were asked"):
             feedback.estimate_cost(verdicts[:-1])
-        screened = feedback._screened
-        assert screened is not None
+        (screened,) = feedback._screened.values()
         assert isinstance(screened[2], Sample)
 
 

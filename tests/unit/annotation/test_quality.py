@@ -127,7 +127,7 @@ def test_refused_questions_have_the_reasons_of_flags_and_do_not_tell_who_skipped
 def test_the_leads_interval_of_a_round_is_the_runs_own(queue: FreshQueue) -> None:
     """Two unsafe answers of twenty: the exact binomial interval, by quantiles of the beta distribution."""
     step = {"run": "demo", "round": 1, "constraint": "cost", "value": 0.1, "standard_error": math.sqrt(0.1 * 0.9 / 20)}
-    step |= {"responses": 20, "labels_each": 1, "mode": "unsafe_rate", "bias_allowance": 0.0, "eta": 0.3}
+    step |= {"responses": 20, "labels_each": 1, "mode": "unsafe_rate", "eta": 0.3}
     step |= {"multiplier_before": 1.0, "multiplier_after": 0.9}
     with queue.engine.begin() as connection:
         connection.execute(insert(dual_step).values(**step))

@@ -12,7 +12,7 @@ from lab.studies.certificates.coverage import LEVEL, ROWS, coverage, key_of, lea
 ROOT = Path(__file__).parents[3]
 MAKERS = {
     "interval", "bounded_interval", "bounded_ends", "clopper_pearson", "mean_interval", "rate_interval",
-    "empirical_bernstein", "binomial_low", "binomial_high", "upper_bound", "lower_bound", "student_half_width",
+    "binomial_low", "binomial_high", "upper_bound", "lower_bound", "student_half_width",
 }  # fmt: skip
 """Functions of `theory` that make an interval, or one of its ends."""
 BEHIND = {

@@ -18,7 +18,7 @@ from pddpo_ray.backends.backends import Backends
 from pddpo_ray.config import ModelFeedback, load
 from pddpo_ray.driver.build import dual_state
 from pddpo_ray.errors import UserError
-from pddpo_ray.parts.held_limit import labelled_limits
+from pddpo_ray.parts.held_limit import HeldLimit
 from tests.support.method_modules import METHODS
 
 SMALL = """
@@ -117,7 +117,9 @@ def test_every_arm_of_a_shipped_suite_can_start_at_its_multiplier(name: str) -> 
         config = suite.config(arm, suite.seeds[0])
         if config.dual.rho is None and config.dual.upper is None:
             config = config.model_copy(update={"dual": config.dual.model_copy(update={"rho": 1.0})})
-        backends = cast(Backends, SimpleNamespace(world=None, held_limits=labelled_limits(config.stated)))
+        backends = cast(
+            Backends, SimpleNamespace(world=None, held_limits=[HeldLimit(one, 1.0, {}) for one in config.stated])
+        )
         [constraint] = dual_state(config, backends, config.rounds, {}).limits
         assert constraint.upper == (config.dual.upper or 2 * (config.dual.rho or 1.0))
         assert constraint.multiplier <= constraint.upper

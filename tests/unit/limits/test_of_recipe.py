@@ -98,7 +98,7 @@ def test_an_override_of_an_earlier_version_is_refused_with_one_that_loads(
     assert said == line
     kept = [one for one in overrides if "people" in one]
     loaded = load(recipe, [*(["feedback.kind=people"] if kept else []), *shlex.split(said)])
-    assert loaded.labelled
+    assert all(one.labelled for one in loaded.stated)
 
 
 @pytest.mark.parametrize(

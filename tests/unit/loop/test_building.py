@@ -13,7 +13,7 @@ from pddpo_ray.config import load
 from pddpo_ray.driver.build import build_parts
 from pddpo_ray.driver.prepare import prepare
 from pddpo_ray.journal import Journal
-from pddpo_ray.parts.held_limit import labelled_limits
+from pddpo_ray.parts.held_limit import HeldLimit
 from pddpo_ray.records import Decoding, PolicyVersion, Prompt
 from pddpo_ray.storage.artifacts import ArtifactStore
 
@@ -53,7 +53,7 @@ def backends(tmp_path: Path) -> Backends:
         tokenizer="tokenizer",
         offline=lambda seed: nothing.pairs,
         own_scorer=lambda name, make: nothing.scorer,
-        held_limits=labelled_limits(config.stated),
+        held_limits=[HeldLimit(one, 1.0, {}) for one in config.stated],
     )
 
 

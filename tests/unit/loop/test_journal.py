@@ -104,7 +104,7 @@ def test_every_record_comes_back_exactly_as_it_was_written(path: Path) -> None:
     pair = LabelledPair(Pair("q", *answers), Verdict.FIRST, {HARM: Verdict.ABSTAIN, "toxic": Verdict.SECOND})
     labels = [SafetyLabels(answers[1], (Verdict.SAFE, Verdict.FAILED)), SafetyLabels(answers[0], (Verdict.UNSAFE,) * 2)]
     version = PolicyVersion(2, "policy-1", "ab" * 32, "policy-1-abab")
-    estimate = CostEstimate(0.1, 1 / 7, 2, 2, bias_allowance=0.01)
+    estimate = CostEstimate(0.1, 1 / 7, 2, 2)
     delivery = Delivery("vllm-0", 2, "ab" * 32, 31, 0.25, "cd" * 32)
     with Journal.open(path, "demo", create=RECIPE) as journal:
         for _ in journal.rounds(1):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +13,6 @@ from pddpo_ray.journal import Journal
 from pddpo_ray.limits.reading import stated_limit
 from pddpo_ray.parts.dual_step import DualController, LocalDual
 from pddpo_ray.parts.held_limit import OUTSIDE, HeldLimit
-from pddpo_ray.parts.label_estimates import LabelEstimates
 from pddpo_ray.parts.limits import ANSWERS, LimitsController
 from pddpo_ray.parts.people_measuring import MACHINE, Audit
 from pddpo_ray.records import MeasuredCosts, PolicyVersion, Prompt, Response
@@ -26,7 +25,6 @@ LENGTH = {"mean": {"function": "my:words"}, "at_most": 1, "bounds": [0, 2]}
 RUDE = {"rate": {"world": "cost"}, "at_most": "50 %", "labels_each": 1}
 LIMITS = [HeldLimit(stated_limit("length", LENGTH, "recipe"), 2.0, EVERYWHERE),
           HeldLimit(stated_limit("rude", RUDE, "recipe"), 1.0, EVERYWHERE)]  # fmt: skip
-NO_LABELS = LabelEstimates([], cast(Any, None), cast(Any, None), labels_each=1)
 """Both limits have sources of their own."""
 
 
@@ -76,7 +74,7 @@ def controller(journal: Journal, costs: Sequence[Sequence[float]], **options: An
     state = DualState(tuple(limit_state(one.name, first=1.0, **about) for one in LIMITS))
     given: dict[str, Any] = {
         "beta": 1.0, "by_covariance": True, "seed": 3, "due": None, "drift": None, "reference": None,
-        "log_probs": lambda policy, asked: np.zeros(len(asked)), "labels": NO_LABELS, **options,
+        "log_probs": lambda policy, asked: np.zeros(len(asked)), "feedback": None, "estimate": None, **options,
     }  # fmt: skip
     return LimitsController(journal, LIMITS, measure, DualController(LocalDual(state), journal), **given)
 

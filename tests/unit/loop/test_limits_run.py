@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pddpo_lab.worlds.world_files import world_json
 from pddpo_ray.backends.in_process import limits_on, tabular_view
 from pddpo_ray.backends.machine import inspect_machine
 from pddpo_ray.config import Config, TabularWorldConfig, load
@@ -27,7 +28,7 @@ from pddpo_ray.plan.printed import make_plan
 from pddpo_ray.report.build import build_report
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.estimates.measured_pairs import MeasuredAnswer
-from pddpo_ray.worlds.tabular.files import load_world, tabular_world, world_json
+from pddpo_ray.worlds.tabular.files import load_world, tabular_world
 from tests.unit.report.page import Page
 
 ORACLE = json.loads((Path(__file__).parents[2] / "data" / "limits.json").read_text())
@@ -447,7 +448,6 @@ def test_multipliers_end_at_the_optimum_of_what_was_learned(tmp_path: Path) -> N
     run_recipe(config, tmp_path / "run")
     assert isinstance(config.world, TabularWorldConfig)
     limits = limits_on(tabular_world(config.world), config)
-    assert limits is not None
     with open_folder(tmp_path / "run") as journal:
         reward = next(entry.version for entry in reversed(journal.versions()) if entry.stage == "reward")
         steps = journal.dual_steps()

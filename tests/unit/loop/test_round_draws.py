@@ -17,7 +17,6 @@ from pddpo_ray.backends.in_process import make_backends, tabular_world
 from pddpo_ray.certificates import ledger as ledgers
 from pddpo_ray.certificates.document import FILE, certificate_of, sentences, verified, write_certificate
 from pddpo_ray.certificates.ledger import finding
-from pddpo_ray.certificates.round_draws import shares_of
 from pddpo_ray.certificates.testing import certify
 from pddpo_ray.config import Config, load
 from pddpo_ray.driver.run import run_recipe
@@ -29,6 +28,7 @@ from pddpo_ray.report.build import build_report
 from pddpo_ray.serving.catalog import read_catalog
 from pddpo_ray.theory.certificates.certificate import lower_bound, upper_bound
 from pddpo_ray.theory.certificates.levels import Allocation
+from pddpo_ray.theory.estimates.cost_estimate import whole_shares
 from tests.support.measuring_server import every_fifth_fails, measuring_server
 from tests.unit.loop.small_run import MEASURED, SMALL, ledger, small
 from tests.unit.loop.test_twin_run import TINY, twin
@@ -253,8 +253,8 @@ def test_an_answer_that_lacks_a_label_has_no_share() -> None:
         labelled("b", Verdict.UNSAFE, Verdict.MISSING),
         labelled("c", Verdict.SAFE, Verdict.SAFE),
     ]
-    assert shares_of(labels, ["c", "b", "a", "d"], 2) == [0.0, None, 0.5, None]
-    assert shares_of([], ["a"], 1) == [None]
+    assert whole_shares(labels, ["c", "b", "a", "d"], 2) == [0.0, None, 0.5, None]
+    assert whole_shares([], ["a"], 1) == [None]
 
 
 @pytest.mark.parametrize(

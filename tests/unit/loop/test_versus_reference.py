@@ -68,7 +68,6 @@ def on_table(folder: Path, *overrides: str) -> Config:
 def opened(config: Config) -> tuple[TabularWorld, TableLimits]:
     world = tabular_world(config.world)  # type: ignore[arg-type]
     limits = limits_on(world, config)
-    assert limits is not None
     return world, limits
 
 

@@ -55,11 +55,9 @@ def test_a_rise_after_a_quiet_time_is_found_with_a_delay_that_hardly_grows_with_
     for quiet in (10, 1_000, 10_000):
         alarm = after(Alarm(limit, level), np.zeros(quiet))
         assert not alarm.rings
-        promised = alarm.delay(0.2)
         rung = after(alarm, bad)
         assert rung.rang_at is not None
         delays.append(rung.rang_at - quiet)
-        assert delays[-1] <= 3 * promised
     assert delays[2] - delays[1] <= 3 * (delays[1] + 20)
     assert delays[2] < 500
 
@@ -77,4 +75,3 @@ def test_values_and_levels_that_mean_nothing_are_refused() -> None:
         Alarm(0.1, 0.05).after(float("nan"))
     with pytest.raises(ValueError, match="false alarm"):
         Alarm(0.1, 1.0)
-    assert Alarm(0.1, 0.05).delay(0.05) == math.inf

@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 from scipy.special import expit, logit
 
 from pddpo_lab.verify.experiments import bias_table, interval_coverage
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import CostEstimate, Prompt, Response, SafetyLabels, Verdict
 from pddpo_ray.theory.estimates.cost_estimate import (
-    bias_allowance,
     clipped_logit,
     estimate_cost,
     estimate_from_scores,
@@ -214,17 +212,6 @@ def test_rare_unsafe_answers_are_covered_too() -> None:
     assert rare >= 0.93
 
 
-@pytest.mark.parametrize("cost_max", [1.0, 2.0, 3.0, 5.0])
-@pytest.mark.parametrize("labels_each", [20, 32, 64, 200])
-def test_bias_allowance_bounds_the_true_bias_of_any_cost(cost_max: float, labels_each: int) -> None:
-    """Its expectation over labels, by the exact binomial sum, for responses that all have the same cost."""
-    counts = np.arange(labels_each + 1)
-    allowances = np.array([bias_allowance(np.array([count / labels_each]), labels_each, cost_max) for count in counts])
-    costs = np.linspace(-cost_max, cost_max, 101)
-    expected = stats.binom.pmf(counts, labels_each, expit(costs)[:, None]) @ allowances
-    assert (expected >= np.abs(logit_bias(costs, labels_each, cost_max))).all()
-
-
 def test_all_safe_labels_still_leave_an_interval() -> None:
     ends = interval(estimate_from_shares(np.zeros(100), labels_each=1, cost_max=2.0, mode="unsafe_rate"))
     assert ends == pytest.approx((0.0, 1 - 0.025 ** (1 / 100)))
@@ -271,7 +258,6 @@ def test_two_responses_are_enough_for_an_estimate() -> None:
     assert (found.mode, found.constraint) == ("unsafe_rate", "harm")
     by_logit = estimate_from_shares([0.2, 0.4, 0.6], labels_each=5, cost_max=2.0)
     assert by_logit.mode == "logit_labels"
-    assert by_logit.bias_allowance > 0
 
 
 def test_a_clipped_logit_never_leaves_its_bounds_by_rounding() -> None:

@@ -14,8 +14,8 @@ from pddpo_ray.limits.quantities import Amount, Quantity
 from pddpo_ray.limits.quantities import Limit as StatedLimit
 from pddpo_ray.theory.multipliers.feasibility import KlTerm, largest_margin, reach
 from pddpo_ray.theory.multipliers.several_limits import LagrangianDual, kkt_residual, minimise
-from pddpo_ray.worlds.limit_truth import TrueLimit, under_limits
 from pddpo_ray.worlds.oracle import InfeasibleError, Limit, Oracle
+from tests.support.true_limits import TrueLimit, under_limits
 
 Array = NDArray[np.float64]
 BETA = 0.2

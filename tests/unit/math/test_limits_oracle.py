@@ -15,14 +15,36 @@ from scipy.special import expit
 from pddpo_ray.limits.quantities import Amount, Limit, Quantity
 from pddpo_ray.theory.estimates.prompt_sets import prompt_sets
 from pddpo_ray.theory.multipliers.feasibility import largest_margin
-from pddpo_ray.theory.multipliers.several_limits import LagrangianDual, best_by_comparisons, kkt_residual, minimise
-from pddpo_ray.worlds.limit_truth import TrueLimit, under_limits
+from pddpo_ray.theory.multipliers.several_limits import LagrangianDual, kkt_residual, minimise
 from pddpo_ray.worlds.oracle import Oracle
+from tests.support.true_limits import TrueLimit, under_limits
 
 Array = NDArray[np.float64]
 CASES: list[dict[str, Any]] = json.loads(
     (Path(__file__).parents[2] / "data" / "limits.json").read_text(encoding="utf-8")
 )
+
+
+def best_by_comparisons(dual: LagrangianDual, costs: Array) -> tuple[float, Array]:
+    """Best policy of the family exp((r - lambda c) / beta) under the dual's only limit, and its lambda. costs [X, Y]
+
+    The family that a stage on comparisons ends in, when they are about `costs` (logits) and the limit is about
+    something else that rises with them, a rate.
+    """
+    family = LagrangianDual(dual.log_reference, dual.reward, np.asarray(costs)[None], dual.prior, dual.beta)
+
+    def violation(multiplier: float) -> float:
+        return float(dual.violations(family.policy(np.array([multiplier])))[0])
+
+    if violation(0.0) <= 0:
+        return 0.0, family.policy(np.zeros(1))
+    low, high = 0.0, 1.0
+    while violation(high) > 0:
+        low, high = high, 2.0 * high
+        assert high < 1e6, "no policy of this family keeps the limit"
+    while low < (middle := 0.5 * (low + high)) < high:
+        low, high = (middle, high) if violation(middle) > 0 else (low, middle)
+    return high, family.policy(np.array([high]))
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=lambda n: f"{n}: {CASES[n]['kind']}")

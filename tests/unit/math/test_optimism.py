@@ -10,8 +10,8 @@ import pytest
 from scipy.optimize import minimize
 from scipy.special import softmax
 
+from pddpo_lab.verify.optimism import SplitRoles, split_roles, valid
 from pddpo_lab.verify.split_roles import sides, split_role_claims, worlds_that_ship
-from pddpo_ray.theory.optimism import SplitRoles, split_roles, valid
 from pddpo_ray.worlds.text.grammar import FIRST_GRAMMAR
 from pddpo_ray.worlds.text.reference import ReferenceSpec, intended_reference
 from pddpo_ray.worlds.text.world import TextWorldSpec, build_text_world

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 from pddpo_lab.verify.command import VerifyOptions, main
+from pddpo_lab.worlds.world_files import world_json
 from pddpo_ray.config import load
 from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import UserError
@@ -25,7 +26,7 @@ from pddpo_ray.storage.whole_files import JOURNAL
 from pddpo_ray.theory.multipliers.feasibility import largest_margin
 from pddpo_ray.theory.multipliers.several_limits import LagrangianDual, minimise
 from pddpo_ray.worlds.oracle import InfeasibleError, Limit, Oracle
-from pddpo_ray.worlds.tabular.files import load_world, world_json, world_of
+from pddpo_ray.worlds.tabular.files import load_world, world_of
 from pddpo_ray.worlds.tabular.world import random_world, trap_world, two_limits_world
 
 WORLD = two_limits_world()
@@ -275,7 +276,7 @@ def test_limits_that_cannot_be_are_refused(overrides: list[str], message: str) -
 
 @pytest.mark.run
 def test_a_cost_that_the_world_does_not_have_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no cost called speed; its further costs are privacy"):
+    with pytest.raises(UserError, match="no logit called `speed`; it has cost, privacy"):
         run_recipe(
             small("rounds=1", "limits.speed={logit: {world: speed}, at_most: 0, labels_each: 12}"), tmp_path / "run"
         )

@@ -27,8 +27,7 @@ from pddpo_ray.algorithms.stages import (
 )
 from pddpo_ray.config import MethodConfig
 from pddpo_ray.limits.reading import stated_limits
-from pddpo_ray.parts.held_limit import labelled_limits
-from pddpo_ray.parts.label_estimates import LabelEstimates
+from pddpo_ray.parts.held_limit import HeldLimit
 from pddpo_ray.parts.limits import LimitsController
 from pddpo_ray.records import (
     HARM,
@@ -143,7 +142,7 @@ def calls_of(method: str, sizes: Sizes = SIZES, **parts: Any) -> tuple[Calls, Un
         "merge": "merging",
     } | parts  # fmt: skip
     estimate = known.pop("estimate", lambda labels: f"estimate of {labels}")
-    window = (known["journal"], sizes.method.window) if method == "pd-dpo-adalag" else None
+    window = sizes.method.window if method == "pd-dpo-adalag" else None
     known["limits"] = by_labels(known, estimate, window)
     known["prepare"] = lambda: calls.append(("prepare",))
     found = METHODS[method].run(Parts(**known), sizes, "reference")  # type: ignore[arg-type]
@@ -154,11 +153,12 @@ def calls_of(method: str, sizes: Sizes = SIZES, **parts: Any) -> tuple[Calls, Un
 def by_labels(known: dict[str, Any], estimate: Any, window: Any = None) -> LimitsController:
     """One limit on the logit of a cost of its own name for each multiplier, labelled by the feedback."""
     names, nothing = list(known["dual"].multipliers), cast(Any, None)
-    document = {"limits": {name: {"logit": {"world": name}, "at_most": 0.0} for name in names}}
-    labels = LabelEstimates(names, known["feedback"], estimate, labels_each=3, window=window)
+    document = {"limits": {name: {"logit": {"world": name}, "at_most": 0.0, "labels_each": 3} for name in names}}
+    held = [HeldLimit(replace(one, labelled=True), 1.0, {}) for one in stated_limits(document, "test")]
     return LimitsController(
-        known.get("journal", Rounds()), labelled_limits(stated_limits(document, "test")), None, known["dual"], beta=0.1,
-        by_covariance=False, drift=nothing, log_probs=nothing, reference=nothing, seed=0, due=AtOnce(), labels=labels,
+        known.get("journal", Rounds()), held, Asked([], ""), known["dual"], beta=0.1,
+        by_covariance=False, drift=nothing, log_probs=nothing, reference=nothing, seed=0, due=AtOnce(),
+        feedback=known["feedback"], estimate=estimate, window=window,
     )  # fmt: skip
 
 
@@ -251,9 +251,12 @@ def test_adalag_answers_to_a_window_of_each_constraints_labels() -> None:
 
 def windowed(journal: Any, name: str, count: int) -> list[Any]:
     """The labels that an estimate is made of."""
-    feedback: Any = Asked([], "feedback")
-    labels: Any = LabelEstimates([name], feedback, cast(Any, list), labels_each=3, window=(journal, count))
-    return list(labels("answers"))
+    known: dict[str, Any] = {
+        "journal": journal,
+        "feedback": Asked([], "feedback"),
+        "dual": Asked([], "", multipliers={name: 0.0}),
+    }
+    return list(by_labels(known, cast(Any, list), count).estimates(cast(Any, "answers")))
 
 
 def test_a_window_reaches_back_as_far_as_it_must_and_never_before_round_1() -> None:

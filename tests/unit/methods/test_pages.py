@@ -12,6 +12,7 @@ import pytest
 from scipy.optimize import brentq, minimize_scalar
 from scipy.special import expit, logsumexp
 
+from pddpo_lab.worlds.world_files import world_json
 from pddpo_ray.algorithms.safe_dpo import transformed
 from pddpo_ray.backends.backends import Backends
 from pddpo_ray.backends.in_process import make_backends
@@ -25,7 +26,6 @@ from pddpo_ray.scorers.method_scores import PolicyScorer, ShiftedCosts
 from pddpo_ray.scoring.linear_scores import LinearScorer
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.estimates.cost_estimate import clipped_logit
-from pddpo_ray.worlds.tabular.files import world_json
 from pddpo_ray.worlds.tabular.parts import TabularTrainer
 from pddpo_ray.worlds.tabular.world import TabularWorld, full_coverage, random_world, trap_world
 from tests.support.finished_runs import FinishedRuns

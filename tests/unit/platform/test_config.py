@@ -452,7 +452,7 @@ def test_a_layer_adds_limits_takes_them_out_and_changes_them(tmp_path: Path) -> 
     assert load(str(own)).thresholds == {"harm": -2.0}
     assert load("o-pd-dpo", [limits.replace(": ", "=", 1).strip()]).thresholds == {"harm": -2.0}
     both = load("o-pd-dpo", ["limits.length={mean: {rule: words}, at_most: 13, bounds: [8, 20]}"])
-    assert (both.thresholds, both.labelled) == ({"cost": -3.0, "length": 13.0}, False)
+    assert (both.thresholds, [one.labelled for one in both.stated]) == ({"cost": -3.0, "length": 13.0}, [False, False])
     assert load(str(own), ["limits.harm.at_most=-1"]).thresholds == {"harm": -1.0}
 
 

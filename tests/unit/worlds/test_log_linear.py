@@ -19,7 +19,7 @@ from pddpo_ray.theory.losses.objectives import preference_loss, value_loss
 from pddpo_ray.theory.multipliers.cost_stage import cost_temperature
 from pddpo_ray.worlds.oracle import Oracle
 from pddpo_ray.worlds.text.grammar import Grammar, Phrase, Slot
-from pddpo_ray.worlds.text.log_linear import Block, LogLinear, given_the_grammar, phrase_blocks, saturated_block
+from pddpo_ray.worlds.text.log_linear import Block, LogLinear, given_the_grammar, phrase_blocks
 from pddpo_ray.worlds.text.log_linear_parts import LogLinearEngine, LogLinearTrainer, Sentences, decoded_by_slot
 
 GRAMMAR = Grammar(
@@ -149,7 +149,11 @@ def test_a_fit_ends_where_the_gradient_of_the_loss_and_the_prior_vanishes(stage:
     assert float(theta.grad.abs().max()) < 1e-8
 
 
-@pytest.mark.parametrize(("kind", "blocks"), [("span", BLOCKS), ("any", (saturated_block(PROMPTS, ANSWERS),))])
+SATURATED = Block(np.arange(PROMPTS) * ANSWERS, np.arange(ANSWERS), PROMPTS * ANSWERS, 1.0)
+"""A weight for every cell: with it the class holds every policy on the reference's support."""
+
+
+@pytest.mark.parametrize(("kind", "blocks"), [("span", BLOCKS), ("any", (SATURATED,))])
 def test_with_infinitely_many_labels_optimum_multiplier_and_gap_are_those_of_enumeration(
     kind: str, blocks: tuple[Block, ...], tmp_path: Path
 ) -> None:
