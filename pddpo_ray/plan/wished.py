@@ -96,33 +96,20 @@ def recipe(given: Given, size: Size, seconds: float | None) -> Sections:
     gpus, lengths, room = len(given.machine.gpus), given.lengths, size.room
     pairs = min(size.pairs, max(1, fitting(lengths, room)))
     asked = min(size.prompts, ASKED)
-    prompts_have, answers_have = (
-        f"{whose} half have {at(0.5)}, 99 in 100 {at(0.99)}"
-        for whose, at in (("of prompts", (given.asked or lengths).prompt_at), ("of the pairs'", lengths.answer_at))
-    )
-    data: Section = {"helpful": ([given.pairs], "`chosen` is the more helpful answer")}
-    if given.prompts is not None or not gpus:
-        whose = "what the rounds ask" if given.prompts else "their prompts are what the rounds ask"
-        data["prompts"] = ([given.prompts or given.pairs], whose)
-    every = size.prompts == prompts_of(given)
-    data |= {
-        "prompt_count": (size.prompts, "every different prompt" if every else "as many as moved a real model"),
-        "prompt_tokens": (room.prompt, prompts_have),
-        "answer_tokens": (room.answer, answers_have),
-    }
+    minutes = "" if seconds is None else planned_time(given, seconds)
+    rounds = {} if size.rounds is None else {"rounds": (size.rounds, minutes)}
     sections: Sections = {
         "about": (f"{given.model} under {', '.join(given.wish.limits)}", ""),
         "extends": (EXTENDS, "what is not said here"),
+        **rounds,
         "model": {
             "reference": (given.model, f"{given.parameters:,} parameters"),
             "dtype": ("bfloat16" if gpus else "float32", "half the memory" if gpus else "CPUs compute in it"),
         },
-        "data": data,
+        "data": _data(given, size),
         "rollout": _rollout(given, room),
         "feedback": _feedback(given),
     }
-    if size.rounds is not None:
-        sections["rounds"] = (size.rounds, "" if seconds is None else planned_time(given, seconds))
     if given.judge:
         sections["judge"] = {key: (value, _JUDGE[key]) for key, value in given.judge.items()}
     sections["limits"] = _limits(given, room.longest)
@@ -140,6 +127,25 @@ def recipe(given: Given, size: Size, seconds: float | None) -> Sections:
             "layout": ("time-shared", "every GPU trains and samples in turn"),
         }
     return sections
+
+
+def _data(given: Given, size: Size) -> Section:
+    lengths, room = given.lengths, size.room
+    prompts_have, answers_have = (
+        f"{whose} half have {at(0.5)}, 99 in 100 {at(0.99)}"
+        for whose, at in (("of prompts", (given.asked or lengths).prompt_at), ("of the pairs'", lengths.answer_at))
+    )
+    data: Section = {"helpful": ([given.pairs], "`chosen` is the more helpful answer")}
+    if given.prompts is not None or given.cores is not None:
+        whose = "what the rounds ask" if given.prompts else "their prompts are what the rounds ask"
+        data["prompts"] = ([given.prompts or given.pairs], whose)
+    every = size.prompts == prompts_of(given)
+    data |= {
+        "prompt_count": (size.prompts, "every different prompt" if every else "as many as moved a real model"),
+        "prompt_tokens": (room.prompt, prompts_have),
+        "answer_tokens": (room.answer, answers_have),
+    }
+    return data
 
 
 def planned_time(given: Given, seconds: float) -> str:
