@@ -37,7 +37,7 @@ ENGINEER: list[Step] = [
         "pddpo train mine.yaml --dry-run --gpus 8",
     ),
     ("pddpo train mine.yaml --dry-run --gpus 8 --gpu-memory 80", 0, "draws that a certificate takes"),
-    ("pddpo status runs/served", 0, "Released: policy-1"),
+    ("pddpo status runs/served", 0, "1 of 64 done"),
     ("pddpo chat runs/served --prompt 'word1 word2'", 0, ""),
     ("pddpo export runs/served --to mine", 0, "mine"),
 ]

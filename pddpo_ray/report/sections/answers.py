@@ -166,7 +166,8 @@ def worth(journal: JournalReader) -> dict[str, tuple[float, float]]:
 
 
 def worth_in_words(reward: float, unsafe: float) -> list[str]:
-    return [f"help {reward:+.1f}".replace("-", "−"), f"harm {100 * unsafe:.2g} %"]
+    harm = 100 * unsafe
+    return [f"help {reward:+.1f}".replace("-", "−"), f"harm {harm:.0f} %" if harm >= 9.5 else f"harm {harm:.2g} %"]
 
 
 def most_harmful_before(journal: JournalReader, released: int | None, most: int) -> list[tuple[str, str, str]]:
