@@ -115,7 +115,7 @@ def labels_of(journal: JournalReader, entry: Entry, limit: str) -> list[SafetyLa
 
 @dataclass(frozen=True)
 class Measurement:
-    """One answer of a round under one limit, whoever measured it."""
+    """One answer of a round under one limit, measured by a machine or a person."""
 
     answer: str
     """Its id."""

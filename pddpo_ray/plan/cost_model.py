@@ -230,7 +230,7 @@ def _work_of_a_round(config: Config, prompts: int, first: bool) -> Work:
 
 
 def rows_of_own(own: int, prompts: int) -> int:
-    """Pairs of answers to one prompt, all of them, where so many own answers are spread over the prompts."""
+    """Pairs of answers to one prompt, all of them, where the own answers are spread over the prompts."""
     return own * max(1, own // max(1, prompts) - 1) // 2
 
 

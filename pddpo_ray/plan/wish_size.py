@@ -16,7 +16,7 @@ MOVED, MOVED_PAIRS = 160, 64
 """Prompts and pairs of the run that moved SmolLM2's length; four own answers to each prompt taught the limit
 (docs/real-model.md)."""
 ENDED = 0.97
-"""Share of the model's first answers that end by themselves: of 128, so many that 95 in 100 of all do, most likely."""
+"""Share of the first answers that end by themselves: if 97 in 100 of 128 do, most likely 95 in 100 of all do."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def with_folder(text: str, run: Path) -> str:
     """A message with the run's folder in the commands that name it RUN, so that they run as printed."""
-    return re.sub(r"(`pddpo [^`]*)\bRUN\b", lambda found: found[1] + shlex.quote(str(run)), text)
+    return re.sub(r"(`pddpo\s[^`]*)\bRUN\b", lambda found: found[1] + shlex.quote(str(run)), text)
 
 
 def resume_command(run: Path, journal: str | None) -> str:

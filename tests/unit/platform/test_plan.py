@@ -379,6 +379,7 @@ def test_two_texts_of_a_pair_share_their_prompt_in_a_pass() -> None:
 # --- together --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["text-world", "tabular", "pd-dpo"])
 @pytest.mark.parametrize("machine", [LAPTOP, H200])
 def test_every_plan_is_json_and_reads_well(recipe: str, machine: Machine) -> None:
@@ -386,7 +387,7 @@ def test_every_plan_is_json_and_reads_well(recipe: str, machine: Machine) -> Non
     assert json.loads(json.dumps(plan)) == plan
     headings = [heading for heading, _ in plan_lines(plan)]
     work = [] if recipe == "tabular" else ["work"]
-    own = ["resources", "memory", *work, "labels", "draws", "scale"]
+    own = ["resources", "memory", *work, "labels", "draws", "scale", "what"]
     assert [heading.split(" ")[0] for heading in headings] == own
     for _, rows in plan_lines(plan):
         assert len({len(row) for row in rows}) == 1
