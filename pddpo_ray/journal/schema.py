@@ -178,6 +178,8 @@ dual_step = _of_run(
     Column("multiplier_before", Float, nullable=False),
     Column("multiplier_after", Float, nullable=False),
     Column("eta", Float, nullable=False),
+    # nothing reads it any more; older software of this generation wants a number there
+    Column("bias_allowance", Float, nullable=False, default=0.0),
     Column("missing", Float, nullable=False, server_default="0"),
 )
 
