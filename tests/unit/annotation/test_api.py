@@ -23,6 +23,7 @@ def take(client: Any) -> str:
     return lease
 
 
+@pytest.mark.slow
 def test_answers_get_201_200_202_and_409(service: FreshService) -> None:
     service.queue.rounds.open(1, "safety", safety_questions(1), labels_each=1)
     slow, quick = service.client(Role.ANNOTATOR), service.client(Role.LEAD)

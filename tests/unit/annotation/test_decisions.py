@@ -254,6 +254,7 @@ def decide(run: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple
     return command
 
 
+@pytest.mark.slow
 def test_the_command_line_lists_extends_and_accepts(run: Path, decide: Callable[..., tuple[int, str]]) -> None:
     assert decide() == (0, "no batch of this run waits for a decision\n")
     engine = open_database(run / "journal.sqlite")

@@ -66,6 +66,7 @@ def test_answers_from_elsewhere_follow_the_rules_of_the_queue(queue: FreshQueue)
     assert [person.active for person in queue.people.all()] == [False, False, False]
 
 
+@pytest.mark.slow
 def test_an_answer_from_elsewhere_means_the_same_as_one_from_the_page(queue: FreshQueue) -> None:
     """A person who has the question here in swapped order, and answers it elsewhere in terms of first and second."""
     queue.rounds.open(1, "compare", pair_questions(24), labels_each=1)

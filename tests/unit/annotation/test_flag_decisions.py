@@ -165,6 +165,7 @@ def test_who_is_held_back_gets_nothing_and_counts_again_when_a_lead_lets_them_go
     assert imbalances(queue.store) == []
 
 
+@pytest.mark.slow
 def test_who_is_excluded_is_signed_out_and_what_counted_stands(queue: FreshQueue) -> None:
     batch, bad, _ = tossed(queue)
     before = queue.rounds.status(batch).counted

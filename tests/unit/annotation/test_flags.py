@@ -104,6 +104,7 @@ def found(records: list[Record], person: str = "p0") -> float:
     return float(np.mean([bool(flags(person, one)) for one in records]))
 
 
+@pytest.mark.slow
 def test_who_tosses_a_coin_is_found_within_sixty_answers() -> None:
     runs = range(100)
     assert found([safety(n, error=0.1, coins=1, votes=5) for n in runs]) >= 0.95
@@ -126,6 +127,7 @@ def test_three_labels_a_question_find_most_coin_tossers_and_no_constant_stake_fi
     assert np.mean(np.array(ever) >= BARS["agreement"]) >= 0.88
 
 
+@pytest.mark.slow
 def test_honest_people_are_flagged_in_at_most_one_of_a_hundred_runs_at_any_of_sixty_looks() -> None:
     """After every answer somebody looks; also where people err more, and beside somebody who tosses a coin."""
 

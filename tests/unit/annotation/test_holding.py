@@ -139,6 +139,7 @@ def test_work_is_counted_between_question_and_answer_and_never_beyond_the_idle_l
     assert worked_ms(given, idle_ms=100) == worked
 
 
+@pytest.mark.slow
 def test_hours_come_from_the_servers_clock_whatever_the_browser_says(service: FreshService) -> None:
     queue = service.queue
     status = queue.rounds.open(1, "safety", safety_questions(4), labels_each=1)

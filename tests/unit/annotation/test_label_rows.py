@@ -96,6 +96,7 @@ def test_rows_without_their_question_or_place_are_listed(
     other.engine.dispose()
 
 
+@pytest.mark.slow
 def test_the_command_line_writes_and_takes_labels_and_refuses_other_files(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

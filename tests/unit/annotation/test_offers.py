@@ -156,6 +156,7 @@ def most_urgent(queue: FreshQueue, person: Person) -> set[str]:
     return {id_ for id_, key in left.items() if key == max(left.values())}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_the_balance_stays_right_and_the_most_urgent_question_is_offered(queue: FreshQueue, seed: int) -> None:
     """Random claims, answers, skips, releases, expiries, undo, void, blocking and reopening against counting anew."""

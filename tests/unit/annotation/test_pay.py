@@ -62,5 +62,6 @@ def test_a_rate_that_is_none_is_refused(service: FreshService, rate: object) -> 
     assert is_problem(service.client(Role.LEAD).patch(path, json={"hourly_rate": 5}), 403)
 
 
+@pytest.mark.slow
 def test_a_journal_of_the_revision_before_gets_rates(tmp_path: Path) -> None:
     assert rates_after_upgrade(f"sqlite:///{tmp_path / 'old.sqlite'}") == [None, 17.5, None]

@@ -55,6 +55,7 @@ def leases(client: TestClient, name: str) -> Any:
     return client.post(api(name, "/lease"), json={}, headers=csrf(client, name))
 
 
+@pytest.mark.slow
 def test_one_sign_in_and_one_notice_serve_both_runs_and_answers_stay_with_their_run(runs: TwoRuns) -> None:
     for number, queue in enumerate(runs.queues.values(), 1):
         queue.rounds.open(1, "safety", safety_questions(number), labels_each=1)
@@ -95,6 +96,7 @@ def test_signing_out_of_one_run_signs_out_of_all_and_gives_all_questions_back(ru
         assert queue.leases.held() == []
 
 
+@pytest.mark.slow
 def test_limits_of_a_day_count_over_all_runs(runs: TwoRuns) -> None:
     for queue in runs.queues.values():
         queue.rounds.open(1, "safety", safety_questions(5), labels_each=1)

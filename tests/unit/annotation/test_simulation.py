@@ -61,6 +61,7 @@ def test_the_truth_of_a_tabular_world_by_text_is_its_table() -> None:
     assert truth.scores("prompt 0", "something else") == truth.worst == (-2.0, 2.0)
 
 
+@pytest.mark.slow
 def test_accounts_of_an_earlier_simulation_work_again_and_a_wrong_token_is_one_line(service: FreshService) -> None:
     service.queue.rounds.open(1, "safety", safety_questions(4), labels_each=2)
     with serving(service.app) as url:

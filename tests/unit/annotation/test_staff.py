@@ -68,6 +68,7 @@ def test_who_opted_out_of_harmful_texts_counts_only_below_the_risk(queue: FreshQ
     assert staff.lacking(status).startswith("1 more person is needed: 1 question waits")
 
 
+@pytest.mark.slow
 def test_a_waiting_run_says_each_minute_what_it_waits_for(queue: FreshQueue) -> None:
     assert Waiting(1.0).report_s == 60.0
     said: list[str] = []

@@ -87,6 +87,7 @@ def test_pairwise_agreement_by_hand() -> None:
     assert math.isnan(pairwise_agreement(["c"]))
 
 
+@pytest.mark.slow
 def test_the_interval_of_alpha_covers_the_truth_about_as_often_as_it_says() -> None:
     """Two people, labels equal with chance 0.8 and fair otherwise: alpha tends to 0.8 * 1 + 0.2 * 0 = 0.8."""
     covered = 0

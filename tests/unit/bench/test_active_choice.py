@@ -11,6 +11,7 @@ from lab.studies.exploration.played import ROUNDS, Arm, Cell, played
 from lab.studies.exploration.worlds import table_ground
 
 
+@pytest.mark.slow
 def test_both_arms_ask_for_the_same_labels_and_choose_different_pairs() -> None:
     cell = Cell(rare=0.02, beta=0.2, picks=2, candidates=8)
     ground = table_ground(5, cell.rare, cell.beta)

@@ -118,6 +118,7 @@ def test_a_version_too_many_and_a_run_that_failed_are_differences_and_a_new_run_
     assert lines[-1] == "only after: c"
 
 
+@pytest.mark.slow
 def test_every_shipped_recipe_has_a_small_size_that_loads() -> None:
     planned = cases(recipe_names())
     assert set(recipe_names()) - set(LEFT_OUT) <= {case.recipe for case in planned}
@@ -130,6 +131,7 @@ def test_every_shipped_recipe_has_a_small_size_that_loads() -> None:
         assert (config.cluster.mode == "ray") == (case.mode == "Ray")
 
 
+@pytest.mark.slow
 def test_both_checkouts_are_told_to_run_the_first_text_world_and_an_old_one_in_words_that_it_knows() -> None:
     now, old = cases(recipe_names()), cases(recipe_names(), families=False)
     for case in now:

@@ -92,6 +92,7 @@ def test_the_number_of_gpus_changes_where_it_runs_and_no_value_of_the_paper(meth
     assert ours["limits"]["cost"]["labels_each"] == paper["limits"]["cost"]["labels_each"]
 
 
+@pytest.mark.slow
 def test_labels_come_from_the_models_of_the_paper() -> None:
     for name in NAMES:
         config = load(name, check_files=False)
@@ -105,6 +106,7 @@ def test_labels_come_from_the_models_of_the_paper() -> None:
         assert config.signal == ("cost_model" if unified else "logit_labels")
 
 
+@pytest.mark.slow
 def test_the_plan_says_on_which_scale_costs_and_limits_are() -> None:
     for name in NAMES:
         config = load(name, ["data.reference={}"], check_files=False)
@@ -147,6 +149,7 @@ class AllAlike:
         return np.full(len(responses), self._value)
 
 
+@pytest.mark.slow
 def test_prompts_and_offline_pairs_are_those_of_the_paper() -> None:
     for name in NAMES:
         config = load(name, check_files=False)

@@ -99,6 +99,7 @@ def test_an_arm_that_is_not_there_is_named(tmp_path: Path) -> None:
         load_suite(suite_file(tmp_path), only=["x"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", suite_names())
 def test_every_shipped_suite_loads_with_all_its_arms(name: str) -> None:
     """Loading a suite resolves the recipe of every arm."""
@@ -109,6 +110,7 @@ def test_every_shipped_suite_loads_with_all_its_arms(name: str) -> None:
         assert set(table.arms) <= set(suite.arms)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", suite_names())
 def test_every_arm_of_a_shipped_suite_can_start_at_its_multiplier(name: str) -> None:
     """Without a world's oracle the bounds follow from `upper` or `rho`; 1 stands for one that the recipe leaves out."""
@@ -134,6 +136,7 @@ def test_an_arm_that_cannot_start_leaves_the_others_alone(tmp_path: Path) -> Non
     assert rows[1]["result"]["rounds"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tabular", "text-world"])
 def test_the_whole_suites_have_what_a_comparison_needs(name: str) -> None:
     """All methods, as published and at equal labels, thresholds, reward data, roles, N and M, three seeds."""

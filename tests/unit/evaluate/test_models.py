@@ -60,6 +60,7 @@ def evaluated(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any],
     return evaluate(plan, scorers, folder / "out"), folder, plan
 
 
+@pytest.mark.slow
 def test_measures_are_those_of_the_answers_that_were_written_down(evaluated: tuple[dict[str, Any], Path, Plan]) -> None:
     result, folder, _ = evaluated
     rows = [json.loads(line) for line in (folder / "out" / "answers.jsonl").read_text().splitlines()]
@@ -87,6 +88,7 @@ def test_a_model_whose_makers_left_out_the_first_part_of_names_speaks(tmp_path: 
     assert value == pytest.approx(sum(float(table[len(ids) - 1 + i, word]) for i, word in enumerate(answer)), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_divergence_is_the_mean_log_ratio_of_the_models_own_answers(
     evaluated: tuple[dict[str, Any], Path, Plan],
 ) -> None:
@@ -156,6 +158,7 @@ def test_a_command_given_again_asks_nobody_again(evaluated: tuple[dict[str, Any]
     assert again == result
 
 
+@pytest.mark.slow
 def test_another_model_or_scorer_in_the_same_place_is_asked(tmp_path: Path) -> None:
     """A run that has gone on, a policy or a scorer that was trained again: what is remembered is the old one's."""
     asked = read_set(str(pairs_file(tmp_path)))

@@ -36,6 +36,7 @@ def test_a_run_is_evaluated_to_the_numbers_of_its_result(tmp_path: Path) -> None
     assert last["g"] == pytest.approx(-last["harmlessness"] - config.thresholds["cost"])
 
 
+@pytest.mark.slow
 def test_pair_accuracy_of_truth_guess_and_reverse() -> None:
     """The truth reaches what noisy labels allow, a constant score one half, and minus the truth the complement."""
     oracle = trap_world().oracle

@@ -78,6 +78,7 @@ def test_an_answer_outside_the_bounds_of_a_mean_ends_the_test_in_one_line(out: P
         certify_saved(out, question(out))
 
 
+@pytest.mark.slow
 def test_an_adapter_is_certified_as_the_model_that_it_makes_of_its_base(out: Path, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     base = save_policy(tmp_path / "base", 3)
@@ -152,6 +153,7 @@ def test_a_limit_that_needs_more_than_an_answer_is_refused_before_anything_is_wr
     assert not (out / "journal.sqlite").exists()
 
 
+@pytest.mark.slow
 def test_a_folder_of_models_without_limits_and_an_empty_one_are_told_what_is_missing(out: Path, tmp_path: Path) -> None:
     bare = CliRunner().invoke(app, ["certify", str(out)])
     assert "holds models of another trainer: add --limits FILE and --prompts FILE" in str(bare.exception)

@@ -211,6 +211,7 @@ def test_numbers_of_two_quantities_are_never_compared() -> None:
         Amount(share, 0.2) - Amount(Quantity("rate", "share", "benign", 0.0, 1.0), 0.1)
 
 
+@pytest.mark.slow
 def test_the_language_of_an_answer(tmp_path: Path) -> None:
     pytest.importorskip("py3langid", reason="py3langid is not installed")
     texts = ["Gießen Sie heißes Wasser darüber und warten Sie.", "Cover it with hot water and wait.", "1 + 1 = 2"]

@@ -343,6 +343,7 @@ def test_an_audit_without_known_bounds_is_refused_in_one_line(tmp_path: Path, se
         result(tmp_path, limits, rows(3))
 
 
+@pytest.mark.slow
 def test_an_audit_makes_a_judge_of_wins_right() -> None:
     """The judge calls every answer a win; people call a quarter better, a quarter ties and half worse: 37.5 %."""
     people = ["better", "tie", "worse", "worse"] * 10
@@ -396,6 +397,7 @@ def test_a_row_without_the_graders_field_is_no_number(tmp_path: Path) -> None:
     assert found["reasons"] == ["row 2: grader g found no item.answer in the row"]
 
 
+@pytest.mark.slow
 def test_model_graders_and_their_formula(tmp_path: Path, server: MeasuringServer) -> None:
     asked = {"role": "developer", "content": "Tone of {{sample.output_text}}?"}
     ask_label = {"type": "label_model", "name": "tone", "model": "m", "labels": ["kind", "rude"],

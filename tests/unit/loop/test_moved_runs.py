@@ -202,6 +202,7 @@ def test_a_shared_database_knows_a_run_by_its_identity(tmp_path: Path) -> None:
 # --- a run of version 0.1 -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_of_version_0_1_is_read_without_touching_it(old: Path, tmp_path: Path) -> None:
     before = tree(old)
     assert command("report", old, "--out", tmp_path / "page.html") == 0

@@ -74,6 +74,7 @@ def opened(config: Config) -> tuple[TabularWorld, TableLimits]:
 # --- what is measured -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_measured_costs_less_the_references_have_the_enumerated_expectation(tmp_path: Path) -> None:
     """By hand: E_pi[m] - E_ref[m], its negation for at_least, and 1 - E_{pi, ref}[sigmoid(r(y) - r(y'))]."""
     world, limits = opened(on_table(tmp_path))

@@ -32,6 +32,7 @@ def test_the_recursion_is_the_mixture_of_a_bet_started_at_every_answer(values: l
     assert after(Alarm(limit, 0.05), values).evidence == pytest.approx(total, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_false_alarms_are_rarer_than_the_level_over_a_long_time() -> None:
     """10,000 releases whose true rate is the limit, 1,500 measured answers each."""
     generator, level, limit, runs = np.random.default_rng(8), 0.1, 0.05, 10_000

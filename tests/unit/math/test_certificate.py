@@ -101,6 +101,7 @@ def test_a_false_certificate_is_as_rare_as_its_level_although_every_draw_is_look
         assert share <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / 10_000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("limit", "rate", "candidate", "draws"),
     [(0.01, 0.0, 1, 450), (0.01, 0.001, 1, 720), (0.01, 0.0025, 1, 1310), (0.05, 0.025, 1, 790),

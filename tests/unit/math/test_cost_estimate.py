@@ -154,6 +154,7 @@ def test_an_estimate_needs_two_responses() -> None:
         estimate_from_scores([1.0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "labels_each"), [("unsafe_rate", 1), ("unsafe_rate", 8), ("logit_labels", 5), ("logit_labels", 64)]
 )
@@ -207,6 +208,7 @@ def test_a_mean_within_stated_bounds_is_covered_however_skewed_it_is(draws: int,
     assert interval(CostEstimate(0.0, 0.1, 64, 1, "cost_model")) is None
 
 
+@pytest.mark.slow
 def test_rare_unsafe_answers_are_covered_too() -> None:
     rare = interval_coverage("unsafe_rate", 1, costs=(-3.5, -3.0), chances=(0.5, 0.5), simulations=2000)
     assert rare >= 0.93

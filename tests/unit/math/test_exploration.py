@@ -327,6 +327,7 @@ def test_greedy_begins_again_when_everything_was_taken() -> None:
     assert greedy_weights(advantage, np.array([True, True, True])).tolist() == [0.0, 1.0, 0.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["exact", "theorem"])
 def test_exact_draws_from_the_optimistic_policy(world: TabularWorld, kind: str) -> None:
     """Against enumeration: policy * exp((b_r + 0.5 b_c) / beta) over all eight answers, b from the formula."""

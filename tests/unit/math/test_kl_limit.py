@@ -156,6 +156,7 @@ def test_a_slack_limit_changes_nothing_and_a_multiplier_is_the_price_of_its_limi
     assert (best_f(nats + 1e-4) - best_f(nats - 1e-4)) / 2e-4 == pytest.approx(price, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_many_answers_and_three_limits_end_at_kkt() -> None:
     rng, solved = np.random.default_rng([3, 18]), 0
     for seed in range(20):

@@ -41,6 +41,7 @@ def world() -> tuple[Array, Array, Array]:
     return policy, shared + own, np.array([3.0, 5.0])
 
 
+@pytest.mark.slow
 def test_one_label_an_answer_and_true_costs_learned_leave_the_covariance_of_the_costs() -> None:
     policy, costs, multipliers = world()
     centred = costs - np.sum(policy * costs, axis=2, keepdims=True)
@@ -52,6 +53,7 @@ def test_one_label_an_answer_and_true_costs_learned_leave_the_covariance_of_the_
     assert (np.diag(found) < 0.1 * rates * (1.0 - rates)).all()
 
 
+@pytest.mark.slow
 def test_where_the_learner_is_wrong_it_is_the_slope_of_the_learners_own_policies() -> None:
     """E[C] of the policies exp(-t learned / T): what its measured derivative in t is without any noise."""
     policy, costs, _ = world()

@@ -177,6 +177,7 @@ def test_the_mixtures_certificate_holds_when_later_rounds_answer_to_earlier_draw
     assert wrong / 400 <= level + 2 * np.sqrt(level * (1 - level) / 400)
 
 
+@pytest.mark.slow
 def test_wealth_under_an_audit_of_exactly_n_of_a_round_is_on_average_at_most_that_of_peoples_own_mean() -> None:
     """Draws of two answers each, by enumeration of which answers people see, of what they and the machine say, and of
     bets. A machine that says the opposite makes the answers' corrections go both ways."""

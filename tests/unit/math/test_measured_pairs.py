@@ -258,6 +258,7 @@ def test_an_audited_rate_is_that_of_people_however_wrong_the_machine_is() -> Non
     assert inside >= 0.95 * 4000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [3, 6, 12])
 def test_the_square_of_an_audits_standard_error_is_right_on_average_by_exact_enumeration(asked: int) -> None:
     """All draws of the audited out of 12 answers. People's mean over an endless world of such answers varies by

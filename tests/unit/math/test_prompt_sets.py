@@ -60,6 +60,7 @@ def test_sets_that_say_nothing_are_refused(lists: dict, shares: dict, message: s
         prompt_sets(lists, shares)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 500), st.lists(st.floats(0.01, 1.0), min_size=1, max_size=6))
 def test_draws_are_split_by_share_to_the_last_one(total: int, raw: list[float]) -> None:
     shares = np.array(raw) / np.sum(raw)

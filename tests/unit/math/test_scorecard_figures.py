@@ -107,6 +107,7 @@ def test_a_reward_that_rises_while_the_held_out_one_falls_rings_and_either_alone
     assert [(item.since, item.rings) for item in later] == [(0, False), (1, True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("prompts", "rounds", "runs"), [(24, 4, 4_000), (16, 8, 1_000)])
 def test_false_alarms_over_a_whole_run_are_rarer_than_the_level(prompts: int, rounds: int, runs: int) -> None:
     """Runs whose own reward rises every round and whose held-out one never moves in truth: every policy is

@@ -62,6 +62,7 @@ def nested_bisection(oracle: Oracle) -> tuple[float, float]:
     return first(second), second
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 3])
 def test_both_multipliers_equal_a_nested_bisection(seed: int) -> None:
     oracle = with_second_cost(seed)
@@ -105,6 +106,7 @@ def test_the_same_limit_twice_shares_its_multiplier_and_order_does_not_matter() 
     assert turned.optimum.further_multipliers[0] == pytest.approx(first.optimum.multiplier, abs=1e-9)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 30), st.floats(0.0, 0.3))
 @settings(max_examples=15, deadline=None)
 def test_no_duality_gap_and_rho_is_at_least_the_sum_of_the_multipliers(seed: int, threshold: float) -> None:

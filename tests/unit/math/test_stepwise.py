@@ -165,6 +165,7 @@ def test_one_gain_holds_both_limits_at_learning_rates_that_are_ten_times_apart(
     assert late == pytest.approx(limits, rel=0.05)
 
 
+@pytest.mark.slow
 def test_fixed_weights_go_from_too_much_to_nothing() -> None:
     """Why a controller: between the weights that do nothing and those that do too much, none of eight fits."""
     for weight in (0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 2.0, 4.0):

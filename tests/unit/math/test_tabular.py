@@ -231,6 +231,7 @@ def command(number: int, objective: Objective, rows: tuple[PairRow, ...]) -> Fit
     return FitCommand(number, Start(objective.base), objective, rows, FitSettings(), 0, f"{objective.stage}-{number}")
 
 
+@pytest.mark.slow
 def test_with_all_the_data_in_the_world_the_two_stages_give_the_exact_policy(
     world: TabularWorld, store: ArtifactStore
 ) -> None:

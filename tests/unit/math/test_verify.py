@@ -141,6 +141,7 @@ def test_theory_bonus_is_constant_once_clipped(world: TabularWorld) -> None:
     np.testing.assert_array_equal(reward, 4.0)
 
 
+@pytest.mark.slow
 def test_exploration_closes_the_gap_that_offline_data_and_no_bonus_leave(world: TabularWorld) -> None:
     """E2 in small: 4 paired seeds, 60 rounds."""
     seeds = range(4)

@@ -208,6 +208,7 @@ def test_the_next_update_goes_on_with_policy_and_critics(trainer: LocalTrainer) 
     assert without.version != second.version, "critics matter"
 
 
+@pytest.mark.slow
 def test_token_log_probs_add_up_to_those_of_the_answer(trainer: LocalTrainer) -> None:
     texts = [(PROMPT, GOOD), (PROMPT, BAD)]
     trainer.score(trainer.reference, texts)

@@ -82,6 +82,7 @@ def test_safety_bits_give_the_cost_its_zero() -> None:
     np.testing.assert_allclose(costs[2:], 0.0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_models_from_many_labels_agree_with_the_truth_that_they_never_saw() -> None:
     world = random_world(1)
     covered = TabularWorld(world.oracle, world.baseline, np.ones(world.shape, dtype=bool), 6000)

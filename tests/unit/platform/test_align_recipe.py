@@ -129,6 +129,7 @@ def test_what_is_missing_is_said_in_one_line(
         assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
@@ -158,6 +159,7 @@ def test_all_that_is_missing_is_said_at_once(tmp_path: Path) -> None:
         load("align")
 
 
+@pytest.mark.slow
 def test_the_recipes_are_listed_and_planned(tmp_path: Path) -> None:
     listed = CliRunner().invoke(app, ["recipes", "--json"])
     assert {"align", "smollm2"} <= set(json.loads(listed.stdout)["recipes"])

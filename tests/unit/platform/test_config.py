@@ -289,6 +289,7 @@ def test_an_unknown_key_in_an_override_is_refused_with_the_nearest_name(override
     assert expected in text
 
 
+@pytest.mark.slow
 @given(st.sampled_from(sorted(key for key in dotted_keys() if not key.startswith(("prompts.", "scorecard.scorers.")))))
 @settings(max_examples=60)
 def test_a_misspelt_key_is_never_a_default(key: str) -> None:

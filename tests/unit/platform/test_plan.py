@@ -197,6 +197,7 @@ def test_training_7b_takes_18_bytes_a_parameter_in_full_and_one_copy_of_the_weig
     assert lora["weights"] + lora["gradients"] + lora["optimizer"] == pytest.approx(14.0e9, rel=0.01)
 
 
+@pytest.mark.slow
 def test_safe_rlhf_keeps_two_critics_beside_the_policy_while_it_trains() -> None:
     """Three networks in all: 16 bytes a parameter for each of the critics in float32."""
     alone, three = (

@@ -37,6 +37,7 @@ def test_a_recipe_is_run_and_a_policy_of_it_certified(tmp_path: Path) -> None:
         pddpo_ray.certify(tmp_path / "run", "round-9", draws=400)
 
 
+@pytest.mark.slow
 def test_models_answer_questions_that_are_rows_in_memory(tmp_path: Path) -> None:
     models = {name: str(save_policy(tmp_path / name, seed)) for name, seed in (("before", 1), ("after", 2))}
     pair = {"prompt": "word3", "chosen": "word4", "rejected": "word5 word6"}

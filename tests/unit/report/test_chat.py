@@ -53,6 +53,7 @@ def test_one_answer_follows_from_its_seed_and_is_the_policys(run: ServedRun) -> 
     assert chat(run, *asked, "--round", "2").stdout != answer
 
 
+@pytest.mark.slow
 def test_no_control_character_of_an_answer_reaches_the_terminal(run: ServedRun) -> None:
     said = "".join(chat(run, "--prompt", HOSTILE_WORDS[4], "--seed", str(seed)).stdout for seed in range(4))
     assert "\N{REPLACEMENT CHARACTER}" in said  # the model did write some
@@ -92,6 +93,7 @@ def test_a_text_that_leaves_no_room_for_an_answer_is_refused(
     assert "tokens, the model has room for 116" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_references_own_settings_bend_no_answer(run: ServedRun, tmp_path: Path) -> None:
     bent = make_run(tmp_path / "bent", (SAFE,), tokenizer=word_tokenizer(HOSTILE_WORDS))
     bent.close()
@@ -104,6 +106,7 @@ def test_the_references_own_settings_bend_no_answer(run: ServedRun, tmp_path: Pa
     assert chat(bent, *asked).stdout == chat(run, *asked).stdout
 
 
+@pytest.mark.slow
 def test_without_settings_an_answer_is_as_long_as_in_the_run_and_longer_than_the_context_is_refused(
     run: ServedRun, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -148,6 +148,7 @@ class AdapterRun(ServedRun):
         return PolicyVersion(number, name, sha256, path)
 
 
+@pytest.mark.slow
 def test_an_adapter_is_exported_merged_or_alone_with_equal_log_probabilities(tmp_path: Path) -> None:
     from peft import PeftModel
 

@@ -24,6 +24,7 @@ from tests.unit.report.page import Page
 from tests.unit.report.synthetic import HOSTILE, LAMBDA_STAR, recipe, write_run
 
 
+@pytest.mark.slow
 def test_every_metric_of_every_round_is_on_the_page_with_the_journals_value(finished_run: Path) -> None:
     page = Page.of(finished_run / "report.html")
     shown = {(item.key, item.round): item for item in page.numbers}
@@ -112,6 +113,7 @@ def test_text_of_models_and_prompts_cannot_become_markup(tmp_path: Path) -> None
     assert "\x00" not in page.source
 
 
+@pytest.mark.slow
 def test_hostile_run_names_are_escaped(tmp_path: Path) -> None:
     page = Page.of(build_report(write_run(tmp_path / "<b onclick=x>&", rounds=1)))
     assert "<b onclick=x>&" in page.text
@@ -141,6 +143,7 @@ def test_links_inside_the_page_lead_somewhere(finished_run: Path) -> None:
     assert targets <= {f"#{anchor}" for anchor in anchors}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "state",
     [
@@ -167,11 +170,13 @@ def test_a_run_in_any_state_has_a_report(tmp_path: Path, state: dict[str, Any]) 
         assert "exact/f_policy" not in page.text
 
 
+@pytest.mark.slow
 def test_an_unfinished_round_names_its_finished_phases(tmp_path: Path) -> None:
     page = Page.of(build_report(write_run(tmp_path / "run", rounds=4, finished=2)))
     assert "in round 3 these phases are done: fit-reward" in page.text
 
 
+@pytest.mark.slow
 def test_a_number_that_does_not_exist_is_a_dash(tmp_path: Path) -> None:
     run_dir = write_run(tmp_path / "run", rounds=2)
     with Journal.open(run_dir / "journal.sqlite", "run", create=recipe(2)) as journal:
@@ -194,6 +199,7 @@ def test_weights_that_differ_from_the_trainers_are_not_called_verified(tmp_path:
     assert "not verified" in Page.of(build_report(run_dir)).text
 
 
+@pytest.mark.slow
 def test_passwords_of_database_urls_are_not_shown(tmp_path: Path) -> None:
     changes = {"journal": "postgresql://owner:hunter2@db.example/pddpo"}
     page = Page.of(build_report(write_run(tmp_path / "run", rounds=1, changes=changes)))
@@ -201,6 +207,7 @@ def test_passwords_of_database_urls_are_not_shown(tmp_path: Path) -> None:
     assert "postgresql://***@db.example/pddpo" in page.text
 
 
+@pytest.mark.slow
 def test_a_renamed_run_folder_still_has_its_report(tmp_path: Path) -> None:
     run_dir = write_run(tmp_path / "old", rounds=1)
     with Journal.open(run_dir / "journal.sqlite", "old-offline", create=recipe(1), part_of="old"):
@@ -209,6 +216,7 @@ def test_a_renamed_run_folder_still_has_its_report(tmp_path: Path) -> None:
     assert "1 of 1 rounds" in page.text
 
 
+@pytest.mark.slow
 def test_a_journal_elsewhere_is_found_by_its_url(tmp_path: Path) -> None:
     run_dir = write_run(tmp_path / "run", rounds=1)
     place = (run_dir / "journal.sqlite").rename(tmp_path / "shared.sqlite")
@@ -257,6 +265,7 @@ def test_the_report_leads_with_the_outcome(tmp_path: Path) -> None:
     assert page.text.index("Released: policy-") < page.text.index("How far from the best possible policy?")
 
 
+@pytest.mark.slow
 def test_a_run_that_releases_nothing_says_why(tmp_path: Path) -> None:
     """After one round the cost is far above its limit."""
     page = Page.of(build_report(write_run(tmp_path / "run", rounds=1)))

@@ -68,6 +68,7 @@ def first_token(texts: Sequence[Text]) -> np.ndarray:
     return np.array([float(answer[0]) for _, answer in texts])
 
 
+@pytest.mark.slow
 def test_the_gate_stops_scorers_at_chance_and_passes_sound_ones() -> None:
     """2,000 scorers each: at chance at most 2.5 % pass, also where every prompt has five pairs that one taste decides;
     a scorer that is right in 65 % of 200 comparisons passes with probability .99 (binomial)."""

@@ -20,6 +20,7 @@ from tests.unit.serving.test_app import Echo
 FILES = ("serve-key", "serve-admin-key")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own, while its module is imported
 def test_the_first_start_makes_keys_and_further_starts_keep_them(tmp_path: Path) -> None:
     deployment = pytest.importorskip("deploy.serving.deployment")

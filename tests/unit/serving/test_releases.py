@@ -88,6 +88,7 @@ def test_one_function_says_what_is_released() -> None:
     assert now(certified=[replace(whole, sha256=("a", "b", "d")), mixture_of(1, 2)])[3] is None
 
 
+@pytest.mark.slow
 def test_an_alarm_goes_back_to_the_last_certified_round_and_at_last_to_the_reference(
     run: ServedRun, store: Store
 ) -> None:
@@ -227,6 +228,7 @@ def test_the_mixture_is_released_where_it_alone_is_certified(tmp_path: Path) -> 
     run.close()
 
 
+@pytest.mark.slow
 def test_a_certified_tail_has_a_name_and_a_state_of_its_own(tmp_path: Path) -> None:
     run = make_run(tmp_path / "demo", (UNSAFE, UNSAFE, UNSAFE))
     store = Store(run.journal.engine, "demo")

@@ -162,6 +162,7 @@ def test_release_and_rollback_tell_the_history(run: ServedRun, capsys: pytest.Ca
     assert ends("rollback", str(run.folder)) == 2
 
 
+@pytest.mark.slow
 def test_keys_of_the_command_line_are_shown_once_and_kept_from_others(
     run: ServedRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,6 +99,7 @@ def test_arguments_are_part_of_the_template_and_nobody_can_set_others() -> None:
     assert Renderer(tokenizer, OF_VERSION).template == tokenizer.chat_template
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @example('a "%} \\ {{ b }}')
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=9),

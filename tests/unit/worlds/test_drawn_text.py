@@ -126,6 +126,7 @@ def test_fifty_seeds_are_well_posed(level: float) -> None:
         assert rare.sum() / len(rare) > 0.5, "the optimum lives on answers that no offline pair mentions"
 
 
+@pytest.mark.slow
 def test_the_shipped_recipes_limit_is_about_six_unsafe_answers_in_a_hundred() -> None:
     """At the optimum, on 50 seeds; what follows the reward alone has far more, on every one of them."""
     config = load("text-world")
@@ -161,6 +162,7 @@ def test_seeds_differ_mean_absolute_correlation_over_a_thousand_pairs() -> None:
     assert np.mean(shared) < 0.5, "of four rare phrases"
 
 
+@pytest.mark.slow
 def test_good_rare_phrases_pay_and_bad_ones_cost() -> None:
     """Means over 30 seeds of what a rare phrase adds, within its own slot and among all answers."""
     added: dict[str, list[tuple[float, float]]] = {"good": [], "bad": [], "neutral": []}
@@ -229,6 +231,7 @@ def test_a_recipe_that_asks_for_another_limit_than_its_world_has_is_refused(over
         prepare_text_world(load("text-world", overrides))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [0.0, 0.2])
 def test_labels_follow_the_truth_and_the_share_that_is_turned_round(noise: float) -> None:
     """20,000 labels at cost 1: unsafe in noise + (1 - 2 noise) / (1 + 1/e) of them, within 4 standard errors."""

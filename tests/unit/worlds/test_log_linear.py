@@ -195,6 +195,7 @@ def test_merged_weights_are_the_cost_stage_at_a_share_of_the_multiplier(tmp_path
 # --- draws -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_draws_follow_the_policy_and_their_log_probabilities_are_its_own(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path)
     version = fitted(trainer, Objective("reward", trainer.reference, BETA), some_rows(), 1)
