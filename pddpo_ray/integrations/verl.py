@@ -8,9 +8,10 @@
 
     compute_score = limited(helpful, SharedLimits("limits.yaml", journal="out/limits.jsonl", answers_a_step=1024))
 
-verl calls it for one answer at a time and by keyword, in its reward workers; so `helpful` is called, with those of the
-arguments that it takes. It is told neither the prompt's text nor the trainer's group: the prompt is what the column
-`extra_info` has under "question", the group its "index" (both as in verl's own data sets).
+verl calls it for one answer at a time and by keyword, in its reward workers (its batch manager with a list of each);
+`helpful` is called for one answer, with those of the arguments that it takes. It is told neither the prompt's text nor
+the trainer's group: the prompt is what the column `extra_info` has under "question", the group its "index" (both as in
+verl's own data sets).
 
 There is no advantage estimator here, which could weigh whole groups: under a name of its own verl (0.9.1) hands one the
 summed rewards and the groups, and neither the answers nor the figures that the reward function gave. Its estimator
@@ -32,11 +33,13 @@ from pddpo_ray.integrations.turns import prompt_text
 PROMPT = "question"
 GROUP = "index"
 GIVEN = ("data_source", "solution_str", "ground_truth", "extra_info")
+LISTS = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
+"""What verl's batch manager hands over in their place."""
 
 
 def limited(
     helpful: Callable[..., Any], limits: Scorer, *, prompt: str | None = PROMPT, files: Sequence[str | Path] = ()
-) -> Callable[..., dict[str, Any]]:
+) -> Callable[..., Any]:
     """verl's `compute_score`. `helpful` takes any of verl's arguments by name and gives a number, or a dictionary
     with its `score`; `prompt` is the key of `extra_info` that holds the prompt's text, None where no limit reads it.
     `files` are the data set's (Parquet), which are looked at now; without them a missing prompt is found at the first
@@ -53,7 +56,13 @@ def limited(
 
     names = _taken(helpful)
 
-    def compute_score(
+    def compute_score(*given: Any, **named: Any) -> Any:
+        if LISTS[1] not in named:
+            return score_one(*given, **named)
+        lists = [named.pop(name) for name in LISTS]
+        return [score_one(*one, **named) for one in zip(*lists, strict=True)]
+
+    def score_one(
         data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any] | None = None, **more: Any
     ) -> dict[str, Any]:
         row = dict(extra_info or {})

@@ -53,6 +53,17 @@ def test_the_group_is_the_row_of_the_data_set(tmp_path: Path) -> None:
     assert compute_score("pans", LONG, 9, {"index": 9})["score"] == pytest.approx((9 - 7) / math.sqrt(2.5))
 
 
+def test_the_batch_manager_gets_what_one_answer_after_another_gets(tmp_path: Path) -> None:
+    alone, together = (limited(helpful, owner(tmp_path / name)) for name in ("alone", "together"))
+    answers = [(LONG, "1"), (SHORT, "3"), (LONG, "4")]
+    expected = [alone("pans", text, reward, dict(ROW)) for text, reward in answers]
+    texts, rewards = zip(*answers, strict=True)
+    found = together(
+        data_sources=["pans"] * 3, solution_strs=list(texts), ground_truths=list(rewards), extra_infos=[dict(ROW)] * 3
+    )
+    assert found == expected
+
+
 def test_figures_of_yours_are_kept_and_what_has_no_number_is_nan(tmp_path: Path) -> None:
     def telling(*told: Any, **more: Any) -> dict[str, Any]:
         return {"score": None, "acc": more["bonus"]}
