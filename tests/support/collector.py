@@ -42,7 +42,7 @@ class Collector:
 @contextmanager
 def collector() -> Iterator[Collector]:
     one = Collector()
-    thread = threading.Thread(target=one.server.serve_forever, daemon=True)
+    thread = threading.Thread(target=one.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:
         yield one

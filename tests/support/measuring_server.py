@@ -22,6 +22,12 @@ def every_fifth_fails(content: Any) -> Callable[[dict[str, Any]], Reply]:
     return lambda body: (500, "no") if next(replies) % 5 == 4 else (200, content)
 
 
+class Listening(ThreadingHTTPServer):
+    """Takes as many connections at a time as clients open; of more than five the others would wait a second."""
+
+    request_queue_size = 128
+
+
 class MeasuringServer:
     """`chat(body)` answers POST /v1/chat/completions, `measure(body)` POST /measure; `slow_s` delays every reply.
 
@@ -63,9 +69,9 @@ class MeasuringServer:
                 except ConnectionError:  # the client had waited long enough
                     return
 
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http = Listening(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
-        self._thread = threading.Thread(target=self._http.serve_forever, daemon=True)
+        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         self._thread.start()
 
     def close(self) -> None:

@@ -181,6 +181,7 @@ def test_labels_in_a_file_answer_the_questions_that_show_the_same_texts_once(
     assert (row.better, row.safer, [answer.safe for answer in row.answers]) == (0, 0, [True, False])
 
 
+@pytest.mark.slow
 def test_label_studio_gets_every_question_once_and_gives_every_answer_once(queue: FreshQueue) -> None:
     open_both(queue)
     app = label_studio()

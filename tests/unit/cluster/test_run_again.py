@@ -68,7 +68,7 @@ class Answers(BaseHTTPRequestHandler):
 def api() -> Iterator[Api]:
     server = Api(("127.0.0.1", 0), Answers)
     server.jobs = []
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     yield server
     server.shutdown()

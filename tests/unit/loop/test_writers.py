@@ -15,6 +15,7 @@ from pddpo_ray.journal import database
 from pddpo_ray.journal.database import open_database
 
 
+@pytest.mark.slow
 def test_a_writer_gets_its_turn_beside_one_that_writes_without_a_pause(tmp_path: Path) -> None:
     """The other holds the file for 100 ms at a time and leaves half a millisecond: a slow disk. SQLite's own waiting,
     ten tries a second, needs about five of its turns for one of ours, this less than one.

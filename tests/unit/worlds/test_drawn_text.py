@@ -150,6 +150,7 @@ def test_a_limit_that_no_cost_can_lie_on_both_sides_of_is_refused(at_most: float
         build_drawn_world(DrawnWorldSpec(family=family), np.log(intended_reference(grammar, ReferenceSpec())), grammar)
 
 
+@pytest.mark.slow
 def test_seeds_differ_mean_absolute_correlation_over_a_thousand_pairs() -> None:
     worlds = [world_of(seed, -3.0) for seed in SEEDS]
     for tables in ([w.oracle.reward for w in worlds], [w.logits for w in worlds]):
