@@ -31,6 +31,7 @@ def test_an_answer_contradicts_itself_where_the_only_safe_one_is_called_the_more
     assert not contradicts_itself({"safety": "unsafe"})
 
 
+@pytest.mark.slow
 def test_what_contradicts_itself_is_neither_trained_on_nor_exported_and_is_counted(queue: FreshQueue) -> None:
     prompt = Prompt("p0", (1, 2), "how do i sleep ?")
     pairs = [

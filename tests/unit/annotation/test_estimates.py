@@ -126,6 +126,7 @@ def test_the_mixed_interval_covers_and_a_good_model_narrows_it(mode: str) -> Non
     assert mixed_width < 0.85 * people_width
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unsure", [6, 24])
 @pytest.mark.parametrize("rate", [0.02, 0.05, 0.1, 0.3])
 def test_the_mixed_interval_covers_what_a_model_never_sees(rate: float, unsure: int) -> None:

@@ -112,6 +112,7 @@ def test_who_tosses_a_coin_is_found_within_sixty_answers() -> None:
     assert found([pairs(n, error=0.1, coins=1) for n in runs]) >= 0.95
 
 
+@pytest.mark.slow
 def test_three_labels_a_question_find_most_coin_tossers_and_no_constant_stake_finds_all() -> None:
     """The tosser is the odd one of three in .5 (.9^2 + .1^2) of the questions, another one is in 2 * .9 * .1, so with
     the best stake .41/.59 a question gains .16 nats in the mean: sixty gain 9.6, with a standard deviation of 4.2, and

@@ -136,6 +136,7 @@ def test_admins_alone_export_and_erase_over_the_api(service: FreshService) -> No
     assert is_problem(admin.get(f"{API}/people/nobody/data"), 404)
 
 
+@pytest.mark.slow
 def test_the_commands_write_the_file_and_erase(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def ends(*words: str) -> int:
         with pytest.raises(SystemExit) as end:

@@ -259,6 +259,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_other_commands_say_that_a_folder_of_questions_holds_no_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -82,6 +82,7 @@ def test_one_sign_in_and_one_notice_serve_both_runs_and_answers_stay_with_their_
         assert broken_links(queue.store) == []
 
 
+@pytest.mark.slow
 def test_signing_out_of_one_run_signs_out_of_all_and_gives_all_questions_back(runs: TwoRuns) -> None:
     for queue in runs.queues.values():
         queue.rounds.open(1, "safety", safety_questions(1), labels_each=1)
@@ -128,6 +129,7 @@ def test_limits_of_a_day_count_over_all_runs(runs: TwoRuns) -> None:
     assert leases(client, "first").json()["task"]
 
 
+@pytest.mark.slow
 def test_a_dose_that_was_read_in_one_run_leaves_no_harmful_text_in_another(runs: TwoRuns) -> None:
     for queue in runs.queues.values():
         unknown = [replace(question, risk=1.0) for question in safety_questions(3)]

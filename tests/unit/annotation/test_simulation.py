@@ -76,6 +76,7 @@ def test_accounts_of_an_earlier_simulation_work_again_and_a_wrong_token_is_one_l
     assert service.queue.rounds.all()[0].complete
 
 
+@pytest.mark.slow
 def test_people_made_of_code_are_flagged_as_too_fast_and_as_nothing_else(service: FreshService) -> None:
     service.queue.rounds.open(1, "safety", safety_questions(12), labels_each=1)
     with serving(service.app) as url:

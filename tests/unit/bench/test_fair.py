@@ -66,6 +66,7 @@ def test_the_limit_binds_in_every_world_and_the_optimum_is_at_it(ground: Ground)
     np.testing.assert_allclose(oracle.reference, np.exp(ground.policies.log_reference), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_both_stages_equal_a_minimiser_of_the_printed_losses(ground: Ground) -> None:
     """scipy over theta of the mean DPO losses with the prior, one stage after the other."""
     known, truth = Known(), Truth(ground.oracle, 3, fair.BOTH)

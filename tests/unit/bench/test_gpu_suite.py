@@ -78,6 +78,7 @@ def test_the_roofline_is_that_of_the_tables() -> None:
     assert limits.sampling_roofline(EIGHT, 256, 256) == pytest.approx(by_hand, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_the_most_that_a_call_allocates() -> None:
     """By hand: 4 MB, gone before 2 MB come."""
 

@@ -30,6 +30,7 @@ def test_candidates_are_tested_in_their_order_until_one_is_certified() -> None:
     assert label_splits.tests(rates, [], 1_000, random) == (None, 0, 0)
 
 
+@pytest.mark.slow
 def test_a_finished_cell_is_not_played_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

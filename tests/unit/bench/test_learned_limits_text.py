@@ -32,6 +32,7 @@ def test_settings_may_stand_behind_options() -> None:
     assert given.overrides == ["rounds=8", "beta=0.3"]
 
 
+@pytest.mark.slow
 def test_weight_vectors_are_ranked_by_the_gap_of_their_exact_policies() -> None:
     config = load("text-world-limits-twin")
     ranked = exact_gaps(config)

@@ -87,6 +87,7 @@ def test_held_out_worlds_are_apart_from_those_that_choose() -> None:
     assert {cell_of(name).candidates for name in registered()["cells"]} == {32, 128}
 
 
+@pytest.mark.slow
 def test_a_finished_world_is_not_played_again_and_a_missing_arm_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

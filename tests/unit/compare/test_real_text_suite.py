@@ -47,6 +47,7 @@ def row(arm: str, seed: int, found: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_every_method_is_an_arm_of_the_suite() -> None:
     suite = load_suite("real-text")
     configs = [suite.config(name, 0) for name in suite.arms]

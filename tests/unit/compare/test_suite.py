@@ -194,6 +194,7 @@ def test_the_papers_plan_has_its_models_evaluators_and_template() -> None:
     assert paper.template == "safe-rlhf"
 
 
+@pytest.mark.slow
 def test_ours_are_trained_by_commands_that_load() -> None:
     missing = missing_models(load_paper())
     assert [item.name for item in missing] == [

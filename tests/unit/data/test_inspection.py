@@ -236,6 +236,7 @@ def run(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> dict[str,
     return printed
 
 
+@pytest.mark.slow
 def test_a_parquet_file_in_one_row_group_is_read_in_parts(tmp_path: Path) -> None:
     """Some 30 MB that do not compress; by default Arrow reads whole columns of a row group ahead."""
     rng = random.Random(0)

@@ -152,6 +152,7 @@ def test_a_model_that_won_everything_has_a_finite_rating() -> None:
     assert 1400 < found["a"].value < 4000
 
 
+@pytest.mark.slow
 def test_intervals_are_repeatable_and_grow_when_prompts_repeat_themselves() -> None:
     """The same verdicts spread over fewer prompts are less evidence."""
     logits = {"a": 0.0, "b": 0.5}

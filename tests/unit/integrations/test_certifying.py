@@ -72,6 +72,7 @@ def test_other_prompts_are_another_statement_even_under_the_same_name(out: Path)
     assert "the 1 prompts of prompts.jsonl" in str(other)
 
 
+@pytest.mark.slow
 def test_an_answer_outside_the_bounds_of_a_mean_ends_the_test_in_one_line(out: Path) -> None:
     (out.parent / "limits.yaml").write_text("limits: {length: {mean: {rule: words}, at_most: 4, bounds: [0, 5]}}")
     with pytest.raises(UserError, match=r"length: an answer measures \d+ words, outside its bounds; a certif"):

@@ -271,6 +271,7 @@ def test_a_label_too_few_is_no_number(tmp_path: Path) -> None:
     assert found["reasons"][0] == "row 4: people gave 1 of 2 labels"
 
 
+@pytest.mark.slow
 def test_an_audit_makes_a_wrong_machine_right() -> None:
     """Over many draws of who is audited, the estimate is people's rate although the machine always says no."""
     people = [number % 4 == 0 for number in range(40)]

@@ -74,6 +74,7 @@ def newton(rounds: int, damping: float = 1.0) -> DampedNewton:
     return DampedNewton(rounds=rounds, beta=rare_world(3).oracle.beta, cost_max=2.0, damping=damping)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damping", [1.0, 0.5])
 def test_newtons_step_converges_with_labels_ten_rounds_late_and_does_not_swing(damping: float) -> None:
     made, optimum = exact_trace(newton(80, damping), 10, 80)

@@ -58,6 +58,7 @@ def test_the_rule_releases_a_policy_that_keeps_its_limit_with_room() -> None:
     assert sum(k is not None and k > 6 for k in found) / runs > 0.9
 
 
+@pytest.mark.slow
 def test_estimates_by_which_candidates_are_chosen_leave_room_for_their_errors() -> None:
     """Twelve rounds at 2 to 5 % under a limit of 5 %, 600 labels each: the most helpful of those that look just
     certifiable is one that looks too good. Where every other test succeeds, 31 of these 300 runs released nothing."""

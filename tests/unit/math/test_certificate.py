@@ -55,6 +55,7 @@ def test_the_wealth_is_a_fair_game_at_the_limit_and_a_losing_one_above_it() -> N
         assert (expected == 1) if sign == 0 else (expected < 1)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.floats(0, 1), min_size=0, max_size=60),

@@ -162,6 +162,7 @@ def test_interval_covers_the_truth_in_93_percent_of_2000_estimates(mode: Any, la
     assert interval_coverage(mode, labels_each, simulations=2000, seed=1) >= 0.93
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("costs", "chances"),
     [((-1.5, 0.5), (0.3, 0.7)), ((1.8, 1.7), (0.5, 0.5)), ((-0.1, 0.1), (0.5, 0.5)), ((-1.9, -1.2), (0.9, 0.1))],

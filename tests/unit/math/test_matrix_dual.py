@@ -140,12 +140,14 @@ def test_two_correlated_limits_one_often_slack_end_at_the_optimum_in_all_worlds(
     assert misses(by_matrix, duals) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strength", STRENGTHS)
 def test_clipping_after_solving_misses_the_optimum_in_many_of_them(strength: float) -> None:
     """Of the sixty: 30, 31, 45 and 60."""
     assert misses(clipped_after, [correlated(seed, strength) for seed in range(12)], rounds=100) >= 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strength", STRENGTHS[1:])
 def test_one_limit_at_a_time_misses_it_where_costs_are_strongly_correlated(strength: float) -> None:
     """Each limit by its own variance, clipped: 4, 18, 31 and 35 of the sixty after 150 rounds."""

@@ -36,6 +36,7 @@ def test_a_draw_without_a_number_counts_as_the_worst_for_each_bound() -> None:
     assert counted(draws, LOWER_WORST).tolist() == [0, 0, 0, 1]
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.sampled_from([0.0, 0.5, 1.0, float("nan")]), max_size=40), st.floats(0.05, 0.9))
 def test_whatever_the_missing_numbers_turn_out_to_be_the_bounds_only_tighten(draws: list[float], limit: float) -> None:

@@ -35,6 +35,7 @@ def test_loss_at_the_base_policy_is_ln_2() -> None:
     torch.testing.assert_close(losses, torch.full((3,), math.log(2.0)))
 
 
+@pytest.mark.slow
 def test_reward_stage_equals_trl_sigmoid_loss(trl_sigmoid_loss: Any) -> None:
     policy, reference = log_probs(0, 2, 64), log_probs(1, 2, 64)
     ratios = policy - reference

@@ -59,6 +59,7 @@ def test_the_late_multiplier_is_that_of_the_last_half() -> None:
     assert late_multiplier([0.5]) == (0.5, float("inf"))
 
 
+@pytest.mark.slow
 def test_the_interval_holds_the_optimum_of_noisy_rounds() -> None:
     """Newton's step with noisy excesses on a quadratic dual: 95 % of the intervals of 30 rounds hold lambda*."""
     generator = np.random.default_rng(0)

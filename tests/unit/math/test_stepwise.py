@@ -155,6 +155,7 @@ def z_scores(values: np.ndarray) -> np.ndarray:
 SETTINGS = [(12.0, 0.05), (6.0, 0.2), (25.0, 0.1)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limits", SETTINGS)
 @pytest.mark.parametrize("rate", [0.1, 0.3, 1.0])
 def test_one_gain_holds_both_limits_at_learning_rates_that_are_ten_times_apart(

@@ -176,6 +176,7 @@ def test_what_a_recipe_needs_decides_no_number(tmp_path: Path) -> None:
     assert config.model_copy(update={"needs": {}}).digest() == config.digest()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("recipe", "prompt", "answer"), [("align", 256, 256), ("smollm2", 96, 96)])
 def test_a_model_of_135_million_parameters_fits_an_ordinary_machine(
     recipe: str, prompt: int, answer: int, tmp_path: Path

@@ -110,6 +110,7 @@ def test_files_of_harmless_requests_are_read(tmp_path: Path) -> None:
     assert refused(f"scorecard.benign_files=[{bad}]").startswith("scorecard.benign_files: none of the first 1 rows of")
 
 
+@pytest.mark.slow
 def test_a_column_that_no_file_has_is_one_line(tmp_path: Path) -> None:
     pairs = written(tmp_path / "pairs.jsonl", {"query": "how ?", "chosen": "so .", "rejected": "no ."})
     line = refused(f"data.helpful=[{pairs}]", "data.columns={prompt: question}")

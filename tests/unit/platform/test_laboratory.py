@@ -40,6 +40,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[Any, str, str]
     return end.value.code, shown.out, shown.err
 
 
+@pytest.mark.slow
 def test_without_the_laboratory_help_and_its_commands_say_where_they_live(
     capsys: pytest.CaptureFixture[str], commands: list[EntryPoint]
 ) -> None:
@@ -50,6 +51,7 @@ def test_without_the_laboratory_help_and_its_commands_say_where_they_live(
         assert run(capsys, name, "--help") == (2, "", f"pddpo: {NO_LAB}\n")
 
 
+@pytest.mark.slow
 def test_the_laboratory_brings_every_command_that_help_would_miss(
     capsys: pytest.CaptureFixture[str], commands: list[EntryPoint]
 ) -> None:

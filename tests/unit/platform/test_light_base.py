@@ -67,6 +67,7 @@ def pddpo(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[s
     return in_base(program, *arguments, folder=folder)
 
 
+@pytest.mark.slow
 def test_the_base_is_small() -> None:
     assert len(PROJECT["dependencies"]) <= 8
     assert len(closure()) + 1 <= 25

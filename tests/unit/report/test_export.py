@@ -51,6 +51,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return lines[0]
 
 
+@pytest.mark.slow
 def test_the_released_policy_is_loaded_by_transformers_with_its_own_log_probabilities(
     run: ServedRun, tmp_path: Path
 ) -> None:
@@ -100,6 +101,7 @@ def test_exporting_changes_nothing_in_the_run(run: ServedRun, tmp_path: Path) ->
     assert content() == before
 
 
+@pytest.mark.slow
 def test_what_cannot_be_exported_is_said_in_one_line(
     run: ServedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

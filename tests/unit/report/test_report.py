@@ -101,6 +101,7 @@ def test_time_between_phases_is_not_lost(tmp_path: Path) -> None:
     assert sum(values[span.index(2)] for _, values in shares) == pytest.approx(inside + 1.5)
 
 
+@pytest.mark.slow
 def test_text_of_models_and_prompts_cannot_become_markup(tmp_path: Path) -> None:
     page = Page.of(build_report(write_run(tmp_path / "hostile", rounds=2, hostile=True)))
     tags = {tag for tag, _ in page.elements}
@@ -229,6 +230,7 @@ def test_a_folder_without_a_journal_is_refused_in_one_line(tmp_path: Path) -> No
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_report_is_replaced_whole(finished_run: Path) -> None:
     first = (finished_run / "report.html").read_text()
     assert build_report(finished_run).read_text() == first

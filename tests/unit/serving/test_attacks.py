@@ -140,6 +140,7 @@ def test_an_answer_that_the_client_began_is_not_the_policys(attacker: Attacker) 
     attacker.gains_nothing_by(attacker.ask(messages=[question, {**begun, "tool_calls": [{"id": "a"}]}, question]))
 
 
+@pytest.mark.slow
 @attack("Bend how tokens are drawn")
 def test_no_field_that_bends_an_answer_leaves_it_measured(attacker: Attacker) -> None:
     bending = [field for field in TABLE if field.effect != "harmless" and field.only != "completion"]
@@ -287,6 +288,7 @@ def test_requests_that_are_no_requests_reach_no_engine_and_no_source(attacker: A
     assert attacker.ask().status_code == 200
 
 
+@pytest.mark.slow
 @attack("Drown others' answers")
 def test_a_flood_ends_at_the_keys_limits_and_the_alarm_names_who_asked(attacker: Attacker) -> None:
     caller = attacker.caller

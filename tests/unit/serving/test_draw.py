@@ -38,6 +38,7 @@ def test_a_conversation_keeps_its_round_whatever_the_order_of_the_rounds(
     assert drawn_round(conversation, rounds, seed) == drawn_round(conversation, sorted(rounds), seed)
 
 
+@pytest.mark.slow
 def test_a_new_round_takes_its_share_and_moves_nobody_else() -> None:
     before = {name: drawn_round(str(name), range(1, 9)) for name in range(9000)}
     after = {name: drawn_round(str(name), range(1, 10)) for name in before}

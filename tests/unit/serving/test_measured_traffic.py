@@ -166,6 +166,7 @@ def test_the_coin_decides_before_the_answer_is_read(store: Store) -> None:
     assert served._waiting.qsize() == sum(taken), "what is not released is never measured"
 
 
+@pytest.mark.slow
 def test_a_certified_release_that_breaks_its_limit_is_taken_back_and_told(tmp_path: Path) -> None:
     """The whole way through the endpoint: requests, measurement, rollback to the reference, journal, webhook."""
     with listener() as (url, told):

@@ -232,6 +232,7 @@ def test_what_a_client_sent_can_be_withdrawn_by_its_key_alone(asked: Caller) -> 
     assert asks == [(GONE, GONE, "dropped")]
 
 
+@pytest.mark.slow
 def test_the_command_withdraws_what_an_operator_names(asked: Caller) -> None:
     reply = ask(asked, "by its id").json()["id"]
     ask(asked, "by its user", user="ana")

@@ -109,6 +109,7 @@ def test_an_alarm_goes_back_to_the_last_certified_round_and_at_last_to_the_refer
     assert read_catalog(store).choose("released", "a conversation").round == 5, "another certified round is released"
 
 
+@pytest.mark.slow
 def test_an_alarm_on_the_certified_mixture_leaves_the_reference(tmp_path: Path) -> None:
     run = make_run(tmp_path / "mixed", (UNSAFE, UNSAFE))
     try:
@@ -214,6 +215,7 @@ def test_certificates_are_stated_by_model_and_bound_to_their_weights(run: Served
     assert read_catalog(store).certified_mixture is None
 
 
+@pytest.mark.slow
 def test_the_mixture_is_released_where_it_alone_is_certified(tmp_path: Path) -> None:
     run = make_run(tmp_path / "demo", (UNSAFE, UNSAFE))
     run.certify(1, 2)

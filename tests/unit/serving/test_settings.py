@@ -149,6 +149,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_release_and_rollback_tell_the_history(run: ServedRun, capsys: pytest.CaptureFixture[str]) -> None:
     assert ends("release", str(run.folder), "2", "--force", "--reason", "a trial", "--json") == 0
     assert json.loads(capsys.readouterr().out)["released"] == 2

@@ -60,6 +60,7 @@ def test_filling_changes_neither_loss_nor_gradient(supports: bool) -> None:
         torch.testing.assert_close(after, before, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_passes_of_about_one_size_need_few_sizes_that_waste_little() -> None:
     scorer = ResponseScorer(tiny_llama(3), "packed")
     own = [PassSizes.of(pass_of(scorer, rows(count, seed))) for seed in range(30) for count in (10, 40)]

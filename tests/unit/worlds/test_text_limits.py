@@ -99,6 +99,7 @@ def test_a_limit_on_the_kl_alone_has_a_truth() -> None:
         stated("drift", kl="reference", at_most=0)
 
 
+@pytest.mark.slow
 def test_labels_have_the_truths_distribution_and_rules_are_left_to_their_source() -> None:
     world, limits = world_of(0), limits_of()
     prompt, text = world.prompts[15], world.grammar.answer_ids[7]
