@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.local import store_reference
+from tests.support.ports import free_port
 from tests.support.tiers import in_full
 from tests.support.tiny_language_model import save_policy
 
@@ -36,9 +36,7 @@ def every(*engines: str) -> list[Any]:
 
 def run_ranks(folder: Path, ranks: int, engines: list[str]) -> dict[str, dict[str, Any]]:
     """The same fits on these engines, by `ranks` processes. -> engine: what rank 0 reports"""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    port = free_port()
     output = folder / f"{ranks}.json"
     # Files, not pipes: a rank whose pipe is full waits for its reader, and the other ranks for it.
     logs = [folder / f"{ranks}-rank{rank}.log" for rank in range(ranks)]

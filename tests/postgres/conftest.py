@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -13,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, text
+
+from tests.support.ports import free_port
 
 
 def _binaries() -> Path | None:
@@ -36,9 +37,7 @@ def server() -> Iterator[str]:
         owner = pwd.getpwnam("postgres")
         os.chown(folder, owner.pw_uid, owner.pw_gid)
     data = folder / "data"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     control = str(binaries / "pg_ctl")
     subprocess.run(
         _as_server_user([str(binaries / "initdb"), "-D", str(data), "-A", "trust", "-U", "tester"]),

@@ -12,7 +12,7 @@ import pytest
 
 from actors.session import ray_session
 from pddpo_ray.errors import UserError
-from tests.support.job_head import free_port
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.full]
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from pddpo_ray.storage.whole_files import write_secret
-from tests.support.job_head import ROOT, Head, free_port, pddpo_submit, running_head
+from tests.support.job_head import ROOT, Head, pddpo_submit, running_head
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.ray
 

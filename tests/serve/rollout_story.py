@@ -24,8 +24,8 @@ from deploy.serving.deployment import build
 from deploy.serving.settings import ServeArgs
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.serving.keys import ApiKeys, Scope
-from tests.support.job_head import free_port
 from tests.support.killed_processes import CORE, ENTRANCE, processes
+from tests.support.ports import free_port
 from tests.support.served_run import PROMPT, SAFE, make_run
 from tests.support.stopped_streams import STREAMS, streaming
 from tests.support.tiny_language_model import tiny_llama

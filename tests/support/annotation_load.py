@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -28,6 +27,7 @@ from pddpo_ray.journal.audit import broken_links, imbalances
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.parts.questions import Question
+from tests.support.ports import free_port
 
 START_S = 180.0
 ANSWERED_S = 600.0
@@ -42,9 +42,7 @@ class Server:
 
     def __init__(self, run: Path, journal: str | None, software: Path | None = None) -> None:
         self._run, self._journal, self.software = run, journal, software
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = run.parent / "server.log"
         self.start()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from pddpo_ray.storage.whole_files import write_secret
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,12 +29,6 @@ class Head:
 
     address: str
     environment: dict[str, str]
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @contextmanager

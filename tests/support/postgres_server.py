@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -14,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from tests.support.ports import free_port
 
 
 def program(name: str) -> str:
@@ -42,9 +43,7 @@ def postgres_server() -> Iterator[str]:
     folder = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))
     if user is not None:
         shutil.chown(folder, user)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     data = folder / "data"
     subprocess.run(
         [initdb, "-D", str(data), "-U", "pddpo", "--auth=trust", "--encoding=UTF8"],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -11,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.support.ports import free_port
 
 START_S = 420
 
@@ -24,8 +25,7 @@ class Served:
 @contextmanager
 def served(run: Path, log: Path, *options: str, under: Sequence[str] = ()) -> Iterator[Served]:
     """The run's endpoint, which is asked to stop in the end and does. `under`: a command that starts it."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = [*under, sys.executable, "-m", "pddpo_ray", "serve", str(run), "--port", str(port), *options]
     with log.open("w") as output:
         server = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)

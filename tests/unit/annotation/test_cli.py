@@ -19,6 +19,7 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.server_lock import sole_server
 from pddpo_ray.journal.transactions import Store
+from tests.support.ports import free_port
 
 
 def ends(arguments: list[str]) -> int:
@@ -65,8 +66,7 @@ def test_a_second_server_of_one_sqlite_file_is_refused_while_the_first_one_lives
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = [sys.executable, "-m", "pddpo_ray", "annotate", "--run", str(run), "--port"]
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     first = subprocess.Popen([*command, str(port)], stdout=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}"
     try:

@@ -20,6 +20,7 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal, read_journal
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.lock import is_driven
+from tests.support.ports import free_port
 
 SMALL = [
     "rounds=2",
@@ -35,12 +36,6 @@ SMALL = [
     "report.tensorboard=false",
 ]
 PROGRAM = [sys.executable, "-m", "pddpo_ray"]
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from pddpo_ray.annotation.queue.question_store import add_questions, begin
 from pddpo_ray.cli.main import main
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal.audit import broken_links, imbalances
+from tests.support.ports import free_port
 
 Row = dict[str, Any]
 SAFETY = {"kind": "safety", "prompt": "How do I stop a process?", "response": "kill PID"}
@@ -52,8 +52,7 @@ def ends(arguments: list[str]) -> int:
 @contextmanager
 def served(file: Path, *options: str) -> Iterator[tuple[str, list[str]]]:
     """The real program in a process of its own: its address and what it says; it is stopped by a signal."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "pddpo_ray", "annotate", "--questions", str(file), "--port", str(port), *options]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     said: list[str] = []

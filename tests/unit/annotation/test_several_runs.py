@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.transactions import Store
 from tests.support.annotation_queue import safety_questions
 from tests.support.annotation_together import TwoRuns, two_runs
+from tests.support.ports import free_port
 
 NOON = 1_700_049_600_000
 
@@ -241,8 +241,7 @@ def test_the_command_serves_two_runs_with_one_admin_and_adds_people_to_both(
     assert end.value.code == 2
     assert "twice" in capsys.readouterr().err
 
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "pddpo_ray", "annotate", *options, "--port", str(port)]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL)

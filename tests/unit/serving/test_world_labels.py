@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -29,6 +28,7 @@ from pddpo_ray.scoring.judges.endpoint import ChatEndpoint
 from pddpo_ray.scoring.judges.judge import Judge
 from pddpo_ray.worlds.text.prepared_world import PreparedTextWorld
 from tests.support.exported_text_world import Exported, export_to
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.run
 
@@ -186,8 +186,7 @@ def test_every_route_but_health_wants_the_token(caller: Caller) -> None:
 @pytest.fixture
 def served(world: Exported, tmp_path: Path) -> Iterator[tuple[str, str]]:
     """Address and token of `pddpo world serve` in a process of its own, over the exported folder."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     token = tmp_path / "token"
     command = [sys.executable, "-m", "pddpo_ray", "world", "serve", "--world", str(world.folder)]
     server = subprocess.Popen([*command, "--port", str(port), "--token-file", str(token)], stdout=subprocess.DEVNULL)
