@@ -78,7 +78,11 @@ def test_the_base_is_small() -> None:
 def test_formulas_dual_estimates_and_certificates_work_in_the_base() -> None:
     program = """
 import pddpo_ray
-from pddpo_ray.theory import certificate, cost_estimate, dual, intervals, margins, matrix_dual, power, price
+from pddpo_ray.theory import intervals
+from pddpo_ray.theory.certificates import certificate, power
+from pddpo_ray.theory.estimates import cost_estimate
+from pddpo_ray.theory.losses import margins
+from pddpo_ray.theory.multipliers import dual, matrix_dual, price
 assert pddpo_ray.first_certified([0.0] * 1000, 0.05, 0.05) < 100
 assert pddpo_ray.upper_bound([0.0] * 1000, 0.05, 0.05) < 0.01
 state = dual.limit_state("cost", rho=1.0, rule=dual.ProjectedFixed(rounds=4, first=1.0, cost_max=2.0))
