@@ -9,6 +9,7 @@ import numpy as np
 from pddpo_ray.backends.backends import Backends
 from pddpo_ray.backends.preflight import given_by_users
 from pddpo_ray.config import Config, TabularWorldConfig
+from pddpo_ray.limits.of_recipe import labelled_by_feedback
 from pddpo_ray.parts.held_limit import held_limits
 from pddpo_ray.parts.rewards import ComputedReward
 from pddpo_ray.records import Array, LabelledPair, PolicyVersion
@@ -81,7 +82,7 @@ def tabular_view(world: TabularWorld, store: ArtifactStore, config: Config) -> W
         limits_on(world, config).oracle(config.beta),
         table,
         world.covered,
-        stages_of_costs=all(one.labelled for one in config.stated),
+        stages_of_costs=labelled_by_feedback(config.stated),
         cell=world.cell,
         logits=world.oracle.cost,
     )

@@ -15,6 +15,7 @@ from pddpo_ray.data.real_text import PreparedRealText, prepare_real_text
 from pddpo_ray.errors import UserError
 from pddpo_ray.exploration.explorer import PRIOR_SD
 from pddpo_ray.journal.served import KeptPrompt
+from pddpo_ray.limits.of_recipe import labelled_by_feedback
 from pddpo_ray.limits.sources import Source
 from pddpo_ray.parts.held_limit import held_limits
 from pddpo_ray.parts.measuring import SourceMeasures
@@ -168,7 +169,7 @@ def _under_limits_on_files(config: Config, prepared: PreparedRealText, made: Bac
     measures = SourceMeasures(stated, opened_sources(config), acting, config.dual.cost_max)
     made = replace(
         made,
-        prior=None if _all_labelled(config) else weights.tolist(),
+        prior=None if labelled_by_feedback(config.stated) else weights.tolist(),
         prompt_sets=sets,
         held_limits=held,
         measure=measures,
@@ -187,11 +188,7 @@ def text_view(config: Config, prepared: PreparedTextWorld, store: ArtifactStore)
 
 
 def _view(config: Config, prepared: PreparedTextWorld, store: ArtifactStore, truth: TableLimits) -> WorldView:
-    return prepared.view(store, truth.oracle(config.beta), stages_of_costs=_all_labelled(config))
-
-
-def _all_labelled(config: Config) -> bool:
-    return all(one.labelled for one in config.stated)
+    return prepared.view(store, truth.oracle(config.beta), stages_of_costs=labelled_by_feedback(config.stated))
 
 
 def _under_limits(config: Config, store: ArtifactStore, prepared: PreparedTextWorld, made: Backends) -> Backends:
@@ -217,7 +214,7 @@ def _under_limits(config: Config, store: ArtifactStore, prepared: PreparedTextWo
     )
     made = replace(
         made,
-        prior=None if _all_labelled(config) else truth.weights.tolist(),
+        prior=None if labelled_by_feedback(config.stated) else truth.weights.tolist(),
         prompt_sets=config.prompt_sets,
         world=None if truth.unknown else _view(config, prepared, store, truth),
         held_limits=held,

@@ -20,6 +20,7 @@ from pddpo_ray.certificates.ledger import BATCH, Candidate, TestedLimit, line_of
 from pddpo_ray.config import Config
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal
+from pddpo_ray.limits.of_recipe import labelled_by_feedback
 from pddpo_ray.parts.labelling import FeedbackController
 from pddpo_ray.parts.mixed_labelling import MixedFeedbackController
 from pddpo_ray.parts.people import Asking
@@ -138,7 +139,7 @@ class CandidateDraws:
     ) -> dict[str, list[float | None]]:
         """By limit, a number for every answer or None where its source gave none."""
         held = [one.name for one in self._backends.held_limits]
-        if all(one.labelled for one in limits):
+        if labelled_by_feedback(limits):
             self._batch = batch
             return {limit.name: self._labelled_numbers(answers, limit, batch) for limit in limits}
         measure = self._backends.measure

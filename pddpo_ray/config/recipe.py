@@ -23,6 +23,7 @@ from pddpo_ray.config.sections.rollout import TabularRollout, VllmRollout
 from pddpo_ray.config.sections.world import TabularWorldConfig
 from pddpo_ray.limits import former
 from pddpo_ray.limits.former import flow
+from pddpo_ray.limits.of_recipe import labelled_by_feedback
 from pddpo_ray.limits.reading import COMPARISONS, LABELLERS, PAIRS, REWARD, StatedLimit
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ class Config(Sections):
                     "explore.information=fitted is of the design matrix that o-pd-dpo explores by: it needs"
                     f" explore.bonus elliptical or thompson, not {self.explore.bonus} with {self.algorithm}"
                 )
-            if not all(one.labelled for one in self.stated):
+            if not labelled_by_feedback(self.stated):
                 raise ValueError("explore.information=fitted is of comparisons; measured limits and rewards have 1/4")
         if self.explore.bonus == "theorem" and self.online and not tabular:
             raise ValueError("explore.bonus=theorem lists every answer, as only a table can: use elliptical")
@@ -230,7 +231,7 @@ class Config(Sections):
         """What `limits:` and `prompts:` need of the other sections."""
         if not self.limits:
             raise ValueError(f"limits: state what must hold, e.g. limits: {{cost: {flow(PAPERS_COST)}}}")
-        if self.stated[0].labelled:
+        if labelled_by_feedback(self.stated):
             self._labels_suffice()
             return
         kind = self.feedback.kind
@@ -403,7 +404,7 @@ class Config(Sections):
             raise ValueError(f"{where}: algorithm {self.algorithm} has no mixture of rounds that draw for themselves")
         if max(named) > self.rounds:
             raise ValueError(f"{where}: round {max(named)} is after the last one (rounds={self.rounds})")
-        if isinstance(self.feedback, MixedFeedback) and self.stated[0].labelled:
+        if isinstance(self.feedback, MixedFeedback) and labelled_by_feedback(self.stated):
             raise ValueError(
                 f"{where}: with feedback.kind=mixed a round's people see what a model is unsure of, which is no even"
                 " draw; leave them out, and `pddpo certify RUN --policy mixture` draws anew"

@@ -43,7 +43,7 @@ from pddpo_ray.config.sections.section import Strict
 from pddpo_ray.config.sections.trainer import TrainerConfig
 from pddpo_ray.config.sections.world import FirstFamilyConfig, TabularWorldConfig, TextWorldConfig, World
 from pddpo_ray.limits import former
-from pddpo_ray.limits.of_recipe import stated_of
+from pddpo_ray.limits.of_recipe import labelled_by_feedback, stated_of
 from pddpo_ray.limits.quantities import Limit
 from pddpo_ray.limits.reading import KINDS, StatedLimit, stated_reward
 from pddpo_ray.registry import SHIPPED, load
@@ -372,7 +372,7 @@ class Sections(Strict):
         """The same recipe with a world's labels in place of the feedback's, or of a model's scores."""
         truth = WorldFeedback(**self.feedback.model_dump(include=set(FeedbackCommon.model_fields)))
         limits, each = self.limits, self.labels_each
-        if self.stated[0].labelled:
+        if labelled_by_feedback(self.stated):
             kind = "rate" if self.signal == "unsafe_rate" else "logit"
             each = PAPERS_COST["labels_each"] if self.signal == "cost_model" else each
             others = {name: {key: one[key] for key in one if key not in KINDS} for name, one in limits.items()}

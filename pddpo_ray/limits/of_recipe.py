@@ -3,9 +3,9 @@ today."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from pddpo_ray.limits.former import limits_of_today
 from pddpo_ray.limits.quantities import Limit
@@ -42,3 +42,15 @@ def _in_box(one: StatedLimit, bound: float) -> StatedLimit:
     if one.limit.quantity.kind != "logit" or one.limit.quantity.bounded:
         return one
     return replace(one, limit=one.limit.within(-bound, bound))
+
+
+class Labelled(Protocol):
+    """A limit that knows whether feedback labels it."""
+
+    @property
+    def labelled(self) -> bool: ...
+
+
+def labelled_by_feedback(limits: Iterable[Labelled]) -> bool:
+    """Whether `feedback` labels the limits of a run, which it does for all of them or for none."""
+    return all(one.labelled for one in limits)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pddpo_ray.limits.of_recipe import labelled_by_feedback
 from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.records import Array, Prompt
 from pddpo_ray.theory.estimates.measured_pairs import Tokens
@@ -105,4 +106,4 @@ def held_limits(
 def answers_each(stated: Sequence[StatedLimit]) -> int:
     """Answers per prompt for a round's estimates: one where labels of it are paid for each; two tell a source's
     variance within a prompt, and are a pair to learn from."""
-    return 1 if all(one.labelled for one in stated) else 2
+    return 1 if labelled_by_feedback(stated) else 2

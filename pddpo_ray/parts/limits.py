@@ -28,6 +28,7 @@ from pddpo_ray.config.recipe_sections import SIGNALS
 from pddpo_ray.contracts import Dual, Due, Feedback, Measure, Preferences, Trainer
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
+from pddpo_ray.limits.of_recipe import labelled_by_feedback
 from pddpo_ray.parts.held_limit import OUTSIDE, UNSAFE_RATE, HeldLimit, answers_each
 from pddpo_ray.parts.measuring import costs_as_json, costs_from_json, with_nulls
 from pddpo_ray.parts.people_measuring import MACHINE, AskedOfPeople, Audit, PeopleOfLimits
@@ -168,7 +169,7 @@ class LimitsController:
     @property
     def by_sources(self) -> bool:
         """Whether limits are measured by their own sources, and not by the labels of feedback."""
-        return not all(one.labelled for one in self._limits)
+        return not labelled_by_feedback(self._limits)
 
     @property
     def before(self) -> list[MeasuredAnswer]:

@@ -15,6 +15,7 @@ from pddpo_ray import registry
 from pddpo_ray.config import Config, QueueConfig
 from pddpo_ray.errors import UserError, nearest
 from pddpo_ray.journal import Journal
+from pddpo_ray.limits.of_recipe import labelled_by_feedback
 from pddpo_ray.parts.questions import (
     TIE,
     UNKNOWN_RISK,
@@ -154,7 +155,9 @@ def people_labeller(
 ) -> People:
     """Asks in the journal's present round."""
     settings, asking = config.people, asking or Asking()
-    each = min(settings.overlap_each, config.labels_each) if config.stated[0].labelled else settings.overlap_each
+    each = (
+        min(settings.overlap_each, config.labels_each) if labelled_by_feedback(config.stated) else settings.overlap_each
+    )
     estimate = partial(
         estimate_from_shares, labels_each=config.labels_each, cost_max=config.dual.cost_max, mode=config.signal
     )

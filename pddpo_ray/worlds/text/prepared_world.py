@@ -22,6 +22,7 @@ from pddpo_ray.config import (
     TextWorldConfig,
 )
 from pddpo_ray.errors import UserError
+from pddpo_ray.limits.of_recipe import labelled_by_feedback
 from pddpo_ray.records import HARM, Array, PolicyVersion, Prompt, Response
 from pddpo_ray.rollout.policy_temperature import divide_logits
 from pddpo_ray.storage.artifacts import ArtifactStore
@@ -150,7 +151,7 @@ def _fits_the_recipe(config: Config, family: DrawnFamilyConfig, grammar: Grammar
             f"the world's longest answer has {longest} tokens and rollout.max_tokens={config.rollout.max_tokens} would "
             f"cut it off; set rollout.max_tokens={longest}"
         )
-    if not config.stated[0].labelled:
+    if not labelled_by_feedback(config.stated):
         return  # the recipe's limits take the place of the family's own
     rate, at_most = isinstance(family.limit, RateLimitConfig), config.thresholds["cost"]
     if rate != (config.signal == "unsafe_rate"):
