@@ -65,9 +65,14 @@ class Lengths:
         return sum(sum(one.words) for one in self.sample) / tokens if tokens else WORDS_PER_TOKEN
 
 
+def read_examples(files: Sequence[str], settings: Settings) -> list[Example]:
+    """The good rows of files, of each at most `MOST_ROWS`."""
+    return [example for name in expand(files) for example in glance(name, settings, MOST_ROWS).examples]
+
+
 def lengths_of(files: Sequence[str], settings: Settings, renderer: Renderer | None) -> Lengths:
     """Reads the files; a row that the template refuses is not in the sample."""
-    examples = [example for name in expand(files) for example in glance(name, settings, MOST_ROWS).examples]
+    examples = read_examples(files, settings)
     spread = np.linspace(0, len(examples) - 1, min(SAMPLE, len(examples))).round().astype(int)
     chosen = [] if renderer is None else [examples[index] for index in spread]
     sample = [_measured(renderer, example) for example in chosen if renderer is not None]

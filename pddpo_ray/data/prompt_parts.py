@@ -6,17 +6,15 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from pddpo_ray.data.checks.inspection import Settings, glance
-from pddpo_ray.data.files.sources import expand
+from pddpo_ray.data.checks.inspection import Settings
 from pddpo_ray.data.formats.example import Example
-from pddpo_ray.data.lengths import MOST_ROWS
+from pddpo_ray.data.lengths import read_examples
 from pddpo_ray.theory.seeds import generator
 
 
 def different_prompts(files: Sequence[str]) -> list[Example]:
     """The prompts of files in any format, each once, in the files' order."""
-    examples = [one for name in expand(files) for one in glance(name, Settings(judged=False), MOST_ROWS).examples]
-    return list({one.prompt: one for one in examples}.values())
+    return list({one.prompt: one for one in read_examples(files, Settings(judged=False))}.values())
 
 
 def two_parts(prompts: Sequence[Example], first: int) -> tuple[list[Example], list[Example]]:
@@ -26,7 +24,7 @@ def two_parts(prompts: Sequence[Example], first: int) -> tuple[list[Example], li
     """
     by_question: dict[str, list[Example]] = {}
     for one in prompts:
-        by_question.setdefault(" ".join(one.first_user_text.lower().split()), []).append(one)
+        by_question.setdefault(one.question, []).append(one)
     questions = list(by_question.values())
     order = generator("prompts in two parts", len(questions)).permutation(len(questions))
     parts: tuple[list[Example], list[Example]] = ([], [])

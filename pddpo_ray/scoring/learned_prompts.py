@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+from pddpo_ray.data.formats.example import folded
 from pddpo_ray.records import Prompt
 from pddpo_ray.scoring.held_out import REPORT
 
@@ -16,8 +17,8 @@ LEARNED = "learned_prompts"
 
 def hashes_of(openings: Iterable[str]) -> list[str]:
     """One for each different opening question, whatever its case and white space; sorted."""
-    plain = {" ".join(text.lower().split()) for text in openings}
-    return sorted(hashlib.sha256(text.encode()).hexdigest()[:16] for text in plain)
+    different = {folded(text) for text in openings}
+    return sorted(hashlib.sha256(text.encode()).hexdigest()[:16] for text in different)
 
 
 def opening_of(prompt: Prompt) -> str:

@@ -33,7 +33,7 @@ class BetweenRows:
         self._prompts = RowIndex(folder, "prompt")
 
     def add(self, example: Example, row: int, file: int, line: int, *, held_out: bool) -> None:
-        opening = key_of(" ".join(example.first_user_text.lower().split()))
+        opening = key_of(example.question)
         self._prompts.add(opening, Entry(row, file, line, HELD_OUT if held_out else 0))
         if held_out:
             return

@@ -48,3 +48,13 @@ class Example:
     def first_user_text(self) -> str:
         """The opening question; splits are compared by it."""
         return next((message.content for message in self.prompt if message.role == "user"), "")
+
+    @property
+    def question(self) -> str:
+        """The same as `folded` writes it: rows with equal ones belong together."""
+        return folded(self.first_user_text)
+
+
+def folded(text: str) -> str:
+    """A text whatever its case and white space."""
+    return " ".join(text.lower().split())
