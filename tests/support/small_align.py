@@ -22,7 +22,7 @@ SMALL_ALIGN = [
 ]
 
 
-def save_chat_model(folder: Path, context: int = 64) -> Path:
+def save_chat_model(folder: Path, context: int = 128) -> Path:
     """A tiny model whose tokenizer has a chat template."""
     save_policy(folder, 0, context=context)
     tokenizer = word_tokenizer()

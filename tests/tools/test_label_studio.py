@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from pddpo_ray.annotation.queue.exchange import open_questions, take_answers
 from pddpo_ray.journal.audit import imbalances
 from pddpo_ray.journal.database import open_database
 from tests.support.annotation_queue import FreshQueue, create_run, pair_questions, safety_questions
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.full
 
@@ -39,8 +39,7 @@ def label_studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if not program:
         pytest.skip("no Label Studio: install it in an environment of its own and name it in PDDPO_LABEL_STUDIO")
     folder = tmp_path_factory.mktemp("label-studio")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     command = [program, "start", "--no-browser", "-p", port, "--username", USER, "--password", PASSWORD]
     home = {"LABEL_STUDIO_BASE_DATA_DIR": str(folder), "LABEL_STUDIO_HOST": f"http://127.0.0.1:{port}"}
     with (folder / "log").open("w") as log:
