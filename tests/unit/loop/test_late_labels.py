@@ -341,7 +341,7 @@ PEOPLE = [
     "limits.cost.labels_each=2",
     "feedback.responses=10",
 ]
-RATE = ["limits.cost={rate: {world: cost}, learned_from: comparisons}", "limits.cost.at_most=0.5"]
+RATE = ["limits.cost={rate: {people: {}}, learned_from: comparisons}", "limits.cost.at_most=0.5"]
 
 
 @pytest.mark.full
