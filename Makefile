@@ -90,10 +90,10 @@ BOTH := +$(MAKE) --no-print-directory --jobs 2
 check: setup
 	$(BOTH) lint check-tests
 
-test: check $(DOCS_READY)
+test: check
 	$(BOTH) run-tests service-tests
 
-full: test
+full: test $(DOCS_READY)
 	$(BOTH) full-runs full-services
 
 # Two workers on two cores: each of them computes on one thread. Bytecode is kept: every process would compile it anew.

@@ -25,13 +25,13 @@ pytestmark = pytest.mark.deepspeed
 
 ENGINES = ("torch", "zero1", "zero2", "zero3", "lora-torch", "lora-zero2", "lora-zero3")
 IN_BFLOAT16 = ("bf16-torch", "bf16-zero1", "bf16-zero2", "bf16-zero3")
-IN_MAKE_TEST = (("zero2", 2), ("lora-zero2", 2), ("bf16-zero2", 2))
+IN_MAKE_TEST = ("zero2", 2)
 
 
 def every(*engines: str) -> list[Any]:
-    """Each engine on one rank and on two; `make test` runs three of them."""
+    """Each engine on one rank and on two; `make test` runs one of them."""
     cases = [(engine, ranks) for engine in engines for ranks in (1, 2)]
-    return [case if case in IN_MAKE_TEST else in_full(case)[0] for case in cases]
+    return [case if case == IN_MAKE_TEST else in_full(case)[0] for case in cases]
 
 
 def run_ranks(folder: Path, ranks: int, engines: list[str]) -> dict[str, dict[str, Any]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.full]
 
 ROOT = Path(__file__).parents[2]
 EXACT = ("arm", "seed", "gap_last", "f_last", "g_last", "multiplier", "pairs", "labels", "tokens")

@@ -44,6 +44,7 @@ def test_a_submitted_job_runs_a_recipe_to_its_end(head: Head, tmp_path: Path) ->
     assert json.loads((run_dir / "result.json").read_text())["rounds"] == 2
 
 
+@pytest.mark.full
 def test_pddpo_submit_follows_a_run_to_its_end(head: Head, tmp_path: Path) -> None:
     run_dir = tmp_path / "followed"
     done = pddpo_submit(head, "tabular", run_dir, "rounds=2")

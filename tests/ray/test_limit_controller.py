@@ -117,6 +117,7 @@ def test_a_killed_actor_comes_back_with_the_same_multipliers_in_the_middle_of_a_
     shared.close()
 
 
+@pytest.mark.full
 def test_a_new_actor_of_a_trainer_that_was_started_again_begins_the_step_again(
     ray_running: None, limits: Path, tmp_path: Path
 ) -> None:
@@ -133,6 +134,7 @@ def test_a_new_actor_of_a_trainer_that_was_started_again_begins_the_step_again(
     again.close()
 
 
+@pytest.mark.full
 def test_requests_at_a_time_are_answered_each_with_its_own(ray_running: None, limits: Path, tmp_path: Path) -> None:
     shared = SharedLimits(limits, journal=tmp_path / "limits.jsonl", answers_a_step=1000)
     begun = [(index, shared._answerer.begin(LimitControllerActor.score, one(index))) for index in range(100)]
@@ -155,6 +157,7 @@ def test_what_is_wrong_is_one_line_and_can_be_mended(ray_running: None, limits: 
     mended.close()
 
 
+@pytest.mark.full
 def test_a_wait_ends_and_says_whom_it_waited_for(ray_running: None, tmp_path: Path) -> None:
     (tmp_path / "slow_measure.py").write_text("import time\n\ndef slow(*told):\n    time.sleep(9)\n    return 1.0\n")
     slow = tmp_path / "limits.yaml"

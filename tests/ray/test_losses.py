@@ -27,7 +27,7 @@ from pddpo_ray.theory.seeds import counts
 from tests.support.ray_session import living_actors, session
 from tests.support.summing_backend import command, make
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.full]
 
 POLICY = PolicyVersion(7, "round-3", "0" * 64, "nowhere")
 PROMPTS = [Prompt("p0", (3, 5), "hello")]
@@ -89,7 +89,6 @@ def test_losses_are_counted_by_question_and_every_new_process_is_verified(two_pl
         engine.close()
 
 
-@pytest.mark.full
 def test_a_controller_lost_with_its_cleaner_leaves_no_reserved_place_behind(two_places: None, tmp_path: Path) -> None:
     """There is room for one group, so the next one cannot start before the places of the lost one are given back."""
     settings = TrainerSettings(workers=2, start_deadline_s=120, deadline_s=200)

@@ -39,6 +39,7 @@ def broken() -> Process:
     raise RunError("the cost model's folder is empty")
 
 
+@pytest.mark.full
 def test_an_actor_scores_as_the_model_does_here_and_labels_follow(ray_running: None, tmp_path: Path) -> None:
     folder = beaver(tmp_path / "cost", "cost")
     here = load_scorer(folder)
@@ -63,6 +64,7 @@ def test_a_lost_scorer_is_asked_again(ray_running: None) -> None:
     handle.close()
 
 
+@pytest.mark.full
 def test_a_scorer_that_cannot_start_says_why(ray_running: None) -> None:
     handle = ScorerHandle("cost-model", broken, deadline_s=60, start_deadline_s=60)
     with pytest.raises(RunError, match="scorer cost-model failed to start"):

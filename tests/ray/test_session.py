@@ -21,6 +21,7 @@ from actors import session
 pytestmark = pytest.mark.ray
 
 
+@pytest.mark.full
 def test_a_start_that_fails_is_tried_again_and_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     start, starts = ray.init, []

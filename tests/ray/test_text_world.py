@@ -19,7 +19,7 @@ from tests.support.traces import trace, workers_by_round
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
 SMALL = [
-    *["rounds=3", "seed=5", "offline.compare_rounds=0", "offline.pairs=200", "cluster.mode=ray"],
+    *["rounds=2", "seed=5", "offline.compare_rounds=0", "offline.pairs=200", "cluster.mode=ray"],
     *["trainer.fit.steps=8", "trainer.stages.first_reward.steps=20"],
     *["feedback.responses=32", "limits.cost.labels_each=8", "explore.calibration=192"],
     *["explore.prompts=8", "explore.picks=2", "trainer.workers=2", "trainer.threads=1"],
@@ -39,21 +39,21 @@ def unbroken(ray_running: None, folder: Path) -> dict[str, Any]:
 
 
 def small() -> Config:
-    """Three rounds that say nothing about quality; the reference is the recipe's own, from the cache if it is there."""
+    """Two rounds that say nothing about quality; the reference is the recipe's own, from the cache if it is there."""
     return load("text-world", SMALL)
 
 
 def test_every_version_was_verified_in_the_engine_before_it_was_sampled(unbroken: dict[str, Any], folder: Path) -> None:
     with read_journal(folder / "unbroken" / "journal.sqlite", "unbroken") as journal:
         deliveries = journal.deliveries()
-        samples = {response.policy_version for number in range(4) for response in journal.samples(number)}
+        samples = {response.policy_version for number in range(3) for response in journal.samples(number)}
     assert samples <= {entry.delivery.version for entry in deliveries}
     assert all(entry.verified and (entry.canary_difference or 0.0) < 1e-5 for entry in deliveries)
 
 
 def test_all_fits_were_made_by_the_same_two_processes(unbroken: dict[str, Any], folder: Path) -> None:
     workers = workers_by_round(folder / "unbroken")
-    assert len(workers) == 6
+    assert len(workers) == 4
     assert len(set(workers)) == 1
     assert len(set(workers[0])) == 2
 

@@ -100,6 +100,7 @@ def test_a_rank_killed_in_mid_fit_comes_back_and_the_result_is_the_same(group: T
     assert group.restarts() >= 1
 
 
+@pytest.mark.full
 def test_a_fit_that_gets_on_may_take_longer_than_its_deadline(ray_running: None, folder: Path) -> None:
     settings = TrainerSettings(workers=1, deadline_s=3)
     group = TrainerGroup(partial(make_steady, folder), name="steady", storage=folder / "ray", settings=settings)
@@ -110,6 +111,7 @@ def test_a_fit_that_gets_on_may_take_longer_than_its_deadline(ray_running: None,
         group.close()
 
 
+@pytest.mark.full
 def test_a_fit_that_makes_no_progress_names_the_ranks_it_waits_for(ray_running: None, folder: Path) -> None:
     group = TrainerGroup(
         partial(make, folder), name="slow", storage=folder / "ray", settings=TrainerSettings(workers=1, deadline_s=1)

@@ -14,10 +14,9 @@ from pddpo_ray.config import load
 from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.journal.identity import open_folder
 from tests.support.ray_session import session
-from tests.support.tiers import in_full
 from tests.support.traces import trace
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.full]
 
 SMALL = ["rounds=2", "feedback.responses=24", "explore.prompts=8", "offline.pairs=80"]
 
@@ -31,7 +30,7 @@ def own_session() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("recipe", "more"),
     [
-        *in_full(("tabular-two-limits", ["limits.cost.labels_each=8", "limits.privacy.labels_each=8"])),
+        ("tabular-two-limits", ["limits.cost.labels_each=8", "limits.privacy.labels_each=8"]),
         ("tabular-limits", ["limits.drift={kl: reference, at_most: 0.3}"]),
     ],
 )

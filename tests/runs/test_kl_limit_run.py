@@ -32,6 +32,7 @@ def drift_alone(rounds: int) -> Config:
     return load("tabular", [*QUICK, *world, limits, f"rounds={rounds}", "algorithm=pd-dpo"])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("algorithm", ["o-pd-dpo", "pd-dpo"])
 def test_a_run_finds_the_multiplier_of_a_limit_on_the_drift_beside_others(algorithm: str, tmp_path: Path) -> None:
     """The last rounds keep .3 nats to 5 %, and the multiplier is within 35 % of the exact one."""

@@ -106,6 +106,7 @@ def test_a_run_parks_for_people_and_finishes_with_exactly_their_labels(tmp_path:
     engine.dispose()
 
 
+@pytest.mark.full
 @pytest.mark.run
 def test_a_copied_run_keeps_the_labels_of_its_people_and_asks_nothing_twice(tmp_path: Path) -> None:
     """More than 200 labels are given while the run is parked; its copy goes on with them as a run of its own."""

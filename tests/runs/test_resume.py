@@ -74,6 +74,7 @@ def test_a_run_cut_in_the_middle_of_every_phase_equals_the_unbroken_one(
     assert finish(small(f"algorithm={algorithm}"), tmp_path / "whole" / "run") == broken
 
 
+@pytest.mark.full
 def test_a_run_cut_right_after_every_commit_equals_the_unbroken_one(tmp_path: Path) -> None:
     survived: set[Place] = set()
 

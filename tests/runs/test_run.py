@@ -114,6 +114,7 @@ def with_the_step_first(page: ModuleType) -> tuple[Callable[..., Any], list[floa
     return run, read
 
 
+@pytest.mark.full
 def test_exploring_online_halves_the_gap_of_offline_training_in_the_trap(tmp_path: Path) -> None:
     config = load(
         "tabular", ["rounds=12", "offline.compare_rounds=12", "feedback.responses=128", "limits.cost.labels_each=16"]

@@ -45,6 +45,7 @@ class PowerCut(BaseException):
     pass
 
 
+@pytest.mark.full
 def test_a_text_run_broken_off_in_mid_round_equals_the_unbroken_one(tmp_path: Path) -> None:
     def cut(event: Any) -> None:
         if isinstance(event, PhaseChanged) and (event.event.round, event.event.phase) == (2, "safety"):

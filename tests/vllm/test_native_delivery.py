@@ -27,7 +27,7 @@ from pddpo_ray.training.models.lora import LoraTrainer, load_lora_trainer
 from tests.support.engine_process import adapters_process
 from tests.support.tiny_language_model import save_policy
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.full]
 
 RANK, ALPHA = 8, 16.0
 ROWS = tuple(PairRow(f"r{i}", (1, 5 + i, 9), (10 + i, 11, 12 + i, 2), (60 + i, 61, 62, 63 + i, 2)) for i in range(8))

@@ -22,6 +22,7 @@ from pddpo_ray.rollout.delivery_check import DeliveryCheck, verify
 from pddpo_ray.rollout.transformers_engine import TransformersEngine
 from pddpo_ray.storage.artifacts import ArtifactStore
 from tests.support.engine_process import vllm_process
+from tests.support.tiers import in_full
 from tests.support.tiny_language_model import WORDS, save_policy, tiny_llama, word_tokenizer
 
 pytestmark = pytest.mark.vllm
@@ -116,7 +117,7 @@ def fallback(bench: Bench) -> TransformersEngine:
     return TransformersEngine("fallback", bench.reference, bench.store, batch_size=5)
 
 
-@pytest.fixture(params=["vllm", "transformers"])
+@pytest.fixture(params=["vllm", *in_full("transformers")])
 def engine(request: pytest.FixtureRequest, bench: Bench, fallback: TransformersEngine) -> Any:
     engine = bench.engine if request.param == "vllm" else fallback
     engine.deliver(bench.version(1, seed=11))

@@ -61,6 +61,7 @@ def test_a_port_that_is_taken_is_one_line_and_not_exit_code_3(run: Path, capsys:
     assert error.count("\n") == 1
 
 
+@pytest.mark.full
 @pytest.mark.run
 def test_a_second_server_of_one_sqlite_file_is_refused_while_the_first_one_lives(
     run: Path, capsys: pytest.CaptureFixture[str]

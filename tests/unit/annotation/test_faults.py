@@ -11,7 +11,7 @@ from tests.support.annotation_load import survive
 
 @pytest.mark.slow
 def test_killing_the_service_loses_no_acknowledged_answer(tmp_path: Path) -> None:
-    figures = survive(tmp_path, None, people=20, questions=150, needed=4, kills=3, every_s=1.0)
+    figures = survive(tmp_path, None, people=8, questions=60, needed=3, kills=1, every_s=1.0)
     print(figures)
 
 

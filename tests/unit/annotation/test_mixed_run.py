@@ -92,6 +92,7 @@ def test_a_mixed_run_asks_people_what_its_recipe_says_and_journals_who_said_what
     assert {step.estimate.seen for step in steps} == {answers_seen(settings.unsure, settings.random, 64)}
 
 
+@pytest.mark.full
 @pytest.mark.run
 def test_a_mixed_run_broken_off_after_the_screening_asks_the_same_people_the_same(
     tmp_path: Path, people: Counting, monkeypatch: pytest.MonkeyPatch

@@ -38,6 +38,7 @@ SMALL = [
 PROGRAM = [sys.executable, "-m", "pddpo_ray"]
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_one_command_runs_the_page_simulated_people_and_the_run_to_its_report(tmp_path: Path) -> None:
     run, port = tmp_path / "demo", free_port()

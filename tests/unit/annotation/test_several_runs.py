@@ -220,6 +220,7 @@ def run_folder(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.full
 @pytest.mark.run
 def test_the_command_serves_two_runs_with_one_admin_and_adds_people_to_both(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -45,6 +45,7 @@ def test_one_benchmark_prints_json_and_keeps_a_table(tmp_path: Path, capsys: pyt
     assert "| C9-256 |" in (tmp_path / "table.md").read_text()
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_the_cost_stage_equals_the_plain_three_model_loop() -> None:
     """The benchmark itself compares the losses and stops when they differ."""
@@ -136,6 +137,7 @@ def test_the_engine_and_generate_make_the_same_number_of_tokens() -> None:
     assert found.details["ours tokens/CPU-s"] > 0
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_the_fallback_engine_and_generate_make_the_same_number_of_tokens(tmp_path: Path) -> None:
     """The benchmark compares the log-probabilities that the engine states with the model's own."""
@@ -279,6 +281,7 @@ def test_a_floor_is_missed_only_when_the_upper_quartile_is_below_it() -> None:
     assert not of_pairs("x", "", pairs, floor=3.3).met
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_ratio_is_peer_over_ours() -> None:
     def work(amount: int) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lab.studies.certificates.coverage import LEVEL, ROWS, coverage, key_of, least_allowed, table
+from tests.support.tiers import in_full
 
 ROOT = Path(__file__).parents[3]
 MAKERS = {
@@ -20,10 +21,11 @@ BEHIND = {
     "binomial_high": "limits.drawn.estimated",
 }  # fmt: skip
 """Parts of functions that have rows."""
+IN_MAKE_TEST = ("rate", "rate in a file", "bound of a certificate")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list(ROWS))
+@pytest.mark.parametrize("name", [name if name in IN_MAKE_TEST else in_full(name)[0] for name in ROWS])
 def test_every_printed_interval_covers_at_its_level_less_2_points(name: str) -> None:
     """First, middle and last regime of each row, 150 runs each."""
     regimes = ROWS[name].regimes
@@ -31,6 +33,7 @@ def test_every_printed_interval_covers_at_its_level_less_2_points(name: str) -> 
         assert coverage(name, regime, 150) >= least_allowed(150), key_of(name, regime)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_an_audit_by_a_machine_that_calls_too_much_unsafe_is_covered_at_rare_rates() -> None:
     """Where the machine calls a fifth of the safe answers unsafe and people see 24 of 240."""

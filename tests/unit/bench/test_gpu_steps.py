@@ -156,6 +156,7 @@ def test_recipes_are_placed_and_run_on_two_declared_nodes(tmp_path: Path) -> Non
     assert "nodes taken: 2" in table
 
 
+@pytest.mark.full
 @pytest.mark.run
 @pytest.mark.slow
 def test_figures_of_a_card_are_rehearsed_with_the_same_code(tmp_path: Path) -> None:

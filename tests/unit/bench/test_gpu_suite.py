@@ -98,6 +98,7 @@ def test_the_ceilings_are_of_a_right_product_and_a_right_copy() -> None:
         broken.assert_right()
 
 
+@pytest.mark.full
 @pytest.mark.run
 def test_the_cost_stage_is_compared_in_time_and_memory() -> None:
     seconds, memory = cost_stage.run_on_device(TINY, False, 1, pairs=2, batch=2)

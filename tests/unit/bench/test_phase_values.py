@@ -17,6 +17,7 @@ def test_every_registered_world_is_played_once_and_the_quick_cells_come_first() 
     assert {cell for cell, _ in worlds[:40]} == {"deep", "wide"}
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_the_arms_of_a_world_ask_for_the_same_labels_and_are_made_again_alike() -> None:
     cell = {"rare": 0.02, "picks": 1, "candidates": 8}

@@ -134,8 +134,9 @@ def test_an_alert_rings_when_it_should_and_only_then(name: str, tmp_path: Path) 
         for alert, ringing in rings.items()
     ]
     case = {"interval": "1m", "input_series": data, "alert_rule_test": tests}
+    every = "20m" if at in ("7h", "8h", "80h") else "1m"  # each look computes sums over days
     file = tmp_path / "case.yaml"
-    file.write_text(yaml.safe_dump({"rule_files": [str(ALERTS)], "evaluation_interval": "1m", "tests": [case]}))
+    file.write_text(yaml.safe_dump({"rule_files": [str(ALERTS)], "evaluation_interval": every, "tests": [case]}))
     done = subprocess.run([str(PROMTOOL), "test", "rules", str(file)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -154,6 +155,6 @@ def test_the_budget_that_is_left_is_what_failures_have_not_used(tmp_path: Path) 
     }
     case = {"interval": "1m", "input_series": traffic(2, 10 * HOUR), "promql_expr_test": [asked]}
     file = tmp_path / "case.yaml"
-    file.write_text(yaml.safe_dump({"rule_files": [str(ALERTS)], "evaluation_interval": "1m", "tests": [case]}))
+    file.write_text(yaml.safe_dump({"rule_files": [str(ALERTS)], "evaluation_interval": "20m", "tests": [case]}))
     done = subprocess.run([str(PROMTOOL), "test", "rules", str(file)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

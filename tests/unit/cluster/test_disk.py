@@ -58,6 +58,7 @@ def fill_up(place: Path) -> None:
                     file.write(bytes(size))
 
 
+@pytest.mark.full
 @pytest.mark.run
 def test_a_full_disk_is_one_message_and_the_run_goes_on_when_there_is_room(small_disk: Path, tmp_path: Path) -> None:
     config = load("tabular", SMALL)

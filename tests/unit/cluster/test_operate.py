@@ -68,6 +68,7 @@ def driving(run_dir: Path) -> Iterator[subprocess.Popen[str]]:
             driver.kill()
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_run_that_was_told_to_stop_goes_on_with_the_same_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

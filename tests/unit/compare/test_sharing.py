@@ -190,6 +190,7 @@ def first_runs_peak(folder: Path) -> float:
     return float(row["peak_mib"])
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_what_all_runs_share_is_in_no_runs_memory(tmp_path: Path) -> None:
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:

@@ -74,6 +74,7 @@ def test_a_reference_from_texts_learns_them_and_is_the_same_each_time(tmp_path: 
     assert (first / "model.safetensors").stat().st_mtime_ns == before
 
 
+@pytest.mark.full
 @pytest.mark.run
 def test_no_text_that_fits_is_a_user_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"data\.reference\.context"):

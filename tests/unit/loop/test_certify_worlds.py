@@ -264,6 +264,7 @@ def test_the_shipped_recipe_of_the_network_ends_with_a_certificate_that_is_true(
     assert "labels in the journal" in verified(run / FILE)["verified"]
 
 
+@pytest.mark.full
 @pytest.mark.run
 def test_groups_of_a_drawn_worlds_prompts_are_bounded_beside_the_total(tmp_path: Path) -> None:
     """Two groups that share the prompts: their draws are all draws, and each exact rate lies within its own bounds."""

@@ -115,6 +115,7 @@ class PowerCut(BaseException):
     pass
 
 
+@pytest.mark.full
 @pytest.mark.run
 @pytest.mark.parametrize("phase", ["reward-pairs", "fit-reward"])
 def test_a_run_that_breaks_off_in_mid_round_goes_on_as_if_it_had_not(phase: str, tmp_path: Path) -> None:
@@ -165,6 +166,7 @@ def test_a_function_is_the_reward_of_a_text_world_whose_truth_stays_exact(tmp_pa
         assert one.payload["rewards"] == own
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_changed_function_is_refused_when_a_run_goes_on(tmp_path: Path) -> None:
     config = by_function(tmp_path)

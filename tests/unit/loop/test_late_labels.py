@@ -282,6 +282,7 @@ def test_measured_limits_are_late_together_and_a_killed_run_goes_on_to_the_same_
     assert ledger(tmp_path / "broken") == ledger(tmp_path / "whole")
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_what_rules_measure_is_never_late_and_people_are_waited_for_at_the_bound(tmp_path: Path) -> None:
     recipe = "text-world-limits-twin"

@@ -29,7 +29,6 @@ from pddpo_ray.storage.whole_files import JOURNAL, RESULT
 from tests.support.measuring_server import measuring_server
 from tests.support.scorer_rows import TEMPLATE, rows_of_words, write_rows
 from tests.support.small_real_text import SMALL_REAL_TEXT
-from tests.support.tiers import in_full
 from tests.support.tiny_language_model import save_policy
 
 SAMPLES = Path(__file__).parents[3] / "pddpo_ray" / "sample_data" / "limits"
@@ -75,6 +74,7 @@ def test_sets_of_files_weigh_their_prompts_as_the_lists_say(tmp_path: Path) -> N
     assert "benign" not in prepared.prompts[both].text
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_cost_model_that_no_limit_asks_is_not_trained(tmp_path: Path) -> None:
     """Rules measure both limits: pairs are compared for the reward alone, and a cost is no number by accident."""
@@ -153,8 +153,9 @@ def test_a_run_measures_by_rule_and_endpoint_within_its_budget(tmp_path: Path) -
     assert all(text in everyday for text, value in zip(asked, tone, strict=True) if value is not None)
 
 
+@pytest.mark.full
 @pytest.mark.slow
-@pytest.mark.parametrize("right", [11, *in_full(20)])
+@pytest.mark.parametrize("right", [11, 20])
 def test_a_limit_moves_no_multiplier_on_a_score_model_at_chance(right: int, tmp_path: Path) -> None:
     """20 comparisons of its training: 11 right begin at .315, 20 at .832 (exact, 95 %). Costs as large as 60 stop
     nothing: no limit is on logits that the box would clip."""
@@ -214,6 +215,7 @@ def test_what_cannot_be_measured_on_files_is_refused_in_one_line(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.full
 @pytest.mark.run
 def test_a_round_with_an_answer_outside_the_bounds_of_a_mean_has_no_interval(tmp_path: Path) -> None:
     config = recipe(tmp_path, {"length": {"mean": {"rule": "words"}, "at_most": 0.5, "bounds": [0, 1]}})

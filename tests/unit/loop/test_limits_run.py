@@ -29,6 +29,7 @@ from pddpo_ray.report.build import build_report
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.estimates.measured_pairs import MeasuredAnswer
 from pddpo_ray.worlds.tabular.files import load_world, tabular_world
+from tests.support.tiers import in_full
 from tests.unit.report.page import Page
 
 ORACLE = json.loads((Path(__file__).parents[2] / "data" / "limits.json").read_text())
@@ -96,7 +97,7 @@ def three_limits(*overrides: str, rounds: int = 3) -> Config:
 
 
 @pytest.mark.run
-@pytest.mark.parametrize("number", [5, 7, 10], ids=lambda number: ORACLE[number]["kind"])
+@pytest.mark.parametrize("number", [5, *in_full(7, 10)], ids=lambda number: ORACLE[number]["kind"])
 def test_a_run_keeps_limits_of_every_kind_and_finds_their_multipliers(number: int, tmp_path: Path) -> None:
     """Within 3 % of the measures' ranges; multipliers (mean of the late rounds) within 35 % and .2 per range."""
     path = recipe_of(number, tmp_path)
@@ -191,8 +192,10 @@ def test_a_run_says_every_limit_in_its_own_unit_and_which_limit_moved_which_mult
 
 
 @pytest.mark.run
-@pytest.mark.parametrize("more", [[], ["limits.drift={kl: reference, at_most: 0.3}"]], ids=["two", "and drift"])
-@pytest.mark.parametrize("algorithm", ["o-pd-dpo", "pd-dpo-adalag"])
+@pytest.mark.parametrize(
+    "more", [[], *in_full(["limits.drift={kl: reference, at_most: 0.3}"])], ids=["two", "and drift"]
+)
+@pytest.mark.parametrize("algorithm", ["o-pd-dpo", *in_full("pd-dpo-adalag")])
 def test_a_run_under_limits_that_breaks_off_goes_on_as_if_it_had_not(
     algorithm: str, more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,8 +303,10 @@ def test_sections_that_a_recipe_leaves_out_are_not_in_its_digest() -> None:
     [
         # first / (C' sqrt K): 0.3 / ((0.5 + 0) sqrt 4)
         ("{kind: projected, curvature_cap: false}", lambda number, price: 0.3),
-        ("{kind: anytime, first_step: 0.2, curvature_cap: false}", lambda number, price: 0.2 / np.sqrt(number)),
-        ("{kind: log, rate: 0.5}", None),
+        *in_full(
+            ("{kind: anytime, first_step: 0.2, curvature_cap: false}", lambda number, price: 0.2 / np.sqrt(number)),
+            ("{kind: log, rate: 0.5}", None),
+        ),
     ],
 )
 def test_every_rule_moves_measured_limits_each_by_its_own_estimate(rule: str, step: Any, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.theory.certificates.certificate import log_wealth
 from pddpo_ray.theory.certificates.levels import Allocation
 from pddpo_ray.theory.output import in_order_of_test, shortfall
+from tests.support.tiers import in_full
 from tests.unit.loop.small_run import SMALL, ledger
 
 
@@ -41,7 +42,7 @@ def released(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("worst", [1.0, 1.1])
+@pytest.mark.parametrize("worst", [*in_full(1.0), 1.1])
 def test_the_rule_releases_a_broken_policy_in_at_most_delta_of_runs(worst: float) -> None:
     """Twelve rounds at or above the limit of 10 %, 1,000 simulated runs."""
     generator, runs = np.random.default_rng(20), 1_000
@@ -75,6 +76,7 @@ LONG = (
 )  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.run
 def test_a_run_that_is_killed_in_its_own_certification_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
     """A limit so close to the truth that 1,280 draws do not decide it."""

@@ -176,6 +176,7 @@ def test_a_run_with_more_rounds_has_another_mixture(tmp_path: Path) -> None:
         verified(tmp_path / "run" / FILE)
 
 
+@pytest.mark.full
 @pytest.mark.run
 def test_a_run_that_is_killed_between_rounds_has_the_same_ledger(tmp_path: Path) -> None:
     overrides = [*SMALL, *OWN, "rounds=12"]

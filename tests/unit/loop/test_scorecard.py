@@ -122,6 +122,7 @@ def test_a_card_is_counted_from_the_rounds_own_answers_and_said_everywhere(
         assert empty not in page
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_resumed_run_draws_and_reports_nothing_anew(whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     folder, result = whole
@@ -135,6 +136,7 @@ def test_a_resumed_run_draws_and_reports_nothing_anew(whole: tuple[Path, dict[st
     assert [one.token_ids for one in answers(run, 2)] == [one.token_ids for one in answers(folder / "run", 2)]
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_run_learns_the_same_with_a_scorecard_as_without(whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     folder = whole[0]
@@ -180,6 +182,7 @@ def test_the_runs_own_scorer_is_no_held_out_one() -> None:
         load("real-text", own)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_scorer_that_learned_from_the_runs_prompts_is_no_held_out_one(
     whole: tuple[Path, dict[str, Any]], tmp_path: Path

@@ -49,6 +49,7 @@ def twin(*overrides: str) -> Config:
     return load("text-world-twin", overrides)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_six_rounds_close_more_of_the_gap_than_the_offline_pairs_and_every_command_reads_the_run(
     tmp_path: Path,

@@ -30,9 +30,11 @@ from pddpo_ray.theory.multipliers.matrix_dual import (
     within_covariance,
 )
 from pddpo_ray.theory.multipliers.several_limits import LagrangianDual, minimise
+from tests.support.tiers import in_full
 
 BETA, UPPER = 0.2, 8.0
 STRENGTHS = (0.5, 0.8, 0.95, 0.99)
+EVERY_STRENGTH = [*in_full(*STRENGTHS[:-1]), STRENGTHS[-1]]
 
 
 def newton(trust: float, *, beta: float = BETA, damping: float = 0.5, ridge: float = 1e-4) -> DampedNewton:
@@ -132,7 +134,7 @@ def misses(method, duals: list[LagrangianDual], rounds: int = 150) -> int:  # ty
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strength", STRENGTHS)
+@pytest.mark.parametrize("strength", EVERY_STRENGTH)
 def test_two_correlated_limits_one_often_slack_end_at_the_optimum_in_all_worlds(strength: float) -> None:
     duals = [correlated(seed, strength) for seed in range(60)]
     slack = sum(bool((minimise(dual) == 0).any()) for dual in duals)
@@ -141,14 +143,14 @@ def test_two_correlated_limits_one_often_slack_end_at_the_optimum_in_all_worlds(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strength", STRENGTHS)
+@pytest.mark.parametrize("strength", EVERY_STRENGTH)
 def test_clipping_after_solving_misses_the_optimum_in_many_of_them(strength: float) -> None:
     """Of the sixty: 30, 31, 45 and 60."""
     assert misses(clipped_after, [correlated(seed, strength) for seed in range(12)], rounds=100) >= 4
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strength", STRENGTHS[1:])
+@pytest.mark.parametrize("strength", EVERY_STRENGTH[1:])
 def test_one_limit_at_a_time_misses_it_where_costs_are_strongly_correlated(strength: float) -> None:
     """Each limit by its own variance, clipped: 4, 18, 31 and 35 of the sixty after 150 rounds."""
     assert misses(one_by_one, [correlated(seed, strength) for seed in range(12)], rounds=100) >= 2

@@ -235,6 +235,7 @@ def audited_round(rng: np.random.Generator, seed: int, missing: float = 0.0) -> 
     ]  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_an_audited_rate_is_that_of_people_however_wrong_the_machine_is() -> None:
     """4,000 rounds: the mean, its standard error and the interval, against the rate from which labels are drawn."""

@@ -9,7 +9,7 @@ import pytest
 
 from pddpo_ray.theory.multipliers.running_scores import Running, next_running, running_scores
 from pddpo_ray.theory.multipliers.step_scores import step_scores
-from tests.unit.math.test_stepwise import LENGTHS, SETTINGS, limited, next_state, z_scores
+from tests.unit.math.test_stepwise import EVERY_RATE, EVERY_SETTING, LENGTHS, limited, next_state, z_scores
 
 GROUPS = ["a", "a", "b", "b"]
 
@@ -99,8 +99,8 @@ def toy_policy(limits: tuple[float, float], *, seed: int, rate: float, steps: in
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("limits", SETTINGS)
-@pytest.mark.parametrize("rate", [0.1, 0.3, 1.0])
+@pytest.mark.parametrize("limits", EVERY_SETTING)
+@pytest.mark.parametrize("rate", EVERY_RATE)
 def test_both_limits_are_held_though_the_multipliers_are_a_step_behind(
     limits: tuple[float, float], rate: float
 ) -> None:

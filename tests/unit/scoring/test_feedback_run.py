@@ -182,6 +182,7 @@ def test_answers_without_a_verdict_count_as_unsafe_and_the_run_ends(
     assert ends[1] > step.estimate.value
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_safe_rlhf_trains_its_models_and_a_language_model_by_policy_gradients(tmp_path: Path) -> None:
     result = run_recipe(tiny("ppo.batch=6", "ppo.epochs=4", algorithm="safe-rlhf"), tmp_path / "run")

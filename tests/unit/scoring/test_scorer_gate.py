@@ -30,6 +30,7 @@ from tests.unit.scoring.test_feedback_run import PowerCut, journal, tiny
 UNTRAINED = "scorers={pairs: 80, held_out: 0.5, fit: {steps: 1, learning_rate: 1.0e-7}}"
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_the_multiplier_stands_still_on_a_cost_model_at_chance_also_after_a_restart(tmp_path: Path) -> None:
     """A fit of one tiny step teaches nothing: all scores are near 0, and 40 held-out pairs say so."""

@@ -89,6 +89,7 @@ def test_labels_that_say_nothing_are_told_apart(tmp_path: Path) -> None:
     assert "a run holds" in done.output
 
 
+@pytest.mark.full
 @pytest.mark.run
 def test_a_training_says_its_own_lines_and_no_bar_of_a_library(tmp_path: Path) -> None:
     file = write_rows(tmp_path / "pairs.jsonl", rows_of_words(60, 1))
@@ -121,7 +122,7 @@ def test_mistakes_are_told_in_one_line(tmp_path: Path, more: list[str], message:
 )
 def test_a_killed_training_goes_on_and_ends_as_an_unbroken_one(tmp_path: Path, parameters: str) -> None:
     file = write_rows(tmp_path / "pairs.jsonl", rows_of_words(300, 4))
-    more = ["--parameters", parameters, "--epochs", "12", "--learning-rate", "0.003", "--checkpoint-steps", "2"]
+    more = ["--parameters", parameters, "--epochs", "8", "--learning-rate", "0.003", "--checkpoint-steps", "20"]
     command = [sys.executable, "-m", "pddpo_ray", *options(tmp_path, file, "killed", *more)]
     process = subprocess.Popen(command, env=os.environ, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 240

@@ -209,6 +209,7 @@ def served(world: Exported, tmp_path: Path) -> Iterator[tuple[str, str]]:
         server.wait()
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_an_openai_client_and_the_projects_judge_ask_the_real_server(
     world: Exported, prepared: PreparedTextWorld, served: tuple[str, str]

@@ -94,6 +94,7 @@ def test_adapters_compute_in_the_type_of_the_model() -> None:
     assert all(parameter.dtype == torch.bfloat16 for parameter in adapted.parameters())
 
 
+@pytest.mark.full
 @pytest.mark.run
 def test_a_whole_fit_a_scoring_and_a_delivery_read_no_more_than_they_must(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -57,6 +57,7 @@ def drawn(model: torch.nn.Module, asked: list[Tokens], each: int, seed: int) -> 
     return [tuple(row[: row.index(END) + 1] if END in row else row) for row in answers]
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_price_on_length_shortens_fresh_draws(tmp_path: Path) -> None:
     """At 0.1 nats a token on lengths of a geometric law with a chance of 1/6 to end, the best policy ends with a chance

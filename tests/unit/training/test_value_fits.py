@@ -17,6 +17,7 @@ from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.local import LocalTrainer, store_reference
 from pddpo_ray.training.models.lora import load_lora_trainer
 from pddpo_ray.training.passes.log_probs import ResponseScorer
+from tests.support.tiers import in_full
 from tests.support.tiny_language_model import save_policy, tiny_llama
 
 BETA = 0.2
@@ -39,7 +40,7 @@ def trainers(folder: Path, kind: str) -> LocalTrainer:
 
 
 @pytest.mark.run
-@pytest.mark.parametrize("kind", ["plain", "packed", "adapters"])
+@pytest.mark.parametrize("kind", ["packed", *in_full("plain", "adapters")])
 def test_a_fit_on_measured_values_ends_at_the_lagrangian_policy(kind: str, tmp_path: Path) -> None:
     """Values are labels 0 and 1, as often as the chances say: base * exp(-sum_i lambda_i C_i / beta) all the same."""
     trainer = trainers(tmp_path, kind)
@@ -67,6 +68,7 @@ def test_a_fit_on_measured_values_ends_at_the_lagrangian_policy(kind: str, tmp_p
     assert result.metrics["fit/loss"] < 1e-3
 
 
+@pytest.mark.full
 @pytest.mark.run
 @pytest.mark.parametrize("kind", ["plain", "packed", "adapters"])
 def test_a_fit_on_a_computed_reward_ends_at_the_rewards_own_optimum(kind: str, tmp_path: Path) -> None:

@@ -88,6 +88,7 @@ RATE = (
 )
 
 
+@pytest.mark.full
 @pytest.mark.run
 def test_a_world_under_an_unsafe_rate_has_the_chances_of_its_labels_and_their_logits(tmp_path: Path) -> None:
     """The optimum has exactly 5 %, and 10,000 labels of the endpoint's follow the stated chance with its noise."""

@@ -60,6 +60,7 @@ def test_measures_against_the_reference_by_hand_and_by_sampling() -> None:
     assert wins[4, 10] == pytest.approx(chances.mean(), abs=4 * chances.std() / np.sqrt(len(chances)))
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_limits_of_every_kind_at_once_are_kept_by_an_optimum_that_satisfies_kkt(tmp_path: Path) -> None:
     """A rate, a logit, a mean by rule, a pattern on a quarter of the prompts and wins against the reference."""
