@@ -113,6 +113,7 @@ def test_given_models_and_their_own_scores_move_the_multiplier(tmp_path: Path) -
             assert [item.labels for item in log.safety(step.round)] == [item.labels for item in drawn]
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_judge_labels_a_whole_run(tmp_path: Path) -> None:
     with measuring_server() as server:
