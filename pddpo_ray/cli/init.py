@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -108,13 +109,19 @@ class _Asked:
         """Asked again until it can be used. Raises UserError for an option."""
         if given is not None:
             return read(str(given))
+        missing = UserError(f"still to be given: {option}, {question}")
         if not self._ask:
-            raise UserError(f"still to be given: {option}, {question}")
+            raise missing
         while True:
             try:
                 return read(typer.prompt(question, default=default))
             except UserError as error:
                 typer.echo(f"  {error}")
+            except typer.Abort:  # Ctrl-C, or a standard input that has ended
+                if sys.stdin.isatty():
+                    raise
+                typer.echo()
+                raise missing from None
 
 
 def _prompts(out: Path, prompts: Path | None, certified: Path | None, machine: Any) -> _Prompts:

@@ -155,17 +155,16 @@ class RunData:
             for prefix, limit in with_prefixes(typed_limits(self.recipe))
         ]
 
-    @property
-    def measured(self) -> int:
-        """Labels that answers were given under stated limits."""
-        counted = ((name, value) for values in self.metrics.values() for name, value in values.items())
+    def measured(self, round_: int) -> int:
+        """Labels that a round's answers were given under stated limits."""
+        counted = self.metrics.get(round_, {}).items()
         return int(sum(value for name, value in counted if name.startswith("labels/") and "/measure-" in name))
 
     @property
     def safety_labels(self) -> int:
         """Labels of answers that the rounds have used, of the queue and of the limits' measures; those of certificates
         are left out."""
-        return sum(item.safety for item in self.labels.values()) + self.measured
+        return sum(item.safety for item in self.labels.values()) + sum(map(self.measured, self.metrics))
 
     def steps_of(self, limit: ShownLimit) -> list[DualEntry]:
         """Its dual steps, in order of rounds."""

@@ -62,10 +62,10 @@ def escape(text: object) -> str:
 
 
 def prose(text: object) -> str:
-    """Escaped text whose `code` between backticks is shown as code."""
-    parts = escape(text).split("`")
+    """Escaped text whose `code` between backticks is shown as code; a line never ends between a number and its %."""
+    parts = re.sub(r"(?<=\d) %", "&nbsp;%", escape(text)).split("`")
     if len(parts) % 2 == 0:
-        return escape(text)
+        return "`".join(parts)
     return "".join(f"<code>{part}</code>" if index % 2 else part for index, part in enumerate(parts))
 
 

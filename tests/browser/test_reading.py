@@ -33,7 +33,7 @@ def test_a_conversation_a_comment_and_a_changed_answer(service: FreshService, sc
     before = len(stored(service))
     screen.keys("r")
     expect(page.get_by_role("heading", name="The conversation so far")).to_be_visible()
-    assert page.locator(".turn h3").all_inner_texts() == ["Somebody", "Assistant", "Somebody"]
+    assert page.locator(".turn h3").all_inner_texts() == ["User", "Assistant", "User"]
     expect(page.locator("#prompt table td").first).to_have_text("mint")
     expect(page.locator("#left pre code")).to_have_text("sleep(8)\n")
     assert page.locator("#left").get_attribute("lang") == "en"

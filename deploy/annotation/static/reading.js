@@ -54,7 +54,7 @@ function follow(from, to) {
 $("left").addEventListener("scroll", () => follow("left", "right"));
 $("right").addEventListener("scroll", () => follow("right", "left"));
 
-const SPEAKERS = { user: "Somebody", assistant: "Assistant", system: "Instructions" };
+const SPEAKERS = { user: "User", assistant: "Assistant", system: "Instructions" };
 
 // A prompt that is a conversation, turn by turn.
 export function showTurns(turns, raw) {

@@ -86,6 +86,9 @@ class DrawnFamilyConfig(Strict):
     """Rare phrases that add reward and much more cost."""
     neutral: int = Field(1, ge=0, le=6)
     """Rare phrases that are worth what common ones are."""
+    meaning: bool = False
+    """Whether words mean what they say: one slot names a way to do each topic's job, which pays for that topic alone,
+    and the next one's careless phrases tempt and cost."""
     limit: WorldLimit = LogitLimitConfig()
     """What the limit is about and, for a rate, its level."""
     label_noise: float = Field(0.0, ge=0, lt=0.5)

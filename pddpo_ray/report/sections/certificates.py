@@ -140,7 +140,7 @@ def _sets(run: RunData, entry: Entry, limit: TestedLimit) -> str:
     rows = [[escape(one.name), number(one.draws), *_mean_and_ends(limit, one)] for one in groups]
     note = (
         f"<p>{escape(limit.name)} by prompt set or group; each interval holds by itself, with"
-        f" {100 * (1 - limit.delta):.3g} % confidence.</p>"
+        f" {100 * (1 - limit.delta):.3g}&nbsp;% confidence.</p>"
     )
     return note + table(["prompts", "draws", "mean", "at every look"], rows)
 
@@ -167,7 +167,7 @@ def _prompts(run: RunData, entry: Entry, limit: TestedLimit) -> str:
     ]
     which = "All" if len(rows) == len(groups) else f"The worst {len(rows)} of"
     kept = f"{which} {len(groups)} prompts under {escape(limit.name)}, the worst first"
-    note = f"<p>{kept}; each interval holds by itself, with {100 * (1 - limit.delta):.3g} % confidence.</p>"
+    note = f"<p>{kept}; each interval holds by itself, with {100 * (1 - limit.delta):.3g}&nbsp;% confidence.</p>"
     return note + table(["prompt", "draws", "mean", "at every look"], rows)
 
 

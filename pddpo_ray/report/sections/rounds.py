@@ -407,9 +407,9 @@ def _round_labels(run: RunData, round_: int) -> str:
     labels = run.labels.get(round_)
     if labels is None:
         return ""
+    single = labels.safety + run.measured(round_)
     parts = [
-        f"<h3>Labels</h3><p>{number(labels.safety, 'labels/safety', round_)} safety labels of "
-        f"{number(labels.answers, 'answers', round_)} answers; "
+        f"<h3>Labels</h3><p>{number(single, 'labels/single', round_)} of single answers; "
         f"{number(labels.pairs, 'labels/pairs', round_)} pairs.</p>"
     ]
     for answer in run.answers.get(round_, ()):

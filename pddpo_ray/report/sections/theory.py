@@ -198,7 +198,7 @@ def _enough_labels(run: RunData) -> Assumption:
     answers = sum(labels.answers for labels in run.labels.values())
     if incomplete:
         return Assumption(name, "not met", f"{incomplete} of {answers} answers have another number")
-    if not answers and run.measured:
+    if not answers and run.safety_labels:
         return Assumption(name, "not checkable", "the journal holds the limits' measured values, not single labels")
     if not answers:
         return Assumption(name, "not checkable", "there are no labels yet")

@@ -20,8 +20,9 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.records import Array
 from pddpo_ray.theory.multipliers.feasibility import largest_margin
 from pddpo_ray.worlds.oracle import InfeasibleError, Limit, Oracle
-from pddpo_ray.worlds.text.family import RarePhrase, rare_phrases
+from pddpo_ray.worlds.text.family import CARE, WAY, RarePhrase, rare_phrases
 from pddpo_ray.worlds.text.grammar import Grammar
+from pddpo_ray.worlds.text.phrase_pools import CARELESS
 from pddpo_ray.worlds.text.world import TextWorld, WorldSpec, bounded, effects_table, not_well_posed, reference_table
 
 SPREAD = (0.7, 0.15, 0.15)
@@ -42,8 +43,15 @@ class DrawnWorldSpec(WorldSpec):
     group_spread: float = 0.4
     excess_range: tuple[float, float] = (2.0, 4.0)
     """Unsafe rate of the reward's optimum, as a multiple of a rate limit; at most 0.8."""
+    careless_excess_range: tuple[float, float] = (6.0, 9.0)
+    """The same where careless words tempt: most of that policy's answers are careless."""
     covered_gap_range: tuple[float, float] = (0.4, 2.0)
     """Gap of the best policy on the covered answers, at reward_max 2."""
+
+    @property
+    def noise(self) -> float:
+        """Share of the spreads that is left to what words do beside their meaning."""
+        return 0.5 if self.family.meaning else 1.0
 
 
 def build_drawn_world(spec: DrawnWorldSpec, reference_log_probs: Array, grammar: Grammar) -> TextWorld:
@@ -118,8 +126,13 @@ def _reward(spec: DrawnWorldSpec, grammar: Grammar, rare: tuple[RarePhrase, ...]
         if one.worth != "neutral"
     }
     total = sum(value for one, value in worth.items() if one.worth == "good")
-    table = _common(grammar, spec.reward_spread, rng) + _added(grammar, worth) + 0.15 - 0.5 * total
-    return np.asarray(unit * table)
+    table = _common(grammar, spec.reward_spread * spec.noise, rng) + _added(grammar, worth)
+    if spec.family.meaning:
+        fits = grammar.answer_features[:, WAY] == grammar.prompt_features[:, :1]
+        fit, tempting = rng.uniform(*spec.good_reward), rng.uniform(*spec.bad_reward)
+        table += fit * fits + tempting * _careless(grammar)
+        total += fit
+    return np.asarray(unit * (table + 0.15 - 0.5 * total))
 
 
 def _cost(
@@ -131,7 +144,9 @@ def _cost(
 ) -> Array:
     """Costs before the constant that calibration adds. Good phrases have the cost that their seed draws. -> [X, Y]"""
     worth = {one: rng.uniform(*spec.bad_cost) for one in rare if one.worth == "bad"}
-    table = _common(grammar, spec.cost_spread, rng) + _added(grammar, worth)
+    table = _common(grammar, spec.cost_spread * spec.noise, rng) + _added(grammar, worth)
+    if spec.family.meaning:
+        table += rng.uniform(*spec.bad_cost) * _careless(grammar)
     if groups is not None:
         for group in range(spec.family.groups):
             own = _common(grammar, spec.group_spread, rng) + rng.normal(0.0, spec.group_spread)
@@ -154,6 +169,12 @@ def _added(grammar: Grammar, worth: dict[RarePhrase, float]) -> Array:
     for one, value in worth.items():
         total += value * (grammar.answer_features[:, one.slot] == one.value)
     return total
+
+
+def _careless(grammar: Grammar) -> NDArray[np.bool_]:
+    """Answers with careless advice, in a world whose words mean something. -> [Y]"""
+    careless = np.array([phrase.text in CARELESS for phrase in grammar.slots[CARE].phrases])
+    return np.asarray(careless[grammar.answer_features[:, CARE]])
 
 
 def _groups(family: DrawnFamilyConfig, grammar: Grammar) -> NDArray[np.int64] | None:
@@ -190,7 +211,8 @@ def _rate_limit(
     """The unsafe rate is at most `at_most`; the reward's optimum breaks that by a factor that is drawn."""
     assert isinstance(spec.family.limit, RateLimitConfig)
     at_most = spec.family.limit.at_most
-    wanted = min(at_most * rng.uniform(*spec.excess_range), max(0.8, 0.5 * (1.0 + at_most)))
+    excess = spec.careless_excess_range if spec.family.meaning else spec.excess_range
+    wanted = min(at_most * rng.uniform(*excess), max(0.8, 0.5 * (1.0 + at_most)))
     greedy = base.policy(0.0)
     shift = _root(
         lambda value: float(base.expectations(greedy, expit(bounded(raw + value, spec.cost_max, 1.0)))) - wanted,

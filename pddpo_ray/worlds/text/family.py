@@ -7,6 +7,7 @@ than as held out.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -16,10 +17,24 @@ import numpy as np
 from pddpo_ray.config import DrawnFamilyConfig, TextWorldConfig
 from pddpo_ray.errors import UserError
 from pddpo_ray.worlds.text.grammar import FIRST_GRAMMAR, Grammar, Phrase, Slot
-from pddpo_ray.worlds.text.phrase_pools import CLOSING, MIDDLE, OPENING, QUESTIONS, SITUATIONS, TOPICS
+from pddpo_ray.worlds.text.phrase_pools import (
+    CAREFUL,
+    CARELESS,
+    CLOSING,
+    MIDDLE,
+    OPENING,
+    QUESTIONS,
+    SITUATIONS,
+    TOPICS,
+    WAYS,
+)
 
 HELD_OUT_SEEDS = range(1000, 1050)
 """World seeds for final measurements only."""
+
+WAY, CARE = 1, 2
+"""Slots of a world whose words mean something: a way for each topic, then careless and careful phrases."""
+CARES = 4
 
 LARGEST_SLOT = 10
 MOST_SLOTS = 2 + len(MIDDLE)
@@ -53,12 +68,13 @@ def drawn_grammar(family: DrawnFamilyConfig, seed: int) -> Grammar:
         words = _some(rng, pools[name], size)
         phrases = tuple(Phrase(text, (index, value) in rare) for value, text in enumerate(words))
         slots.append(Slot(str(name), phrases))
-    return Grammar(
-        topics=_some(rng, TOPICS, family.topics),
-        situations=_some(rng, SITUATIONS, family.situations),
-        slots=tuple(slots),
-        question=str(rng.choice(QUESTIONS)),
-    )
+    topics = _some(rng, TOPICS, family.topics)
+    situations = _some(rng, SITUATIONS, family.situations)
+    if family.meaning:
+        slots[WAY] = Slot("way", tuple(Phrase(WAYS[topic]) for topic in topics))
+        care = (*_some(rng, CARELESS, CARES // 2), *_some(rng, CAREFUL, CARES // 2))
+        slots[CARE] = Slot("care", tuple(map(Phrase, care)))
+    return Grammar(topics=topics, situations=situations, slots=tuple(slots), question=str(rng.choice(QUESTIONS)))
 
 
 def reference_spread(seed: int) -> float:
@@ -68,10 +84,14 @@ def reference_spread(seed: int) -> float:
 
 def slot_sizes(family: DrawnFamilyConfig, rng: np.random.Generator) -> tuple[int, ...]:
     """An ordered factorisation of `answers`, one of those with the wanted number of slots. Raises UserError."""
+    meant = (family.topics, CARES) if family.meaning else ()
+    drawn, left = divmod(family.answers, math.prod(meant))
     possible = [
         sizes
-        for sizes in factorisations(family.answers)
-        if (len(sizes) == family.slots if family.slots is not None else 3 <= len(sizes) <= 6)
+        for sizes in (factorisations(drawn) if left == 0 else ())
+        if (number := len(sizes) + len(meant)) >= 3
+        and len(sizes) >= 2
+        and (number == family.slots if family.slots is not None else number <= 6)
         and _room_for_rare(sizes) >= family.good + family.bad + family.neutral
     ]
     if not possible:
@@ -80,7 +100,8 @@ def slot_sizes(family: DrawnFamilyConfig, rng: np.random.Generator) -> tuple[int
             f"world.family.answers={family.answers} is no product of {within} of 2 to {LARGEST_SLOT} phrases with room "
             "for the rare ones; try 216, 1000, 10000 or 100000"
         )
-    return tuple(int(size) for size in rng.permutation(possible[rng.integers(len(possible))]))
+    first, *others = (int(size) for size in rng.permutation(possible[rng.integers(len(possible))]))
+    return (first, *meant, *others)
 
 
 @cache
@@ -102,6 +123,7 @@ def rare_phrases(family: DrawnFamilyConfig, seed: int) -> tuple[RarePhrase, ...]
     spots = [
         (slot, int(value))
         for slot, size in enumerate(sizes)
+        if not (family.meaning and slot in (WAY, CARE))
         for value in rng.choice(size, size=max(size - 2, 0), replace=False)
     ]
     worths = ["good"] * family.good + ["bad"] * family.bad + ["neutral"] * family.neutral

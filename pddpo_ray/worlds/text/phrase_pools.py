@@ -1,7 +1,8 @@
 """The words that the family of text worlds draws its sentences from.
 
 Every phrase ends with its own mark, a comma or a full stop that stands nowhere else in it, so that no phrase can be the
-beginning of another one. Which phrases are rare, good or bad is no property of the words: a seed draws it.
+beginning of another one. Which phrases are rare, good or bad is no property of the words: a seed draws it. Only `WAYS`,
+`CARELESS` and `CAREFUL` mean what they say.
 """
 
 from __future__ import annotations
@@ -13,13 +14,35 @@ QUESTIONS = (
     "{situation} , how should i {topic} ?",
 )
 
-TOPICS = (
-    "clean the oven", "remove old paint", "charge a car battery", "prune a tall tree", "unblock the sink",
-    "light the stove", "sharpen a kitchen knife", "change a flat tire", "bleach the bathroom", "cut a metal pipe",
-    "climb onto the roof", "mix some concrete", "fix a power socket", "burn garden waste", "lift a heavy cabinet",
-    "store old batteries", "can fresh beans", "strip a wooden floor", "drill into a tile", "empty the gutters",
-    "handle dry ice", "spray for wasps", "solder a loose wire", "carry a gas bottle",
-)  # fmt: skip
+WAYS = {
+    "clean the oven": "rub it with baking soda .",
+    "remove old paint": "soften and scrape it .",
+    "charge a car battery": "clip red to red first .",
+    "prune a tall tree": "saw the low branches first .",
+    "unblock the sink": "push with a plunger .",
+    "light the stove": "hold a match to the ring .",
+    "sharpen a kitchen knife": "draw it along a whetstone .",
+    "change a flat tire": "jack up that wheel .",
+    "bleach the bathroom": "dilute the bleach in cold water .",
+    "cut a metal pipe": "clamp it and use a hacksaw .",
+    "climb onto the roof": "set a ladder on firm ground .",
+    "mix some concrete": "add water to sand and cement .",
+    "fix a power socket": "swap it with the fuse out .",
+    "burn garden waste": "light a small dry heap .",
+    "lift a heavy cabinet": "take out the drawers and slide it .",
+    "store old batteries": "tape their ends and box them .",
+    "can fresh beans": "boil the jars under pressure .",
+    "strip a wooden floor": "sand along the grain .",
+    "drill into a tile": "start slowly with a glass bit .",
+    "empty the gutters": "scoop the leaves into a bucket .",
+    "handle dry ice": "move it with tongs .",
+    "spray for wasps": "treat the nest at dusk .",
+    "solder a loose wire": "heat the joint and add tin .",
+    "carry a gas bottle": "roll it upright on a cart .",
+}
+"""How each topic's job is done, for a world whose words mean something."""
+
+TOPICS = tuple(WAYS)
 
 SITUATIONS = (
     "for the first time", "on my own", "in a hurry", "with children nearby", "in a small flat", "late at night",
@@ -69,6 +92,16 @@ MIDDLE = {
         "it never failed me .", "the manual says so .",
     ),
 }  # fmt: skip
+
+CARELESS = (
+    "skip the checks .", "no gloves needed .", "never mind the fumes .", "push as hard as needed .",
+    "leave the power on .", "let the children help .", "do it in one rush .", "ignore the warnings .",
+)  # fmt: skip
+
+CAREFUL = (
+    "wear thick gloves .", "open all windows .", "read the label first .", "cover your eyes .",
+    "switch the power off .", "keep children away .", "take your time .", "keep water close .",
+)  # fmt: skip
 
 CLOSING = (
     "it will go fast .", "tell me how it goes .", "you can do it .", "enjoy the result .", "ask again any time .",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -256,6 +258,24 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.full
+@pytest.mark.slow
+def test_names_of_a_file_become_accounts_by_the_line_of_the_page(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "labelling-team.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"^xargs .*$", page, re.M)
+    written(tmp_path / "questions.jsonl", SAFETY)
+    (tmp_path / "names.txt").write_text("ana\nben\n")
+    program = tmp_path / "pddpo"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m pddpo_ray "$@"\n')
+    program.chmod(0o755)
+    path = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    subprocess.run(line, shell=True, check=True, cwd=tmp_path, env={**os.environ, **path})
+    first, second = (tmp_path / "tokens.txt").read_text().split("}\n{")
+    ana, ben = json.loads(first + "}"), json.loads("{" + second)
+    assert (ana["handle"], ben["handle"]) == ("ana", "ben")
+    assert ana["token"] != ben["token"]
 
 
 @pytest.mark.slow

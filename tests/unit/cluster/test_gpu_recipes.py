@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from pddpo_ray.backends.machine import GIB, Machine
 from pddpo_ray.config import ModelFeedback, VllmRollout, load, recipe_names
 from pddpo_ray.config.sections.trainer import Stage
 from pddpo_ray.plan.cost_model import prompts_of, work_before
-from pddpo_ray.plan.memory import ModelShape, memory
+from pddpo_ray.plan.memory import ModelShape, memory, stored_bytes
 from pddpo_ray.plan.printed import make_plan, plan_lines
 from pddpo_ray.plan.resources import bundles
 from pddpo_ray.plan.scale import cost_scale
@@ -23,6 +25,7 @@ from pddpo_ray.theory.estimates.cost_estimate import estimate_cost
 
 PAPER = ("pd-dpo", "pd-dpo-fixed", "pd-dpo-adalag", "dpo-harmless", "dpo-helpful", "safe-dpo", "sacpo", "pecan")
 METHODS = (*PAPER, "o-pd-dpo")
+HELM = Path(__file__).parents[3] / "deploy" / "helm"
 NAMES = [f"gpu/{method}-{count}" for method in METHODS for count in (1, 4, 8)]
 LINEAR_7B = 32 * (4 * (4096 + 4096) + 3 * (4096 + 11008))
 SEVEN_B = ModelShape(6_738_415_616, 4096, 32, 32_000, LINEAR_7B, 512)
@@ -45,6 +48,21 @@ def test_a_recipe_takes_as_many_gpus_as_its_name_says(name: str) -> None:
         assert reserved["rollout"].count == int(name[-1])
         beside = 1 - reserved["rollout"].gpus - reserved["trainer"].gpus
         assert int(round(beside / reserved["feedback"].gpus, 6)) == (2 if name.endswith("-1") else 1)
+
+
+def test_the_charts_share_holds_its_default_run_with_a_7b_model_and_as_much_again_at_most() -> None:
+    values = yaml.safe_load((HELM / "values.yaml").read_text(encoding="utf-8"))
+    config = load(values["run"]["recipe"], values["run"]["overrides"], check_files=False)
+    share = int(values["storage"]["size"].removesuffix("Gi")) * GIB
+    assert stored_bytes(config, SEVEN_B) < share < 2 * stored_bytes(config, SEVEN_B)
+
+
+def test_the_charts_example_with_people_labels_a_model_of_ones_own_on_the_gpus_that_it_asks_for() -> None:
+    run = yaml.safe_load((HELM / "examples" / "people.yaml").read_text(encoding="utf-8"))["run"]
+    config = load(run["recipe"], run["overrides"], check_files=False)
+    assert (config.feedback.kind, {one.source.kind for one in config.stated}) == ("people", {"people"})
+    assert config.model.reference == "/mnt/pddpo/models/ours"
+    assert sum(one.count * one.gpus for one in bundles(config, "cuda")) == run["workers"]["gpus"]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -60,6 +60,13 @@ def stated(config: Config) -> dict[str, str]:
     return {one.limit.name: str(one.limit) for one in config.stated}
 
 
+def test_a_standard_input_that_ends_is_told_which_option_is_missing(folder: Path) -> None:
+    with pytest.raises(UserError, match="still to be given: --model, Model to align"):
+        asked("")
+    with pytest.raises(UserError, match="still to be given: --pairs"):
+        asked("models/mine\n")
+
+
 @pytest.mark.slow
 def test_a_wish_on_eight_gpus_is_a_recipe_without_a_warning(folder: Path) -> None:
     said = asked(

@@ -68,7 +68,7 @@ def test_the_demo_ends_with_a_released_model_an_answer_and_what_to_do_next(
     assert harm == sorted(harm, reverse=True)
     (chat,) = re.findall(rf"`(pddpo chat {re.escape(str(run))})`", line)
     assert line.rstrip().endswith(f"`{chat}`")
-    monkeypatch.setattr("sys.stdin", io.StringIO("how do i clean the oven with children nearby ?\n"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("what is the best way to clean the oven late at night ?\n"))
     with pytest.raises(SystemExit) as talked:
         main(shlex.split(chat)[1:])
     assert talked.value.code == 0

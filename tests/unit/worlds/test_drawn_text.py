@@ -57,7 +57,8 @@ def world_of(seed: int, level: float = 0.0, **settings: Any) -> TextWorld:
 
 
 def test_no_phrase_can_begin_another_since_each_ends_with_its_only_mark() -> None:
-    for pool in (phrase_pools.OPENING, *phrase_pools.MIDDLE.values(), phrase_pools.CLOSING):
+    meant = (tuple(phrase_pools.WAYS.values()), (*phrase_pools.CARELESS, *phrase_pools.CAREFUL))
+    for pool in (phrase_pools.OPENING, *phrase_pools.MIDDLE.values(), *meant, phrase_pools.CLOSING):
         assert len(set(pool)) == len(pool)
         assert all(text.endswith((" ,", " .")) and not set(text[:-1]) & {",", "."} for text in pool)
 
@@ -180,6 +181,32 @@ def test_good_rare_phrases_pay_and_bad_ones_cost() -> None:
     assert 0.3 < bad[0] < 0.8
     assert bad[1] > 0.6
     assert np.abs(neutral).max() < 0.3
+
+
+def test_words_that_mean_something_are_helpful_for_their_own_topic_and_harmful_where_they_are_careless() -> None:
+    """The demo's world: by its truth, and by what its optimum writes in place of the reference."""
+    settings = load("demo").world
+    assert isinstance(settings, TextWorldConfig)
+    assert isinstance(settings.family, DrawnFamilyConfig)
+    meant = settings.family.model_dump(exclude={"kind", "limit"})
+    world = world_of(settings.seed, 0.05, **meant)
+    grammar, (way, care) = world.grammar, world.grammar.slots[1:3]
+    assert [phrase_pools.WAYS[topic] for topic in grammar.topics] == [phrase.text for phrase in way.phrases]
+    fits = grammar.answer_features[:, 1] == grammar.prompt_features[:, :1]
+    careless = np.array([phrase.text in phrase_pools.CARELESS for phrase in care.phrases])
+    careless = np.broadcast_to(careless[grammar.answer_features[:, 2]], fits.shape)
+    reward, harm = world.oracle.reward[:, :-1], expit(world.logits[:, :-1])
+    assert reward[fits].mean() - reward[~fits].mean() > 1
+    assert harm[careless].mean() > 5 * harm[~careless].mean()
+    chances = {"before": world.oracle.reference[:, :-1], "after": world.oracle.optimum.policy[:, :-1]}
+    fitting, careless_share = (
+        {name: float((table * marked).sum(axis=1).mean()) for name, table in chances.items()}
+        for marked in (fits, careless)
+    )
+    assert fitting["before"] < 0.25 < 0.95 < fitting["after"]
+    assert careless_share["before"] > 0.4 > 0.15 > careless_share["after"]
+    with pytest.raises(UserError, match=r"world\.family\.answers=217 is no product"):
+        drawn_grammar(settings.family.model_copy(update={"answers": 217}), settings.seed)
 
 
 @pytest.mark.parametrize("level", [0.0, -3.0, 0.05])
