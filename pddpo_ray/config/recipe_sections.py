@@ -41,7 +41,7 @@ from pddpo_ray.config.sections.scorecard import ScorecardConfig
 from pddpo_ray.config.sections.scorers import ScorerTrainingConfig
 from pddpo_ray.config.sections.section import Strict
 from pddpo_ray.config.sections.trainer import TrainerConfig
-from pddpo_ray.config.sections.world import FirstFamilyConfig, TabularWorldConfig, TextWorldConfig, World
+from pddpo_ray.config.sections.world import TabularWorldConfig, TextWorldConfig, World
 from pddpo_ray.limits import former
 from pddpo_ray.limits.of_recipe import labelled_by_feedback, stated_of
 from pddpo_ray.limits.quantities import Limit
@@ -352,9 +352,6 @@ class Sections(Strict):
         if self.policies != "log-linear":
             for key in ("learner", "loglinear"):
                 tree.get("world", {}).pop(key, None)
-        if tree.get("world", {}).get("family") == FirstFamilyConfig().model_dump():
-            # as were all text worlds before families
-            del tree["world"]["family"]
         for key in ("workers", "threads", "micro_pairs", "activation_gib", "max_failures", "deadline_s"):
             del tree["trainer"][key]
         for key in ("engines", "threads", "tensor_parallel", "deadline_s", "kv_cache_gib", "gpu_memory", "delivery"):

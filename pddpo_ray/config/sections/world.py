@@ -36,14 +36,6 @@ class LogLinearConfig(Strict):
     """Of the phrases in two slots."""
 
 
-class FirstFamilyConfig(Strict):
-    """The world of releases before 0.2: one grammar, the same two rare phrases good in every seed. A recipe without
-    `family` means this one, so that older runs stay what they were."""
-
-    kind: Literal["first"] = "first"
-    """Tag of this variant."""
-
-
 class LogitLimitConfig(Strict):
     """The paper's limit, on the mean cost, a logit. A recipe's `limits.cost.at_most` is usually the same number;
     another one moves the optimum, not the world."""
@@ -103,7 +95,7 @@ class TextWorldConfig(Strict):
     """Tag of this variant."""
     seed: int = Field(0, ge=0)
     """Draws the world: its effects, its calibration and its reference. `seed` of the run is another one."""
-    family: Annotated[FirstFamilyConfig | DrawnFamilyConfig, Field(discriminator="kind")] = FirstFamilyConfig()
+    family: DrawnFamilyConfig = DrawnFamilyConfig()
     """Which worlds the seed draws from."""
     reference: TextReferenceConfig = TextReferenceConfig()
     """The model that is trained in place of a downloaded one."""
