@@ -41,7 +41,7 @@ from pddpo_ray.config.sections.scorecard import ScorecardConfig
 from pddpo_ray.config.sections.scorers import ScorerTrainingConfig
 from pddpo_ray.config.sections.section import Strict
 from pddpo_ray.config.sections.trainer import TrainerConfig
-from pddpo_ray.config.sections.world import TabularWorldConfig, TextWorldConfig, World
+from pddpo_ray.config.sections.world import TextWorldConfig, World
 from pddpo_ray.limits import former
 from pddpo_ray.limits.of_recipe import labelled_by_feedback, stated_of
 from pddpo_ray.limits.quantities import Limit
@@ -173,10 +173,11 @@ class Sections(Strict):
     @property
     def policies(self) -> Policies:
         """What the policies of the run are: a table's world has tables, a log-linear learner weights of features."""
-        if isinstance(self.world, TabularWorldConfig):
+        if self.world is None:
+            return "language models"
+        if not isinstance(self.world, TextWorldConfig):
             return "tables"
-        twin = isinstance(self.world, TextWorldConfig) and self.world.learner == "loglinear"
-        return "log-linear" if twin else "language models"
+        return "log-linear" if self.world.learner == "loglinear" else "language models"
 
     @property
     def _place(self) -> str:
@@ -207,7 +208,7 @@ class Sections(Strict):
         feedback = self.feedback.kind
         if self.reward:
             return False
-        several = self.traits.several and isinstance(self.world, TabularWorldConfig) and feedback == "world"
+        several = self.traits.several and self.policies == "tables" and feedback == "world"
         names = [one.limit.name for one in stated]
         kinds = {one.limit.quantity.kind for one in stated}
         by_comparisons = not self.traits.stated
