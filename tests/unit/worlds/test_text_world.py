@@ -82,4 +82,4 @@ def test_the_rest_of_the_probability_is_off_the_grammar() -> None:
 
 def test_prompts_differ_in_what_is_best() -> None:
     best = world_of(0).oracle.optimum.policy[:, :-1].argmax(axis=1)
-    assert len(set(best.tolist())) > 3
+    assert len(set(best.tolist())) > 2
