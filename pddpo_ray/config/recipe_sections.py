@@ -42,6 +42,7 @@ from pddpo_ray.config.sections.scorers import ScorerTrainingConfig
 from pddpo_ray.config.sections.section import Strict
 from pddpo_ray.config.sections.trainer import TrainerConfig
 from pddpo_ray.config.sections.world import TextWorldConfig, World
+from pddpo_ray.errors import UserError
 from pddpo_ray.limits import former
 from pddpo_ray.limits.of_recipe import labelled_by_feedback, stated_of
 from pddpo_ray.limits.quantities import Limit
@@ -124,9 +125,13 @@ class Sections(Strict):
 
     @classmethod
     def of_run(cls, recipe: Mapping[str, Any]) -> Self:
-        """The recipe that the journal of a run has, which may be one of an earlier version."""
+        """The recipe that the journal of a run has, which may be one of an earlier version. Raises UserError for a run
+        on the one text world that came before families."""
         for earlier in (former, former_data, former_settings):
             recipe = earlier.in_todays_keys(recipe)
+        world = recipe.get("world") or {}
+        if world.get("kind") == "text" and (world.get("family") or {}).get("kind") != "drawn":
+            raise UserError("the run is on the first text world, which this version has not: use pddpo-ray 0.2.0")
         return cls.model_validate(recipe)
 
     @property

@@ -11,6 +11,7 @@ import pytest
 
 from pddpo_ray.backends.preflight import take_new_identity
 from pddpo_ray.cli.main import main
+from pddpo_ray.config import Config, load
 from pddpo_ray.driver.run import RoundFinished, run_recipe
 from pddpo_ray.errors import DecisionNeeded, UserError
 from pddpo_ray.journal.database import open_database
@@ -197,3 +198,11 @@ def test_a_result_says_where_it_comes_from(tmp_path: Path) -> None:
     assert set(provenance["machine"]) == {"cpu", "cores", "memory_bytes", "gpus", "os"}
     assert {"version", "commit", "command"} <= set(provenance)
     assert story(tmp_path / "run")["versions"][0][0].sha256 == provenance["model"]["sha256"]
+
+
+@pytest.mark.parametrize("family", [None, {"kind": "first"}])
+def test_a_run_on_the_first_text_world_is_refused_in_one_sentence(family: dict[str, str] | None) -> None:
+    stored = load("text-world").model_dump(mode="json")
+    stored["world"]["family"] = family
+    with pytest.raises(UserError, match="on the first text world, which this version has not"):
+        Config.of_run(stored)
