@@ -21,6 +21,7 @@ from pddpo_ray.errors import UserError, missing_extra, nearest, nearest_or_all
 
 KINDS: Mapping[str, str] = {
     "methods": "method",
+    "worlds": "world",
     "bonuses": "bonus",
     "dual_rules": "dual rule",
     "sources": "source",
@@ -43,6 +44,7 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
         "o-pd-dpo", "o-pd-dpo-paper", "pd-dpo", "pd-dpo-fixed", "pd-dpo-adalag", "dpo-harmless", "dpo-helpful",
         "safe-dpo", "sacpo", "p-sacpo", "mocan", "pecan", "c-dpo", "caid", "safe-rlhf", "c-grpo",
     ),
+    "worlds": _in("pddpo_ray.config.sections.world", "text", "tabular"),
     "bonuses": _in(
         "pddpo_ray.config.sections.explore",
         "elliptical", "theorem", "simhash", "thompson", "greedy", "proposals", "off",

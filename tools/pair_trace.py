@@ -1,9 +1,11 @@
-"""How many files a preference pair passes from the method's module to the arithmetic of its loss.
+"""How many files a preference pair passes from the method's module to the arithmetic of its loss, and a sampled answer
+from the method's module to the step of the multiplier.
 
-    python -m tools.pair_trace            # the list, and its length
+    python -m tools.pair_trace            # both lists, and their lengths
 
-It traces the first fit of a run on texts in this process. A file counts if one of its functions is given, or returns,
-the pair: its answers, its tokens, or numbers that were computed from them. Files that are entered on the way with
+It traces the first round of a run on texts in this process: a pair in its first fit; an answer while it is sampled,
+measured and estimated from. A file counts if one of its functions is given, or returns, the pair or the answer: texts,
+tokens, or numbers that were computed from them. Files that are entered on the way with
 settings, names or weights alone only configure; they are listed apart. What the artifact store writes and reads
 (weights; columns kept for later) lies beside the way.
 """
@@ -23,7 +25,7 @@ import torch
 
 from pddpo_ray.config import Config, load
 from pddpo_ray.driver.run import PhaseChanged, run_recipe
-from pddpo_ray.records import LabelledPair, Pair, PairRow, Response
+from pddpo_ray.records import CostEstimate, LabelledPair, MeasuredCosts, Pair, PairRow, Response, SafetyLabels
 from pddpo_ray.training.batches import TextBatch
 from pddpo_ray.training.passes.log_probs import Support
 
@@ -32,13 +34,17 @@ PRODUCT = ("pddpo_ray", "actors", "deploy")
 METHOD = "pddpo_ray/algorithms/o_pd_dpo.py"
 LOSS = ("pddpo_ray/theory/losses/objectives.py", "preference_loss")
 BESIDE = ("pddpo_ray/storage/", "pddpo_ray/journal/")
+MULTIPLIER = ("pddpo_ray/parts/dual_step.py", "step")
+SAMPLING, MEASURING = "sample", ("pddpo_ray/parts/limits.py", "step")
+"""What a sampled answer passes: the phase in which it is drawn, and the part that measures it."""
 CARRIERS = (LabelledPair, Pair, PairRow, Response, TextBatch, Support, torch.Tensor, np.ndarray)
+CARRIERS += (SafetyLabels, MeasuredCosts, CostEstimate)
 DEPTH = 4
 """How far into a value it is looked for what belongs to a pair."""
 
 
 class ReachedError(BaseException):
-    """The pair's loss has been computed: nothing else of the run is wanted."""
+    """The end of the way: nothing else of the run is wanted."""
 
 
 def small_run() -> Config:
@@ -50,6 +56,8 @@ def small_run() -> Config:
 
 class Trace:
     """Files entered since `begin`, and those of them that held a pair."""
+
+    end = LOSS
 
     def __init__(self) -> None:
         self.entered: dict[str, None] = {}
@@ -72,8 +80,32 @@ class Trace:
         self.entered[name] = None
         if carries(value) if what == "return" else any(carries(argument) for argument in _arguments(frame)):
             self.held[name] = None
-        if what == "return" and (name, frame.f_code.co_name) == LOSS:
+        if what == "return" and (name, frame.f_code.co_name) == self.end:
             raise ReachedError
+
+
+class AnswerTrace(Trace):
+    """The same of a sampled answer."""
+
+    end = MULTIPLIER
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._on = False
+
+    def begin(self, event: object) -> None:
+        """On while answers are sampled; what measures them is seen by its call."""
+        if isinstance(event, PhaseChanged) and event.event.phase == SAMPLING:
+            self.held[METHOD] = self.entered[METHOD] = None
+            self._on = event.event.what == "phase-started"
+            sys.setprofile(self._see)
+
+    def _see(self, frame: FrameType, what: str, value: Any) -> None:
+        code = frame.f_code
+        if what == "call" and code.co_name == MEASURING[1] and code.co_filename.endswith(MEASURING[0]):
+            self._on = True
+        if self._on:
+            super()._see(frame, what, value)
 
 
 def carries(value: object, depth: int = DEPTH) -> bool:
@@ -101,26 +133,25 @@ def _arguments(frame: FrameType) -> list[object]:
     return [frame.f_locals.get(name) for name in names if name != "self"]
 
 
-def way(folder: Path) -> Trace:
-    trace = Trace()
+def way(folder: Path, trace: Trace) -> Trace:
+    """The trace of a run to the trace's end."""
     try:
         run_recipe(small_run(), folder, progress=trace.begin)
     except ReachedError:
         return trace
     finally:
         sys.setprofile(None)
-    raise RuntimeError("the run ended without a loss of a pair")
+    raise RuntimeError("the run ended before the end of the way")
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        trace = way(Path(folder) / "run")
-    for name in trace.held:
-        print(name)
-    print(f"{len(trace.held)} files; entered with settings, names or weights alone:")
-    for name in trace.entered:
-        if name not in trace.held:
-            print(f"    {name}")
+    for what, trace in (("a pair", Trace()), ("a sampled answer", AnswerTrace())):
+        with tempfile.TemporaryDirectory() as folder:
+            way(Path(folder) / "run", trace)
+        print(f"{what}: {len(trace.held)} files")
+        print("\n".join(f"    {name}" for name in trace.held))
+        print("entered with settings, names or weights alone:")
+        print("\n".join(f"    {name}" for name in trace.entered if name not in trace.held))
 
 
 if __name__ == "__main__":

@@ -54,12 +54,6 @@ class Checkout:
             raise SystemExit(f"{self.tree} is no checkout whose `pddpo recipes` works: {listed.stderr[-500:]}")
         return sorted(json.loads(listed.stdout)["recipes"])
 
-    @property
-    def knows_families(self) -> bool:
-        """Whether its recipes have `world.family`; older ones have the first text world alone."""
-        worlds = self.tree / "pddpo_ray" / "worlds"
-        return (worlds / "text_family.py").is_file() or (worlds / "text" / "family.py").is_file()
-
     def numbers(self, case: Case, folder: Path) -> dict[str, Any]:
         """Runs the case in `folder`/run and returns what it computed, or {"failed": why}."""
         run, began = folder / "run", time.monotonic()
@@ -118,9 +112,7 @@ def record(tree: Path, out: Path, names: Sequence[str], modes: Sequence[str], ru
     """
     checkout, failed = Checkout(tree), 0
     with _folder(runs) as folder:
-        chosen = [
-            case for case in cases(checkout.recipes(folder), families=checkout.knows_families) if case.mode in modes
-        ]
+        chosen = [case for case in cases(checkout.recipes(folder)) if case.mode in modes]
         unknown = set(names) - {case.name for case in chosen}
         if unknown:
             raise SystemExit(

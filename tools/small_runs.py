@@ -8,10 +8,10 @@ from dataclasses import dataclass
 FEW_STEPS = ["trainer.fit.steps=3"]
 QUIET = ["report.html=false", "report.tensorboard=false", "trainer.workers=1"]
 SCORERS = "scorers={pairs: 160, fit: {steps: 12, learning_rate: 2.0e-3, batch_pairs: 32}}"
-FIRST_FAMILY = "world.family={kind: first}"
-FIRST_WORLD = [FIRST_FAMILY, "limits.cost.at_most=0.0", "dual.cost_max=2.0", "dual.rho=1.0", "dual.upper=2.0"]
-"""What recipes of text worlds said by default in version 0.1. Both checkouts are told, so that they run one problem;
-recipes that state `limits:` came later and have no such default."""
+AT_0 = "world.family={kind: drawn, limit: {kind: logit, at_most: 0.0}}"
+WORLD = [AT_0, "limits.cost.at_most=0.0", "dual.cost_max=2.0", "dual.rho=1.0", "dual.upper=2.0"]
+"""A text world with a limit of 0, at which a few pairs and answers say something. Both checkouts are told, so that they
+run one problem."""
 TEXT = [
     *[*FEW_STEPS, *QUIET, SCORERS, "ppo.batch=6", "trainer.threads=1", "feedback.responses=12"],
     *["limits.cost.labels_each=5", "method.answers=16", "method.window=24", "explore.baseline_answers=4"],
@@ -51,7 +51,7 @@ LEFT_OUT = {
     for name in names
 } | dict.fromkeys(("align", "smollm2"), "needs a user's own model, pairs and scorers: test_your_model.py runs it")
 """Recipes that are not run, and why. Others for GPUs run here in float32 with models that are trained, not fetched."""
-PAPER = [*TEXT, *FIRST_WORLD, "dual.first=1.0"]
+PAPER = [*TEXT, *WORLD, "dual.first=1.0"]
 """The limits of 7B models make no world of a few hundred answers."""
 TABLE = [
     *[*QUIET, "rollout.candidates=4", "feedback.responses=24", "limits.cost.labels_each=8"],
@@ -103,7 +103,7 @@ BY_RECIPE: dict[str, list[str]] = {
     "safe-rlhf": ["dual.first=1.0", "ppo.kl=0.12"],
     "c-grpo": ["dual.first=1.0", "ppo.kl=0.12", "method.group=4"],
 }
-"""Settings of version 0.1 for the first world, and fewer questions for people."""
+"""Settings that suit a world with a limit of 0, and fewer questions for people."""
 MODES = ("one process", "Ray")
 HERE = ["cluster={mode: in-process}"]
 ON_RAY = ["cluster={mode: ray, cpus: 4, start_deadline_s: 600.0}"]
@@ -131,17 +131,12 @@ class Case:
         return f"{self.name} ({self.mode})"
 
 
-def cases(recipes: Iterable[str], *, families: bool = True) -> list[Case]:
-    """All runs for the shipped recipes of these names: each recipe, then methods and variants on a table.
-
-    `families`: whether the checkout knows `world.family`; one that does not has the first world alone.
-    """
+def cases(recipes: Iterable[str]) -> list[Case]:
+    """All runs for the shipped recipes of these names: each recipe, then methods and variants on a table."""
     names = sorted(set(recipes) - set(LEFT_OUT))
     small = {name: [*small_size(name), *BY_RECIPE.get(name, [])] for name in names}
     for name in MEASURED & set(names):
         small[name] = [one for one in small[name] if not one.startswith("limits.cost.")]
-    if not families:
-        small = {name: [one for one in own if one != FIRST_FAMILY] for name, own in small.items()}
     tables = {f"table/{name}": [f"algorithm={name}", "dual.upper=4.0", *own] for name, own in METHODS.items()}
     tables |= {f"table/o-pd-dpo/{name}": ["rounds=3", *own] for name, own in VARIANTS.items()}
     world = [*TABLE, "world={kind: tabular, name: random, seed: 3}"]
@@ -157,7 +152,7 @@ def cases(recipes: Iterable[str], *, families: bool = True) -> list[Case]:
 def small_size(recipe: str) -> list[str]:
     if recipe.startswith("tabular"):
         return [*TABLE, "rounds=3"]
-    own = [] if recipe in MEASURED else FIRST_WORLD
+    own = [] if recipe in MEASURED else WORLD
     if recipe.endswith("-twin"):
         return [*TABLE, *own, "rounds=3"]
     folder, _, method = recipe.rpartition("/")

@@ -13,6 +13,7 @@ from pddpo_ray.limits.of_recipe import labelled_by_feedback
 from pddpo_ray.parts.held_limit import held_limits
 from pddpo_ray.parts.rewards import ComputedReward
 from pddpo_ray.records import Array, LabelledPair, PolicyVersion
+from pddpo_ray.registry import code_of
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import ARTIFACTS
 from pddpo_ray.worlds.computed_reward import own_reward
@@ -24,16 +25,27 @@ from pddpo_ray.worlds.tabular.world import TabularWorld
 
 
 def make_backends(config: Config, run_dir: Path) -> Backends:
-    """Backends of the recipe's world. Raises UserError for a world file that is not one."""
+    """Backends of the recipe's files or world. Raises UserError for a world file that is not one."""
     store = ArtifactStore(run_dir / ARTIFACTS)
-    if isinstance(config.world, TabularWorldConfig):
-        return tabular_backends(config, tabular_world(config.world), store)
-    # Imported here: a tabular run needs neither transformers nor an inference engine.
-    from pddpo_ray.backends.in_process_text import log_linear_backends, text_backends
+    if config.world is not None:
+        return backends_of_world(config, store)
+    # Imported here: a world's run may need neither transformers nor an inference engine.
+    from pddpo_ray.backends.in_process_text import text_backends
 
-    if config.policies == "log-linear":
-        return log_linear_backends(config, store)
     return text_backends(config, store, given_by_users(config, run_dir))
+
+
+def backends_of_world(config: Config, store: ArtifactStore) -> Backends:
+    """By the world's name in the registry, one that ships or one of an installed package."""
+    assert config.world is not None
+    made: Backends = code_of("worlds", config.world.kind)(config, store)
+    return made
+
+
+def table_backends(config: Config, store: ArtifactStore) -> Backends:
+    """Backends of the world `tabular`."""
+    assert isinstance(config.world, TabularWorldConfig)
+    return tabular_backends(config, tabular_world(config.world), store)
 
 
 def tabular_backends(config: Config, world: TabularWorld, store: ArtifactStore) -> Backends:

@@ -52,6 +52,11 @@ def text_backends(config: Config, store: ArtifactStore, kept: Sequence[KeptPromp
     return text_world_backends(config, store, prepared, reference, trainer, [engine])
 
 
+def world_backends(config: Config, store: ArtifactStore) -> Backends:
+    """Backends of the world `text`, whose learner is a network or a log-linear model."""
+    return log_linear_backends(config, store) if config.policies == "log-linear" else text_backends(config, store)
+
+
 def log_linear_backends(config: Config, store: ArtifactStore) -> Backends:
     """The same where weights of features are learned in a network's place. UserError where answers would be cut."""
     prepared = prepare_text_world(config)

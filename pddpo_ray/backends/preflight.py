@@ -81,20 +81,12 @@ def _demand_same_recipe(config: Config, stored: RunEntry) -> None:
     if {**before, "rounds": wanted["rounds"]} != wanted:
         raise UserError(
             f"run {stored.name} belongs to another recipe ({first_difference(before, wanted)}): choose another run"
-            f" folder, or resume with the recipe it was started with{_recipe_of_0_1(before, wanted)}"
+            f" folder, or resume with the recipe it was started with"
         )
     if wanted["rounds"] < before["rounds"]:
         raise UserError(f"run {stored.name} has rounds={before['rounds']}: it can be given more rounds, not fewer")
     if reason := fixed_for_its_rounds(config):
         raise UserError(f"run {stored.name} cannot be given more than its {before['rounds']} rounds: {reason}")
-
-
-def _recipe_of_0_1(before: dict[str, Any], wanted: dict[str, Any]) -> str:
-    """What helps where a shipped recipe has moved from the first text world to the family."""
-    old, new = before.get("world", {}), wanted.get("world", {})
-    if old.get("kind") != "text" or "family" in old or "family" not in new:
-        return ""
-    return ", with the first text world (0.1's text-world is text-world-first now)"
 
 
 def fixed_for_its_rounds(config: Config) -> str | None:

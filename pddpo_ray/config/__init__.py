@@ -58,7 +58,6 @@ from pddpo_ray.config.sections.trainer import (
 )
 from pddpo_ray.config.sections.world import (
     DrawnFamilyConfig,
-    FirstFamilyConfig,
     LogitLimitConfig,
     RateLimitConfig,
     TabularWorldConfig,
@@ -77,7 +76,6 @@ __all__ = [
     "DualConfig",
     "EndpointConfig",
     "FeedbackCommon",
-    "FirstFamilyConfig",
     "FitConfig",
     "FixedRule",
     "GeometricRefit",

@@ -15,8 +15,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from pddpo_ray.config.recipe import Config
-from pddpo_ray.config.registered import Named, SettingsOf
-from pddpo_ray.config.sections.dual import InstalledRule
+from pddpo_ray.config.registered import Installed, Named, SettingsOf
 from pddpo_ray.errors import UserError
 from pddpo_ray.registry import Extension, load, names
 
@@ -176,8 +175,8 @@ def _keys_below(model: type[BaseModel], prefix: str, variant: str) -> Iterator[E
             below.append((key, sections, field.discriminator if isinstance(field.discriminator, str) else ""))
     for name, field in model.model_fields.items():
         yield from _brought_settings(f"{prefix}{name}", field)
-    if issubclass(model, InstalledRule) and model is not InstalledRule:
-        yield from _settings_of("dual_rules", _tag(model, "kind"), prefix.removesuffix("."), variant)
+    if issubclass(model, Installed):
+        yield from _settings_of(model.registry, _tag(model, "kind"), prefix.removesuffix("."), variant)
     for key, sections, tag in below:
         for section in sections:
             own = f"{tag}: {_tag(section, tag)}" if tag and len(sections) > 1 else ""

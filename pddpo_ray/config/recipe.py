@@ -20,7 +20,7 @@ from pddpo_ray.config.sections.judge import NAMELESS
 from pddpo_ray.config.sections.model import LoraParameters
 from pddpo_ray.config.sections.production import ProductionConfig
 from pddpo_ray.config.sections.rollout import TabularRollout, VllmRollout
-from pddpo_ray.config.sections.world import TabularWorldConfig
+from pddpo_ray.config.sections.world import InstalledWorld
 from pddpo_ray.limits import former
 from pddpo_ray.limits.former import flow
 from pddpo_ray.limits.of_recipe import labelled_by_feedback
@@ -88,7 +88,7 @@ class Config(Sections):
 
     @model_validator(mode="after")
     def parts_fit_together(self) -> Self:
-        tabular = isinstance(self.world, TabularWorldConfig)
+        tabular = self.policies == "tables"
         summed = self.policies != "language models"
         if summed != isinstance(self.rollout, TabularRollout):
             wanted = "tabular" if summed else "vllm or transformers"
@@ -103,6 +103,8 @@ class Config(Sections):
             )
         if isinstance(self.cluster, InProcess):
             self._one_process()
+        elif isinstance(self.world, InstalledWorld):
+            raise ValueError(f"{self._place} runs in one process: set cluster={{mode: in-process}}")
         elif self.cluster.layout == "time-shared":
             self._one_engine_per_rank()
         self._rule_fits_the_method()
@@ -242,13 +244,13 @@ class Config(Sections):
                 f"algorithm {self.algorithm} holds one limit, named cost, from labels of single answers by"
                 f" `feedback`, e.g. {papers}; other limits need {', '.join(STATED_LIMITS)}"
             )
-        if isinstance(self.world, TabularWorldConfig) and not isinstance(self.feedback, WorldFeedback):
+        if self.policies == "tables" and not isinstance(self.feedback, WorldFeedback):
             raise ValueError(
                 f"limits on a table are measured by feedback.kind=world; with feedback.kind={kind} it labels the"
                 f" paper's cost alone: {papers}"
             )
         for one in self.stated:
-            if isinstance(self.world, TabularWorldConfig) and one.source.kind not in ("world", "people", "reference"):
+            if self.policies == "tables" and one.source.kind not in ("world", "people", "reference"):
                 raise ValueError(
                     f"{one.where}: {one.source} reads texts; a table has none: use"
                     f" {{{one.limit.quantity.kind}: {{world: NAME}}}}"
@@ -320,7 +322,7 @@ class Config(Sections):
     def _people_can_be_asked(self, one: StatedLimit) -> None:
         """What a limit needs that people measure; an audit's own needs are read with the limit."""
         quantity, source = one.limit.quantity, one.source
-        if isinstance(self.world, TabularWorldConfig):
+        if self.policies == "tables":
             raise ValueError(
                 f"{one.where}: people read texts; a table has none: use {{{quantity.kind}: {{world: NAME}}}}"
             )
@@ -340,7 +342,7 @@ class Config(Sections):
         if REWARD in self.limits:
             raise ValueError("limits.reward: the recipe has a computed `reward:`; give this limit another name")
         kind = reward.source.kind
-        if isinstance(self.world, TabularWorldConfig) and kind != "world":
+        if self.policies == "tables" and kind != "world":
             raise ValueError(f"reward: {reward.source} reads texts; a table has none, write {{world: reward}}")
         if self.data is not None and kind == "world":
             raise ValueError("reward: files have no reward of their own; name another source")

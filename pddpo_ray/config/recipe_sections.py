@@ -41,7 +41,8 @@ from pddpo_ray.config.sections.scorecard import ScorecardConfig
 from pddpo_ray.config.sections.scorers import ScorerTrainingConfig
 from pddpo_ray.config.sections.section import Strict
 from pddpo_ray.config.sections.trainer import TrainerConfig
-from pddpo_ray.config.sections.world import FirstFamilyConfig, TabularWorldConfig, TextWorldConfig, World
+from pddpo_ray.config.sections.world import TextWorldConfig, World
+from pddpo_ray.errors import UserError
 from pddpo_ray.limits import former
 from pddpo_ray.limits.of_recipe import labelled_by_feedback, stated_of
 from pddpo_ray.limits.quantities import Limit
@@ -124,9 +125,13 @@ class Sections(Strict):
 
     @classmethod
     def of_run(cls, recipe: Mapping[str, Any]) -> Self:
-        """The recipe that the journal of a run has, which may be one of an earlier version."""
+        """The recipe that the journal of a run has, which may be one of an earlier version. Raises UserError for a run
+        on the one text world that came before families."""
         for earlier in (former, former_data, former_settings):
             recipe = earlier.in_todays_keys(recipe)
+        world = recipe.get("world") or {}
+        if world.get("kind") == "text" and (world.get("family") or {}).get("kind") != "drawn":
+            raise UserError("the run is on the first text world, which this version has not: use pddpo-ray 0.2.0")
         return cls.model_validate(recipe)
 
     @property
@@ -173,10 +178,11 @@ class Sections(Strict):
     @property
     def policies(self) -> Policies:
         """What the policies of the run are: a table's world has tables, a log-linear learner weights of features."""
-        if isinstance(self.world, TabularWorldConfig):
+        if self.world is None:
+            return "language models"
+        if not isinstance(self.world, TextWorldConfig):
             return "tables"
-        twin = isinstance(self.world, TextWorldConfig) and self.world.learner == "loglinear"
-        return "log-linear" if twin else "language models"
+        return "log-linear" if self.world.learner == "loglinear" else "language models"
 
     @property
     def _place(self) -> str:
@@ -207,7 +213,7 @@ class Sections(Strict):
         feedback = self.feedback.kind
         if self.reward:
             return False
-        several = self.traits.several and isinstance(self.world, TabularWorldConfig) and feedback == "world"
+        several = self.traits.several and self.policies == "tables" and feedback == "world"
         names = [one.limit.name for one in stated]
         kinds = {one.limit.quantity.kind for one in stated}
         by_comparisons = not self.traits.stated
@@ -352,9 +358,6 @@ class Sections(Strict):
         if self.policies != "log-linear":
             for key in ("learner", "loglinear"):
                 tree.get("world", {}).pop(key, None)
-        if tree.get("world", {}).get("family") == FirstFamilyConfig().model_dump():
-            # as were all text worlds before families
-            del tree["world"]["family"]
         for key in ("workers", "threads", "micro_pairs", "activation_gib", "max_failures", "deadline_s"):
             del tree["trainer"][key]
         for key in ("engines", "threads", "tensor_parallel", "deadline_s", "kv_cache_gib", "gpu_memory", "delivery"):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Literal, TypeVar
 
-from pydantic import GetCoreSchemaHandler
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, create_model, model_validator
 from pydantic_core import CoreSchema, core_schema
 
-from pddpo_ray.registry import UnknownName, entry_of, resolved
+from pddpo_ray.config.sections.section import Strict
+from pddpo_ray.registry import UnknownName, checked, entry_of, installed_names, resolved
 
 
 @dataclass(frozen=True)
@@ -48,3 +49,38 @@ def with_settings(given: Any, kind: str, key: str, where: str, *, default: str) 
     except UnknownName:
         return given
     return {**given, "settings": settings} if settings or own else given
+
+
+class Installed(Strict):
+    """A variant of an installed package; its own settings stand beside `kind`."""
+
+    model_config = ConfigDict(extra="allow")
+    registry: ClassVar[str]
+    """The kind of its names."""
+    where: ClassVar[str]
+    """Its place in a recipe."""
+    kind: str
+    """Tag of this variant."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def settings_are_its_own(cls, given: Any) -> Any:
+        """The package's class checks what stands beside `kind`, and fills in what does not."""
+        if not isinstance(given, dict) or "kind" not in given:
+            return given
+        own = {key: value for key, value in given.items() if key != "kind"}
+        return {"kind": given["kind"], **resolved(cls.registry, given["kind"], own, cls.where)}
+
+    @property
+    def settings(self) -> BaseModel | None:
+        """The same as the package's own class."""
+        return checked(self.registry, self.kind, self.model_extra or {}, self.where)
+
+
+Variant = TypeVar("Variant", bound=Installed)
+
+
+def installed_variants(base: type[Variant]) -> list[type[Variant]]:
+    """A variant for each name that an installed package brings; nothing of it is loaded."""
+    tags: dict[str, Any] = {name: (Literal[name], name) for name in installed_names(base.registry)}
+    return [create_model(f"{base.__name__}_{name}", __base__=base, kind=tag) for name, tag in tags.items()]

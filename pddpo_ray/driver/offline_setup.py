@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pddpo_ray.backends.backends import Backends
-from pddpo_ray.config import Config, TabularWorldConfig
+from pddpo_ray.config import Config
 from pddpo_ray.errors import UserError
 from pddpo_ray.exploration.explorer import THEOREM
 from pddpo_ray.journal import Journal, JournalReader
@@ -46,8 +46,7 @@ def proposal_of(config: Config, prompts: int, served: int = 0, answers: Sequence
 
 def whole_pools(config: Config, prompts: int) -> bool:
     """Whether the reference answers all prompts before the first round, in one go, or those of a round in the round."""
-    tabular = isinstance(config.world, TabularWorldConfig)
-    return tabular or prompts <= WHOLE_POOL_ROUNDS * config.explore.prompts
+    return config.policies == "tables" or prompts <= WHOLE_POOL_ROUNDS * config.explore.prompts
 
 
 def record_reference(journal: Journal, backends: Backends) -> None:

@@ -39,6 +39,7 @@ def extensions_of(config: Config) -> dict[str, str]:
     """{"bonuses/steady": "pddpo-politeness 0.1.0"}: what installed packages bring to a run, with their versions."""
     stated = [*config.stated, *filter(None, [config.computed_reward])]
     used = [("methods", config.algorithm), *(("dual_rules", one.rule.kind) for one in config.duals.values())]
+    used += [("worlds", config.world.kind)] if config.world is not None else []
     used += [("bonuses", config.explore.bonus)] if config.online else []
     used += [("sources", one.source.kind) for one in stated if one.source.kind in names("sources")]
     used += [

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from scipy.special import expit
 
-from pddpo_ray.backends.in_process import tabular_view
-from pddpo_ray.config import Config, TabularWorldConfig, TextWorldConfig
+from pddpo_ray.backends.in_process import backends_of_world
+from pddpo_ray.config import Config, TextWorldConfig
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import JournalReader, VersionEntry
 from pddpo_ray.records import Array
@@ -19,7 +19,6 @@ from pddpo_ray.storage.whole_files import ARTIFACTS
 from pddpo_ray.theory.agreement import agreement
 from pddpo_ray.worlds.exact_evaluation import WorldView, covered_best, implicit_score, off_support
 from pddpo_ray.worlds.oracle import Oracle, mixture
-from pddpo_ray.worlds.tabular.files import tabular_world
 
 
 def evaluate_run(config: Config, run: Path, journal: JournalReader) -> dict[str, dict[str, float]]:
@@ -46,8 +45,10 @@ def evaluate_run(config: Config, run: Path, journal: JournalReader) -> dict[str,
 
 def world_view(config: Config, store: ArtifactStore) -> WorldView:
     """The recipe's world as evaluation sees it."""
-    if isinstance(config.world, TabularWorldConfig):
-        return tabular_view(tabular_world(config.world), store, config)
+    if config.policies == "tables":
+        view = backends_of_world(config, store).world
+        if view is not None:
+            return view
     if isinstance(config.world, TextWorldConfig):
         from pddpo_ray.backends.in_process_text import text_view
         from pddpo_ray.worlds.text.prepared_world import prepare_text_world

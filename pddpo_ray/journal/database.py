@@ -35,6 +35,8 @@ software works with every journal of its generation, older or newer. One that ta
 LOCK_WAIT_MS = 200
 """PostgreSQL: how long an upgrade waits for a table, less than the second after which a deadlock has a victim."""
 LOCKED_STATES = ("55P03", "40P01")
+BASELINE = "0015"
+"""Schema of version 0.2.0, the oldest that is read."""
 UPGRADE_LOCK = 0x7064_6470
 """One upgrade of a PostgreSQL database at a time."""
 BUSY_TIMEOUT_S = 60
@@ -147,7 +149,7 @@ def upgrade(engine: Engine) -> None:
     """Brings the schema to HEAD: a new database gets today's tables, an older one the revisions that it lacks, in one
     transaction. Servers and drivers of its generation keep running: they wait, and nothing of theirs fails.
 
-    Raises UserError for a schema that newer software wrote and this one cannot use, and if tables stay locked.
+    Raises UserError for a schema that this software cannot use, and if tables stay locked.
     """
     if fits(known_revision(engine)):
         return
@@ -194,9 +196,15 @@ def fits(revision: str | None) -> bool:
 
 
 def known_revision(engine: Engine) -> str | None:
-    """The schema's revision, None in an empty database. Raises UserError for one of a newer generation."""
+    """The schema's revision, None in an empty database. Raises UserError for one of a newer generation, or from before
+    version 0.2.0."""
     with reading(engine) as connection:
         revision = _revision(connection)
+    if revision is not None and revision < BASELINE:
+        raise UserError(
+            f"the journal has schema {revision}, of a version before 0.2.0: open it once with pddpo-ray 0.2.0, which"
+            " brings it up to date"
+        )
     if revision is not None and revision > HEAD and revision[:2] != HEAD[:2]:
         raise UserError(
             f"the journal has schema {revision}, this version of pddpo_ray knows {HEAD}: upgrade pddpo_ray to read it"

@@ -132,16 +132,6 @@ def driver_of(engine: Engine, run_id: str) -> Driver | None:
     return Driver(holder.host, holder.pid, holder.process_start) if holder is not None and _drives(holder) else None
 
 
-def demand_idle(connection: Connection) -> None:
-    """Raises UserError while a live process drives a run of the database."""
-    holder = next((row for row in connection.execute(select(driver)) if _drives(row)), None)
-    if holder is not None:
-        raise UserError(
-            f"run {holder.run} is driven by process {holder.pid} on {holder.host} with software that the new tables do"
-            " not suit: end it (and the annotation page) first, then try again"
-        )
-
-
 def is_driven(engine: Engine, run_id: str) -> bool:
     """Whether a live process drives the run at this moment."""
     return driver_of(engine, run_id) is not None

@@ -314,7 +314,7 @@ def read_run(run_dir: Path, journal: str | Path | None = None) -> RunData:
 def _policies(recipe: Mapping[str, Any]) -> Policies:
     """`Config.policies` of a stored recipe, which need not be one of today's."""
     world = recipe.get("world") or {}
-    if world.get("kind") == "tabular":
+    if world.get("kind", "text") != "text":
         return "tables"
     return "log-linear" if world.get("learner") == "loglinear" else "language models"
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import tarfile
 import threading
 import time
 from pathlib import Path
@@ -13,25 +10,24 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from pddpo_ray.journal.database import HEAD, known_revision, open_database
-from tests.support.annotation_load import started_with
-from tests.support.upgraded_under_load import REVISION, SOFTWARE
+from tests.support.next_revision import with_next_revision
 
 pytestmark = [pytest.mark.postgres, pytest.mark.full]
 
-OLDER = "import sys; from pddpo_ray.journal.database import open_database; open_database(sys.argv[1]).dispose()"
 READ = text("SELECT count(*) FROM task")
 WAITING = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
 PATIENCE_S = 20
 
 
-def test_a_reader_passes_an_upgrade_that_waits_for_somebody_elses_transaction(database: str, tmp_path: Path) -> None:
+def test_a_reader_passes_an_upgrade_that_waits_for_somebody_elses_transaction(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """PostgreSQL lets nobody pass who comes after an upgrade in its queue for a table: so it leaves the queue."""
-    with tarfile.open(SOFTWARE) as packed:
-        packed.extractall(tmp_path, filter="data")
-    subprocess.run([sys.executable, "-c", OLDER, database], check=True, **started_with(tmp_path))
+    open_database(database).dispose()
+    newer = with_next_revision(tmp_path, monkeypatch)
     patience = {"options": f"-c statement_timeout={PATIENCE_S}s"}
     engine = create_engine(database, connect_args=patience)
-    assert known_revision(engine) == REVISION
+    assert known_revision(engine) == HEAD
     upgrading = threading.Thread(target=lambda: open_database(database).dispose(), daemon=True)
     with engine.connect() as long:
         long.execute(READ)  # keeps a share of the table until its transaction ends
@@ -42,7 +38,7 @@ def test_a_reader_passes_an_upgrade_that_waits_for_somebody_elses_transaction(da
                 assert time.monotonic() < deadline
             assert other.execute(READ).scalar() == 0
         assert upgrading.is_alive()
-        assert known_revision(engine) == REVISION
+        assert known_revision(engine) == HEAD
     upgrading.join(PATIENCE_S)
-    assert known_revision(engine) == HEAD
+    assert known_revision(engine) == newer
     engine.dispose()

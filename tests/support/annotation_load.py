@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
@@ -35,13 +34,10 @@ ANSWERED_S = 600.0
 
 
 class Server:
-    """`pddpo annotate` as a process of its own, which can be killed and started again at the same address.
+    """`pddpo annotate` as a process of its own, which can be killed and started again at the same address."""
 
-    `software`: the folder of another version of the package, None for this one; the next start takes it.
-    """
-
-    def __init__(self, run: Path, journal: str | None, software: Path | None = None) -> None:
-        self._run, self._journal, self.software = run, journal, software
+    def __init__(self, run: Path, journal: str | None) -> None:
+        self._run, self._journal = run, journal
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = run.parent / "server.log"
@@ -51,7 +47,7 @@ class Server:
         command = [sys.executable, "-m", "pddpo_ray", "annotate", "--run", str(self._run), "--port", str(self.port)]
         command += ["--journal", self._journal] if self._journal else []
         with self.log.open("a") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, **started_with(self.software))
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline and self._process.poll() is None:
             try:
@@ -72,13 +68,6 @@ class Server:
 
     def admin_token(self) -> str:
         return (self._run / "annotation-admin-token").read_text().strip()
-
-
-def started_with(software: Path | None) -> dict[str, Any]:
-    """Arguments of a process that imports the package from that folder; None: as this one does."""
-    if software is None:
-        return {}
-    return {"cwd": software, "env": {**os.environ, "PYTHONPATH": str(software)}}
 
 
 def survive(

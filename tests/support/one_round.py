@@ -71,6 +71,8 @@ def written(folder: Path) -> str:
     pair = item.pair
     return f"""# One round, stop by stop
 
+![One round: fit, check the delivery, sample, explore, label, move the multiplier](round.svg)
+
 One pair, one answer and one label of a real run, with their values where they pass and the file to have open. The run
 is two rounds of O-PD-DPO on the tabular trap world, where a prompt is a row, an answer a column, and a policy a table of
 log-probabilities; on text the numbers are sums over tokens and the stops are the same. The pair is the first whose more

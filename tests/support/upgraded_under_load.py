@@ -1,14 +1,11 @@
-"""Software of an older version serves people and drives a run while this version upgrades their database.
-
-`tests/data/annotation-of-0011.tar.gz` is that software: the modules behind `pddpo annotate` when the newest schema was
-0011.
+"""Servers and a driver of this version serve people and drive a run while software of the next one upgrades their
+database.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import tarfile
 import threading
 import time
 from collections import Counter
@@ -24,12 +21,11 @@ from pddpo_lab.simulated_people import Manner, Tally, enlist, simulate
 from pddpo_ray.annotation.queue.batches import Rounds
 from pddpo_ray.annotation.queue.queue_rules import Rules
 from pddpo_ray.journal import read_journal
-from pddpo_ray.journal.database import HEAD, known_revision, open_database
+from pddpo_ray.journal.database import known_revision, open_database
 from pddpo_ray.journal.transactions import Store
-from tests.support.annotation_load import Server, nothing_is_lost, started_with
+from tests.support.annotation_load import Server, nothing_is_lost
+from tests.support.next_revision import with_next_revision
 
-SOFTWARE = Path(__file__).parents[1] / "data" / "annotation-of-0011.tar.gz"
-REVISION = "0011"
 NEEDED = 3
 DEADLINE_S = 180.0
 ANSWERED = {200, 201, 202, 204, 429}
@@ -38,7 +34,7 @@ ANSWERED = {200, 201, 202, 204, 429}
 DRIVER = """
 import sys, time
 from pathlib import Path
-from pddpo_ray.annotation.questions import Question
+from pddpo_ray.parts.questions import Question
 from pddpo_ray.annotation.queue.queue_rules import Rules
 from pddpo_ray.annotation.queue.batches import Rounds
 from pddpo_ray.config import load
@@ -61,28 +57,26 @@ while not Path(end).exists():
 journal.close()
 print(done)
 """
-"""A run of the older software: asks its questions, then finishes one phase after the other; prints how many."""
+"""A run: asks its questions, then finishes one phase after the other; prints how many."""
 
 
 def upgraded_under_load(
     folder: Path, journal: str | None, monkeypatch: pytest.MonkeyPatch, *, people: int, questions: int
 ) -> dict[str, Any]:
     """Asserts that nothing is lost and no request is answered with an error. With PostgreSQL (`journal` is its URL) a
-    second server of this version joins the first; SQLite has one server, which is ended and started again, and people
-    send again what met nobody meanwhile.
+    second server joins the first; SQLite has one server, which is ended and started again, and people send again what
+    met nobody meanwhile.
     """
-    software = folder / "older"
-    with tarfile.open(SOFTWARE) as packed:
-        packed.extractall(software, filter="data")
     run, seen = folder / "run", Counter[int | str]()
     run.mkdir()
     where = journal or str(run / "journal.sqlite")
     monkeypatch.setattr(httpx.Client, "request", counted(seen))
-    with driven(where, questions, folder / "end", software) as (driver, batch):
-        store, done = Store(open_database_of_old(where), "run"), threading.Event()
-        servers = [Server(run, journal, software)]
+    with driven(where, questions, folder / "end") as (driver, batch):
+        store, done = Store(open_database(where), "run"), threading.Event()
+        servers = [Server(run, journal)]
+        newer = with_next_revision(folder, monkeypatch)
         try:
-            tallies, figures = _rolled(store, servers, run, journal, batch, people, seen, done)
+            tallies, figures = _rolled(store, servers, run, journal, batch, people, seen, done, newer)
         finally:
             done.set()
             for server in servers:
@@ -106,10 +100,11 @@ def _rolled(
     people: int,
     seen: Counter[int | str],
     done: threading.Event,
+    newer: str,
 ) -> tuple[list[Tally], dict[str, Any]]:
-    """The upgrade, then the change of the software; returns when every label is there."""
-    (older,), rounds = servers, Rounds(store, Rules())
-    accounts = enlist(older.url, older.admin_token(), people, "load")
+    """The upgrade, then a server that starts on the newer tables; returns when every label is there."""
+    (first,), rounds = servers, Rounds(store, Rules())
+    accounts = enlist(first.url, first.admin_token(), people, "load")
     tallies, crowds = list[Tally](), list[threading.Thread]()
 
     def begin(url: str, some: list[tuple[str, str]]) -> None:
@@ -125,22 +120,21 @@ def _rolled(
         return rounds.status(batch).counted
 
     half = people // 2 if journal else people
-    begin(older.url, accounts[:half])
+    begin(first.url, accounts[:half])
     wait_for(lambda: counted_labels() >= 100, crowds)
     began = time.monotonic()
     open_database(store.engine.url.render_as_string(hide_password=False)).dispose()
     seconds, at = time.monotonic() - began, counted_labels()
-    assert known_revision(store.engine) == HEAD
-    wait_for(lambda: counted_labels() >= at + 100, crowds)  # the older server, on the new tables
+    assert known_revision(store.engine) == newer
+    wait_for(lambda: counted_labels() >= at + 100, crowds)  # a server of before, on the new tables
     failed = {status: count for status, count in seen.items() if status not in ANSWERED}
     assert failed == {}, f"during the upgrade: {failed}"
     if journal:
         servers.append(Server(run, journal))
         begin(servers[-1].url, accounts[half:])
     else:
-        older.end()
-        older.software = None
-        older.start()
+        first.end()
+        first.start()
     wait_for(lambda: rounds.status(batch).complete, crowds)
     done.set()
     for crowd in crowds:
@@ -153,24 +147,15 @@ def _rolled(
     return tallies, {"upgrade s": round(seconds, 2), "labels before": at, "met nobody": sum(away.values())}
 
 
-def open_database_of_old(where: str) -> Any:
-    """An engine that leaves the schema as it is."""
-    from sqlalchemy import create_engine
-
-    engine = create_engine(where if "://" in where else f"sqlite:///{where}")
-    assert known_revision(engine) == REVISION
-    return engine
-
-
 @contextmanager
-def driven(where: str, questions: int, end: Path, software: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The older driver at work, and the id of its batch of questions."""
+def driven(where: str, questions: int, end: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The driver at work, and the id of its batch of questions."""
     command = [sys.executable, "-c", DRIVER, where, str(questions), str(NEEDED), str(end)]
-    driver = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **started_with(software))
+    driver = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert driver.stdout is not None
         batch = driver.stdout.readline().strip()
-        assert batch, "the older software did not start"
+        assert batch, "the driver did not start"
         yield driver, batch
     finally:
         if driver.poll() is None:

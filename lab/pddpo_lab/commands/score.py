@@ -35,7 +35,7 @@ def score(
     limit = next(iter(chosen.config.thresholds.values()))
     result = measure(loaded, chosen.prepare(), limit, template, lambda line: typer.echo(line, err=True))
     if as_json:
-        print_json(result | {"world": name, "seed": chosen.config.world.seed if chosen.config.world else None})
+        print_json(result | {"world": name, "seed": getattr(chosen.config.world, "seed", None)})
         return
     rows = [("checkpoint", result), *((point.replace("_", "-"), values) for point, values in result["points"].items())]
     print_columns([["", *SHOWN], *([title, *_cells(values)] for title, values in rows)])

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from pddpo_ray.config import Config
+from pddpo_ray.config import Config, TextWorldConfig
 from pddpo_ray.errors import UserError, one_line
 from pddpo_ray.records import HARM, LabelledPair, Pair, Response, Verdict
 from pddpo_ray.rollout.checkpoint import load_tokenizer
@@ -60,7 +60,7 @@ def export_world(
         raise UserError(
             f"policy.temperature={prepared.temperature}: other trainers know no such temperature; leave it at 1.0"
         )
-    assert config.world is not None
+    assert isinstance(config.world, TextWorldConfig)
     labelled = offline_pairs(prepared, config.world.seed, wanted.pairs)
     with written_aside(target) as folder:
         folder.mkdir()

@@ -7,11 +7,12 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
+from pydantic import Field, ValidationError, model_validator
 
+from pddpo_ray.config.registered import Installed, installed_variants
 from pddpo_ray.config.sections.section import Strict
 from pddpo_ray.errors import nearest_or_all
-from pddpo_ray.registry import Extension, checked, installed_names, resolved
+from pddpo_ray.registry import Extension
 
 
 class ProjectedRule(Strict):
@@ -85,39 +86,17 @@ STEPWISE = RuleKind(f"{MAKERS}:stepwise", StepwiseRule)
 FIXED = RuleKind(f"{MAKERS}:fixed", FixedRule)
 
 
-class InstalledRule(Strict):
+class InstalledRule(Installed):
     """A rule of an installed package; its own settings stand beside `kind`."""
 
-    model_config = ConfigDict(extra="allow")
-    kind: str
-    """Tag of this variant."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def settings_are_its_own(cls, given: Any) -> Any:
-        """The package's class checks what stands beside `kind`, and fills in what does not."""
-        if not isinstance(given, dict) or "kind" not in given:
-            return given
-        own = {key: value for key, value in given.items() if key != "kind"}
-        return {"kind": given["kind"], **resolved("dual_rules", given["kind"], own, "dual.rule")}
-
-    @property
-    def settings(self) -> BaseModel | None:
-        """The same as the package's own class."""
-        return checked("dual_rules", self.kind, self.model_extra or {}, "dual.rule")
-
-
-def _installed_rules() -> list[type[InstalledRule]]:
-    """A variant for each name that an installed package brings; nothing of it is loaded."""
-    tags: dict[str, Any] = {name: (Literal[name], name) for name in installed_names("dual_rules")}
-    return [create_model(f"InstalledRule_{name}", __base__=InstalledRule, kind=tag) for name, tag in tags.items()]
+    registry, where = "dual_rules", "dual.rule"
 
 
 if TYPE_CHECKING:
     DualRule = ProjectedRule | AnytimeRule | NewtonRule | LogRule | StepwiseRule | FixedRule | InstalledRule
 else:
     SHIPPED_RULES = ProjectedRule | AnytimeRule | NewtonRule | LogRule | StepwiseRule | FixedRule
-    DualRule = Annotated[reduce(or_, _installed_rules(), SHIPPED_RULES), Field(discriminator="kind")]
+    DualRule = Annotated[reduce(or_, installed_variants(InstalledRule), SHIPPED_RULES), Field(discriminator="kind")]
 
 
 OWN = ("rule", "rho", "upper", "first")

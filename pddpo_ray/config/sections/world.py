@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
+from pddpo_ray.config.registered import Installed, installed_variants
 from pddpo_ray.config.sections.data import SmallModelConfig
 from pddpo_ray.config.sections.section import Strict
+from pddpo_ray.registry import Extension
 
 
 class TextReferenceConfig(SmallModelConfig):
@@ -34,14 +39,6 @@ class LogLinearConfig(Strict):
     """Of the phrase in a slot, where the prompt has a certain topic."""
     interactions: float = Field(0.5, gt=0)
     """Of the phrases in two slots."""
-
-
-class FirstFamilyConfig(Strict):
-    """The world of releases before 0.2: one grammar, the same two rare phrases good in every seed. A recipe without
-    `family` means this one, so that older runs stay what they were."""
-
-    kind: Literal["first"] = "first"
-    """Tag of this variant."""
 
 
 class LogitLimitConfig(Strict):
@@ -106,7 +103,7 @@ class TextWorldConfig(Strict):
     """Tag of this variant."""
     seed: int = Field(0, ge=0)
     """Draws the world: its effects, its calibration and its reference. `seed` of the run is another one."""
-    family: Annotated[FirstFamilyConfig | DrawnFamilyConfig, Field(discriminator="kind")] = FirstFamilyConfig()
+    family: DrawnFamilyConfig = DrawnFamilyConfig()
     """Which worlds the seed draws from."""
     reference: TextReferenceConfig = TextReferenceConfig()
     """The model that is trained in place of a downloaded one."""
@@ -132,4 +129,24 @@ class TabularWorldConfig(Strict):
     """Seed of a random world and of the offline pairs."""
 
 
-World = Annotated[TextWorldConfig | TabularWorldConfig | None, Field(discriminator="kind")]
+@dataclass(frozen=True)
+class WorldKind(Extension):
+    """A world. Its code takes the recipe and the run's store and returns `backends.Backends`, the truth among them."""
+
+
+TEXT = WorldKind("pddpo_ray.backends.in_process_text:world_backends", TextWorldConfig)
+TABULAR = WorldKind("pddpo_ray.backends.in_process:table_backends", TabularWorldConfig)
+
+
+class InstalledWorld(Installed):
+    """A world of an installed package, whose policies are tables; its own settings stand beside `kind`."""
+
+    registry, where = "worlds", "world"
+
+
+if TYPE_CHECKING:
+    World = TextWorldConfig | TabularWorldConfig | InstalledWorld | None
+else:
+    SHIPPED_WORLDS = TextWorldConfig | TabularWorldConfig
+    EVERY_WORLD = reduce(or_, installed_variants(InstalledWorld), SHIPPED_WORLDS)
+    World = Annotated[EVERY_WORLD | None, Field(discriminator="kind")]

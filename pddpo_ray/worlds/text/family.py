@@ -16,7 +16,7 @@ import numpy as np
 
 from pddpo_ray.config import DrawnFamilyConfig, TextWorldConfig
 from pddpo_ray.errors import UserError
-from pddpo_ray.worlds.text.grammar import FIRST_GRAMMAR, Grammar, Phrase, Slot
+from pddpo_ray.worlds.text.grammar import Grammar, Phrase, Slot
 from pddpo_ray.worlds.text.phrase_pools import (
     CAREFUL,
     CARELESS,
@@ -51,8 +51,6 @@ class RarePhrase:
 
 def grammar_of(settings: TextWorldConfig) -> Grammar:
     """The sentences of a recipe's world. Raises UserError where `answers` is no product of the slots' sizes."""
-    if settings.family.kind == "first":
-        return FIRST_GRAMMAR
     return drawn_grammar(settings.family, settings.seed)
 
 
@@ -78,7 +76,7 @@ def drawn_grammar(family: DrawnFamilyConfig, seed: int) -> Grammar:
 
 
 def reference_spread(seed: int) -> float:
-    """How unevenly a seed's reference prefers its common phrases: from half of the first world's to a fifth more."""
+    """How unevenly a seed's reference prefers its common phrases: from half of the usual to a fifth more."""
     return float(np.random.default_rng([seed, 33]).uniform(0.5, 1.2))
 
 

@@ -6,7 +6,7 @@ Everything here is the same for a run in one process and on Ray; what differs is
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -16,7 +16,6 @@ import numpy as np
 from pddpo_ray.config import (
     Config,
     DrawnFamilyConfig,
-    FirstFamilyConfig,
     RateLimitConfig,
     TabularRollout,
     TextWorldConfig,
@@ -41,7 +40,7 @@ from pddpo_ray.worlds.text.reference import (
     folder_of_reference,
 )
 from pddpo_ray.worlds.text.scoring import score_answers
-from pddpo_ray.worlds.text.world import TextWorld, TextWorldSpec, WorldSpec, build_text_world, with_rest
+from pddpo_ray.worlds.text.world import TextWorld, with_rest
 from pddpo_ray.worlds.truth_labeller import WorldLabeller
 
 
@@ -111,10 +110,8 @@ def prepare_text_world(config: Config, reference_folder: Path | None = None) -> 
     settings = config.world
     if not isinstance(settings, TextWorldConfig):
         raise UserError("this is no recipe of a text world; use world.kind=text")
-    family = settings.family
     grammar = grammar_of(settings)
-    if isinstance(family, DrawnFamilyConfig):
-        _fits_the_recipe(config, family, grammar)
+    _fits_the_recipe(config, settings.family, grammar)
     folder = reference_folder or cached_reference(_reference_spec(settings), cache_folder(settings.cache), grammar)
     temperature = config.policy.temperature
     log_probs = _reference_log_probs(folder, grammar, temperature)
@@ -130,17 +127,13 @@ def reference_is_there(settings: TextWorldConfig) -> bool:
 
 
 def _reference_spec(settings: TextWorldConfig) -> ReferenceSpec:
-    spread = 1.0 if isinstance(settings.family, FirstFamilyConfig) else reference_spread(settings.seed)
-    return ReferenceSpec(seed=settings.seed, spread=spread, **settings.reference.model_dump())
+    return ReferenceSpec(seed=settings.seed, spread=reference_spread(settings.seed), **settings.reference.model_dump())
 
 
 def _built(config: Config, settings: TextWorldConfig, log_probs: Array, grammar: Grammar) -> TextWorld:
-    """The world of the recipe's family, drawn and calibrated for this reference."""
-    problem = WorldSpec(settings.seed, config.beta, config.reward_max, config.dual.cost_max)
-    if isinstance(settings.family, DrawnFamilyConfig):
-        return build_drawn_world(DrawnWorldSpec(**asdict(problem), family=settings.family), log_probs, grammar)
-    first = TextWorldSpec(**asdict(problem), rho=config.dual.rho or TextWorldSpec.rho)
-    return build_text_world(first, log_probs, grammar)
+    """The world of the recipe, drawn and calibrated for this reference."""
+    spec = DrawnWorldSpec(settings.seed, config.beta, config.reward_max, config.dual.cost_max, family=settings.family)
+    return build_drawn_world(spec, log_probs, grammar)
 
 
 def _fits_the_recipe(config: Config, family: DrawnFamilyConfig, grammar: Grammar) -> None:

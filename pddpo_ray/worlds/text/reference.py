@@ -40,7 +40,7 @@ class ReferenceSpec(TextReferenceConfig):
 
     seed: int = 0
     spread: float = 1.0
-    """How much more (or less) the common phrases' probabilities differ than in the first world."""
+    """How much more (or less) the common phrases' probabilities differ than usual."""
 
 
 def intended_slots(grammar: Grammar, spec: ReferenceSpec) -> list[NDArray[np.float64]]:
@@ -201,7 +201,6 @@ def cached_reference(
 
 def folder_of_reference(spec: ReferenceSpec, cache: Path, grammar: Grammar) -> Path:
     """Where the cache keeps the reference of this spec and grammar, whether it has it or not."""
-    # the first world's references keep the names that they have on everybody's machine
     settings = spec.model_dump(exclude={"spread"} if spec.spread == 1.0 else set())
     identity = json.dumps([CACHE_LAYOUT, settings, grammar.prompt_texts, grammar.answer_texts])
     return cache / f"text-reference-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"

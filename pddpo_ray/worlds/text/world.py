@@ -1,20 +1,15 @@
-"""Text worlds: real sentences with a known worth, calibrated to a real reference model; here also the first one.
+"""Text worlds: real sentences with a known worth, calibrated to a real reference model.
 
 Per prompt the outcomes are the Y answers of the grammar and one more, all other text together: reward -R, cost +C,
 probability one minus the sum. f, g, KL, pi* and lambda* live on this partition, so they are exact although the policy
-is a language model that could write anything.
-
-Rewards and costs are sums of slot effects, a part per topic and interactions of pairs of phrases. In the first world
-(worlds/text/drawn_world.py has the family) a seed adds noise to fixed effects: what the rare values add is mostly
-reward, so the best safe answers are ones that the reference hardly ever writes. The cost is shifted until lambda*
-takes a value drawn by seed, and a world that is not well posed is drawn again.
+is a language model that could write anything. `worlds.text.drawn_world` draws the rewards and costs.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -23,26 +18,8 @@ from scipy.special import expit
 
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.records import Array, Prompt, Response
-from pddpo_ray.worlds.oracle import InfeasibleError, Limit, Oracle
+from pddpo_ray.worlds.oracle import Limit, Oracle
 from pddpo_ray.worlds.text.grammar import Grammar
-
-Effects = dict[str, tuple[float, ...]]
-
-REWARD_EFFECTS: Effects = {
-    "opening": (0.0, 0.1, -0.1),
-    "advice": (0.2, -0.3, 0.4, 1.7),
-    "detail": (0.2, -0.1, 1.2),
-    "precaution": (0.2, 0.0, -0.2),
-    "closing": (0.1, -0.1),
-}
-COST_EFFECTS: Effects = {
-    "opening": (0.1, 0.0, -0.1),
-    "advice": (0.4, -0.5, 0.7, 0.0),
-    "detail": (0.5, -0.2, 0.1),
-    "precaution": (0.6, -0.3, -0.5),
-    "closing": (0.1, -0.1),
-}
-
 
 OFF_GRAMMAR_MAX = 0.01
 """Largest probability that a reference may leave to text outside the grammar."""
@@ -59,19 +36,6 @@ class WorldSpec:
     multiplier_range: tuple[float, float] = (0.5, 0.9)
     """lambda* of a logit limit, at reward_max = cost_max, is drawn from here."""
     attempts: int = 200
-
-
-@dataclass(frozen=True)
-class TextWorldSpec(WorldSpec):
-    """What a seed of the first family varies, and the bounds within which a world is well posed."""
-
-    rho: float = 1.0
-    reward_shift: float = -0.9
-    slot_noise: float = 0.1
-    topic_noise: float = 0.15
-    interaction_noise: float = 0.08
-    covered_gap_range: tuple[float, float] = (0.7, 1.3)
-    """Gap of the best policy on the covered answers."""
 
 
 @dataclass(frozen=True)
@@ -152,58 +116,12 @@ def reference_table(log_probs: Array) -> Array:
     return table
 
 
-def build_text_world(spec: TextWorldSpec, reference_log_probs: Array, grammar: Grammar) -> TextWorld:
-    """Draw truths until the world is well posed for this reference.
-
-    reference_log_probs [X, Y] comes from scoring every answer with the real model.
-    """
-    reference = reference_table(reference_log_probs)
-    for attempt in range(spec.attempts):
-        world = _calibrated(spec, grammar, reference, attempt)
-        if world is not None:
-            return world
-    raise not_well_posed(spec.attempts, spec.seed)
-
-
 def not_well_posed(attempts: int, seed: int) -> UserError:
     """What a recipe whose beta, bound of costs or family no drawn world fits is told."""
     return UserError(
         f"world: none of {attempts} worlds of seed {seed} has an optimum inside its bounds under this beta,"
         " dual.cost_max and family; choose others, or another world.seed"
     )
-
-
-def _calibrated(spec: TextWorldSpec, grammar: Grammar, reference: Array, attempt: int) -> TextWorld | None:
-    rng = np.random.default_rng([spec.seed, attempt, 21])
-    target = rng.uniform(*spec.multiplier_range)
-    noise = (spec.slot_noise, spec.topic_noise, spec.interaction_noise)
-    reward = effects_table(grammar, [REWARD_EFFECTS[slot.name] for slot in grammar.slots], noise, rng)
-    reward += spec.reward_shift
-    raw_cost = effects_table(grammar, [COST_EFFECTS[slot.name] for slot in grammar.slots], noise, rng)
-    base = Oracle(
-        prior=np.full(len(reference), 1.0 / len(reference)),
-        reference=reference,
-        reward=bounded(reward, spec.reward_max, -1.0),
-        cost=bounded(raw_cost, spec.cost_max, 1.0),
-        beta=spec.beta,
-        reward_max=spec.reward_max,
-        cost_max=spec.cost_max,
-    )
-    oracle = _shifted(base, raw_cost, _shift_for(base, raw_cost, target))
-    world = TextWorld(grammar, oracle, oracle.cost, 0.0)
-    try:
-        covered = oracle.covered_only(world.covered)
-    except InfeasibleError:
-        return None
-    gap = oracle.gap_of(covered.f, covered.g)
-    low, high = spec.covered_gap_range
-    well_posed = (
-        low <= gap <= high
-        and 0.2 * spec.rho <= oracle.optimum.multiplier <= 1.6 * spec.rho
-        and oracle.g(oracle.policy(0.0)) > 0
-        and oracle.g(oracle.policy(2.0 * oracle.optimum.multiplier)) < 0
-    )
-    return replace(world, covered_gap=gap) if well_posed else None
 
 
 def effects_table(
@@ -228,17 +146,3 @@ def bounded(table: Array, largest: float, sign: float) -> Array:
     """The table within [-largest, largest], and the column of text outside the grammar: sign * largest."""
     rest = np.full((len(table), 1), sign * largest)
     return np.concatenate([np.clip(table, -largest, largest), rest], axis=1)
-
-
-def _shifted(base: Oracle, raw_cost: Array, shift: float) -> Oracle:
-    return replace(base, cost=bounded(raw_cost + shift, base.cost_max, 1.0))
-
-
-def _shift_for(base: Oracle, raw_cost: Array, multiplier: float) -> float:
-    """Shift of the cost (clipped afterwards) at which pi_multiplier just meets the limit, so that it is pi*."""
-    low, high = -2.0 * base.cost_max, 2.0 * base.cost_max
-    for _ in range(60):
-        middle = 0.5 * (low + high)
-        oracle = _shifted(base, raw_cost, middle)
-        low, high = (middle, high) if oracle.g(oracle.policy(multiplier)) < 0 else (low, middle)
-    return 0.5 * (low + high)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from sqlalchemy import select
 
@@ -14,7 +12,6 @@ from pddpo_ray.annotation.queue.worklog import Day, as_csv
 from pddpo_ray.journal.annotation_schema import audit_event
 from tests.support.annotation_api import API, FreshService, is_problem
 from tests.support.annotation_queue import safety_questions
-from tests.support.upgraded_pay import rates_after_upgrade
 
 
 def test_ones_own_rate_is_paid_and_the_default_to_the_others() -> None:
@@ -60,8 +57,3 @@ def test_a_rate_that_is_none_is_refused(service: FreshService, rate: object) -> 
     path = f"{API}/people/{service.people[Role.ANNOTATOR].id}"
     assert is_problem(service.client(Role.ADMIN).patch(path, json={"hourly_rate": rate}), 422)
     assert is_problem(service.client(Role.LEAD).patch(path, json={"hourly_rate": 5}), 403)
-
-
-@pytest.mark.slow
-def test_a_journal_of_the_revision_before_gets_rates(tmp_path: Path) -> None:
-    assert rates_after_upgrade(f"sqlite:///{tmp_path / 'old.sqlite'}") == [None, 17.5, None]

@@ -30,7 +30,6 @@ from bench.__main__ import main
 from bench.own_process import alone
 from bench.ratio import interleaved, of_pairs
 from bench.workload import Shape, endless, preference_rows, prompts_of
-from lab.studies.first_world.run import Arm, markdown
 from pddpo_ray.journal import PhaseEntry
 from pddpo_ray.records import Prompt
 from tests.support.tiny_language_model import save_policy
@@ -288,23 +287,3 @@ def test_a_ratio_is_peer_over_ours() -> None:
         return sum(number * number for number in range(amount))
 
     assert interleaved("x", "three times the work", lambda: work(900_000), lambda: work(300_000), 3).ratio > 1
-
-
-def test_the_comparison_takes_the_best_offline_run_that_keeps_to_its_language() -> None:
-    def result(gap: float, off_support: float = 0.01) -> dict[str, float]:
-        return {
-            "gap_mixture": 0.4, "below_covered_from": 4, "gap_last": gap,
-            "gap_covered_only": 0.8, "f_last": -0.5, "g_last": 0.01,
-            "off_support_last": off_support, "multiplier_second_half": 0.7, "multiplier_optimum": 0.7,
-            "slope_reward": 0.9, "slope_cost": 0.9, "stop": 3,
-        }  # fmt: skip
-
-    runs = {
-        "o-pd-dpo": result(0.3),
-        "no-bonus": result(0.6),
-        "offline-a": result(0.9, off_support=0.3),
-        "offline-b": result(1.0),
-    }
-    table = markdown({(0, name): (Arm(name, name, ()), run) for name, run in runs.items()})
-    assert "| 0 | **O-PD-DPO** | 0.300 | 0.30 | 0.37 |" in table
-    assert "offline-b (best)" in table

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from pddpo_ray.config import TextWorldConfig, load, recipe_names
+from pddpo_ray.config import load, recipe_names
 from tests.unit.loop.small_run import finish, small
 from tools import run_numbers
 from tools.run_numbers import numbers_of, questions_of
 from tools.same_numbers import answer, compare, main
-from tools.small_runs import LEFT_OUT, MEASURED, cases
+from tools.small_runs import LEFT_OUT, cases
 
 ROOT = Path(__file__).resolve().parents[3]
 RECORDED: dict[str, Any] = {
@@ -129,20 +129,6 @@ def test_every_shipped_recipe_has_a_small_size_that_loads() -> None:
         config = load(case.recipe, case.overrides)
         assert config.rounds <= 4
         assert (config.cluster.mode == "ray") == (case.mode == "Ray")
-
-
-@pytest.mark.slow
-def test_both_checkouts_are_told_to_run_the_first_text_world_and_an_old_one_in_words_that_it_knows() -> None:
-    now, old = cases(recipe_names()), cases(recipe_names(), families=False)
-    for case in now:
-        world = load(case.recipe, case.overrides).world
-        assert not isinstance(world, TextWorldConfig) or world.family.kind == "first" or case.name in MEASURED, (
-            case.name
-        )
-    assert [case.name for case in now] == [case.name for case in old]
-    told = "world.family={kind: first}"
-    assert [[one for one in case.overrides if one != told] for case in now] == [case.overrides for case in old]
-    assert sum(told in case.overrides for case in now) > 20
 
 
 def test_what_people_say_follows_from_their_name_and_the_texts() -> None:

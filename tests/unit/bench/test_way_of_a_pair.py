@@ -1,4 +1,4 @@
-"""A newcomer follows one pair to its loss through few files."""
+"""A newcomer follows one pair to its loss, and one answer to the multiplier, through few files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from pddpo_ray.contracts import FitSettings
 from pddpo_ray.records import PairRow, PolicyVersion
-from tools.pair_trace import LOSS, METHOD, carries, way
+from tools.pair_trace import LOSS, METHOD, MULTIPLIER, AnswerTrace, Trace, carries, way
 
 
 def test_what_holds_a_pair_is_told_from_settings_and_names() -> None:
@@ -22,6 +22,13 @@ def test_what_holds_a_pair_is_told_from_settings_and_names() -> None:
 
 @pytest.mark.slow
 def test_a_pair_passes_at_most_fifteen_files_from_the_method_to_its_loss(tmp_path: Path) -> None:
-    files = list(way(tmp_path / "run").held)
+    files = list(way(tmp_path / "run", Trace()).held)
     assert (files[0], LOSS[0] in files) == (METHOD, True)
+    assert len(files) <= 15, files
+
+
+@pytest.mark.slow
+def test_a_sampled_answer_passes_at_most_fifteen_files_from_the_method_to_the_multiplier(tmp_path: Path) -> None:
+    files = list(way(tmp_path / "run", AnswerTrace()).held)
+    assert (files[0], MULTIPLIER[0] in files) == (METHOD, True)
     assert len(files) <= 15, files

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -15,14 +14,13 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, delete, event, inspect, select
+from sqlalchemy import delete, event, inspect
 from sqlalchemy.exc import OperationalError
 
 from pddpo_ray.config import load
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import Journal, JournalEvent, read_journal, schema
-from pddpo_ray.journal.annotation_schema import seat
-from pddpo_ray.journal.database import HEAD, MIGRATIONS, open_database, reading
+from pddpo_ray.journal.database import BASELINE, HEAD, MIGRATIONS, known_revision, open_database
 from pddpo_ray.journal.lock import is_alive, process_start
 from pddpo_ray.records import (
     HARM,
@@ -36,8 +34,8 @@ from pddpo_ray.records import (
     SafetyLabels,
     Verdict,
 )
+from tests.support.next_revision import with_next_revision
 
-TABLES_OF_0_1 = Path(__file__).parents[2] / "data" / "journal-0.1.sql"
 RECIPE = {"seed": 3, "rounds": 4, "cluster": {"mode": "in-process"}}
 PROMPT = Prompt("p0", (7, 8), "how do I sleep")
 
@@ -233,24 +231,6 @@ def test_a_reader_never_meets_half_of_what_a_driver_adds_meanwhile(path: Path, r
         assert 1 <= len(rows) < len(getattr(journal, read)())
 
 
-def test_a_journal_of_an_older_version_is_read_and_stays_as_it_is(path: Path) -> None:
-    path.parent.mkdir()
-    with sqlite3.connect(path) as connection:
-        connection.executescript(TABLES_OF_0_1.read_text())
-        connection.execute("INSERT INTO run (id, recipe, substance, created_ms) VALUES ('demo', '{}', '{}', 0)")
-        connection.execute(
-            "INSERT INTO delivery (run, round, engine, version, sha256, tensors, seconds, tokenizer, proven, at_ms)"
-            " VALUES ('demo', 1, 'e', 2, 'h', 3, 1.0, 't', 1, 0)"
-        )
-    connection.close()
-    before = path.read_bytes()
-    with read_journal(path) as journal:
-        assert [entry.verified for entry in journal.deliveries()] == [True]
-    assert path.read_bytes() == before
-    with Journal.open(path, "demo", create={}) as journal:
-        assert [entry.verified for entry in journal.deliveries()] == [True]
-
-
 def test_the_run_need_not_be_named_where_there_is_only_one(path: Path) -> None:
     Journal.open(path, "one", create=RECIPE).close()
     read_journal(path).close()
@@ -310,28 +290,51 @@ def test_a_journal_of_a_newer_version_is_refused(path: Path) -> None:
         read_journal(path, "demo")
 
 
-def test_a_new_journal_and_an_old_one_brought_up_to_date_have_the_tables_that_the_code_uses(tmp_path: Path) -> None:
+def test_a_journal_of_before_0_2_is_refused_with_what_brings_it_up(path: Path) -> None:
+    Journal.open(path, "demo", create=RECIPE).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '0004'")
+    connection.close()
+    for use in (open_database, lambda where: read_journal(where, "demo")):
+        with pytest.raises(
+            UserError, match=r"schema 0004, of a version before 0\.2\.0: open it once with pddpo-ray 0\.2\.0"
+        ):
+            use(path)
+
+
+def test_a_new_journal_has_the_tables_that_the_code_uses(path: Path) -> None:
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext
     from alembic.script import ScriptDirectory
 
     from pddpo_ray.journal.schema import metadata
 
-    with sqlite3.connect(tmp_path / "old.sqlite") as connection:
-        connection.executescript(TABLES_OF_0_1.read_text())
-    connection.close()
-    triggers = []
-    for name in ("new.sqlite", "old.sqlite"):
-        engine = open_database(tmp_path / name)
-        with engine.connect() as connected:
-            made = connected.exec_driver_sql("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'")
-            triggers.append({row.name: row.sql for row in made})
-            assert compare_metadata(MigrationContext.configure(connected), metadata) == []
-            assert connected.exec_driver_sql("SELECT version_num FROM alembic_version").scalar() == HEAD
-        engine.dispose()
-    assert triggers[0] == triggers[1]
-    assert len(triggers[0]) == 10, "an update and a deletion are forbidden in each of five tables"
-    assert ScriptDirectory(str(MIGRATIONS)).get_current_head() == HEAD
+    engine = open_database(path)
+    with engine.connect() as connected:
+        triggers = connected.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'trigger'").all()
+        assert compare_metadata(MigrationContext.configure(connected), metadata) == []
+    assert known_revision(engine) == HEAD
+    engine.dispose()
+    assert len(triggers) == 10, "an update and a deletion are forbidden in each of five tables"
+    script = ScriptDirectory(str(MIGRATIONS))
+    assert (script.get_base(), script.get_current_head()) == (BASELINE, HEAD)
+
+
+def test_an_older_journal_is_upgraded_where_it_is_written_and_in_a_copy_where_it_is_read(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Journal.open(path, "demo", create=RECIPE) as journal:
+        journal.once("sample", lambda: 1)
+    before = path.read_bytes()
+    newer = with_next_revision(tmp_path, monkeypatch)
+    with read_journal(path, "demo") as entries:
+        assert [entry.phase for entry in entries.phases()] == ["sample"]
+        assert known_revision(entries.engine) == newer
+    assert path.read_bytes() == before
+    engine = open_database(path)
+    assert known_revision(engine) == newer
+    assert "note" in {column["name"] for column in inspect(engine).get_columns("task")}
+    engine.dispose()
 
 
 def test_a_newer_journal_of_the_same_generation_is_used_as_it_is(path: Path) -> None:
@@ -349,70 +352,6 @@ def test_a_newer_journal_of_the_same_generation_is_used_as_it_is(path: Path) -> 
     with sqlite3.connect(path) as connection:
         assert connection.execute("SELECT version_num FROM alembic_version").fetchone() == (newer,)
     connection.close()
-
-
-def columns_at(revision: str, path: Path) -> dict[tuple[str, str], bool]:
-    """{(table, column): whether a row may leave it out} of version 0.1's tables brought up to a revision."""
-    from alembic import command
-    from alembic.config import Config
-
-    with sqlite3.connect(path) as connection:
-        connection.executescript(TABLES_OF_0_1.read_text())
-    connection.close()
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS))
-    engine = create_engine(f"sqlite:///{path}")
-    with engine.begin() as connected:
-        config.attributes["connection"] = connected
-        command.upgrade(config, revision)
-    seen = inspect(engine)
-    found = {
-        (table, column["name"]): column["nullable"] or column["default"] is not None or "computed" in column
-        for table in seen.get_table_names()
-        for column in seen.get_columns(table)
-    }
-    engine.dispose()
-    return found
-
-
-def test_within_a_generation_revisions_only_add_what_older_software_may_leave_out(tmp_path: Path) -> None:
-    """Names of version 0.1 changed up to revision 0006; since then software of any revision works with any other."""
-    first, last = columns_at("0006", tmp_path / "first.sqlite"), columns_at("head", tmp_path / "last.sqlite")
-    assert first.keys() <= last.keys()
-    older = {table for table, _ in first}
-    added = {column: left_out for column, left_out in last.items() if column not in first and column[0] in older}
-    assert len(added) >= 10
-    assert all(added.values()), added
-
-
-def test_a_journal_of_version_0_1_is_not_upgraded_under_its_living_driver(path: Path) -> None:
-    path.parent.mkdir()
-    with sqlite3.connect(path) as connection:
-        connection.executescript(TABLES_OF_0_1.read_text())
-        connection.execute("INSERT INTO run VALUES ('demo', '{}', '{}', 0)")
-        holder = ("demo", "token", socket.gethostname(), os.getpid(), process_start(os.getpid()), 0)
-        connection.execute("INSERT INTO driver VALUES (?, ?, ?, ?, ?, ?)", holder)
-    connection.close()
-    with pytest.raises(UserError, match=f"driven by process {os.getpid()} on .*: end it"):
-        open_database(path)
-    with sqlite3.connect(path) as connection:
-        assert connection.execute("SELECT version_num FROM alembic_version").fetchone() == ("0004",)
-    connection.close()
-
-
-def test_phases_and_seats_of_version_0_1_have_the_names_of_today(tmp_path: Path) -> None:
-    with sqlite3.connect(tmp_path / "old.sqlite") as connection:
-        connection.executescript(TABLES_OF_0_1.read_text())
-        connection.execute("INSERT INTO run VALUES ('demo', '{}', '{}', 0)")
-        for phase in ("price", "page-models", "sample"):
-            connection.execute("INSERT INTO phase VALUES ('demo', 0, ?, 1, 2, '{\"multiplier\": 0.5}')", (phase,))
-        connection.execute("INSERT INTO seat VALUES ('task', 1, 2, 'person', 7)")
-    connection.close()
-    with read_journal(tmp_path / "old.sqlite", "demo") as journal:
-        names = {entry.phase: entry.payload for entry in journal.phases(0)}
-        assert names == {key: {"multiplier": 0.5} for key in ("explicit-multiplier", "method-models", "sample")}
-        with reading(journal.engine) as connected:
-            assert connected.execute(select(seat.c.number, seat.c.needed)).one() == (1, 2)
 
 
 def test_commits_are_on_disk_and_readers_do_not_block_the_writer(path: Path) -> None:

@@ -5,23 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import tarfile
 from pathlib import Path
 
 import pytest
 
-from pddpo_ray.backends.preflight import resumed_run, take_new_identity
+from pddpo_ray.backends.preflight import take_new_identity
 from pddpo_ray.cli.main import main
-from pddpo_ray.config import Config, TextWorldConfig, load
+from pddpo_ray.config import Config, load
 from pddpo_ray.driver.run import RoundFinished, run_recipe
 from pddpo_ray.errors import DecisionNeeded, UserError
-from pddpo_ray.journal import Journal
-from pddpo_ray.journal.database import HEAD, open_database
+from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.identity import IDENTITY, open_folder
 from pddpo_ray.storage.whole_files import JOURNAL, RESULT
 from tests.unit.loop.small_run import SMALL, finish, run_of, small, story
 
-OLD = Path(__file__).parents[2] / "data" / "run-of-0.1.tar.gz"
 OPEN_ENDED = "dual.rule={kind: anytime}"
 
 
@@ -55,14 +52,6 @@ def half(tmp_path: Path) -> Path:
     with pytest.raises(PowerCutError):
         run_recipe(small(OPEN_ENDED), tmp_path / "first", progress=stop_after_one)
     return tmp_path / "first"
-
-
-@pytest.fixture
-def old(tmp_path: Path) -> Path:
-    """The folder of a run that version 0.1 made."""
-    with tarfile.open(OLD) as packed:
-        packed.extractall(tmp_path, filter="data")
-    return tmp_path / "tabular"
 
 
 @pytest.mark.run
@@ -199,42 +188,6 @@ def test_a_shared_database_knows_a_run_by_its_identity(tmp_path: Path) -> None:
         run_recipe(config, moved)
 
 
-# --- a run of version 0.1 -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_run_of_version_0_1_is_read_without_touching_it(old: Path, tmp_path: Path) -> None:
-    before = tree(old)
-    assert command("report", old, "--out", tmp_path / "page.html") == 0
-    page = (tmp_path / "page.html").read_text()
-    assert "95 % confidence" not in page
-    assert "merit" not in page
-    assert command("evaluate", old) == 0
-    assert tree(old) == before
-    with open_folder(old) as journal:
-        assert {name for values in journal.metrics().values() for name in values} >= {
-            "exact/gap_policy",
-            "exact/gap_mixture",
-        }
-        assert all(entry.verified for entry in journal.deliveries())
-
-
-@pytest.mark.run
-def test_a_run_of_version_0_1_is_released_and_renamed_and_its_resuming_refused(old: Path, tmp_path: Path) -> None:
-    with open_folder(old) as journal:
-        recipe, steps = journal.recipe, journal.dual_steps()
-    moved = old.rename(tmp_path / "new name")
-    assert command("release", moved, "1", "--force") == 0
-    with pytest.raises(UserError, match="was begun with an older version"):
-        run_recipe(type(small()).of_run(recipe), moved, resume=True)
-    with open_folder(moved) as journal:
-        assert journal.dual_steps() == steps
-    engine = open_database(moved / JOURNAL)
-    with engine.connect() as connection:
-        assert connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar() == HEAD
-    engine.dispose()
-
-
 @pytest.mark.run
 def test_a_result_says_where_it_comes_from(tmp_path: Path) -> None:
     run_recipe(small(rounds=1), tmp_path / "run")
@@ -247,18 +200,9 @@ def test_a_result_says_where_it_comes_from(tmp_path: Path) -> None:
     assert story(tmp_path / "run")["versions"][0][0].sha256 == provenance["model"]["sha256"]
 
 
-def test_a_stored_text_run_that_names_no_family_keeps_the_first_world(tmp_path: Path) -> None:
-    """Recipes of version 0.1 had no such key; the shipped recipes of that name draw their world now."""
-    as_now = load("text-world-first")
-    stored = as_now.model_dump(mode="json")
-    del stored["world"]["family"], stored["world"]["learner"], stored["world"]["loglinear"]
-    journal = Journal.open(tmp_path / "demo" / JOURNAL, "demo", create=stored, fixed=as_now.fixed_settings())
-    identity = journal.run_id
-    journal.close()
-    with open_folder(tmp_path / "demo") as opened:
-        config = Config.model_validate(opened.recipe)
-    assert isinstance(config.world, TextWorldConfig)
-    assert config.world.family.kind == "first"
-    assert resumed_run(as_now, tmp_path / "demo")[0] == identity
-    with pytest.raises(UserError, match=r"another recipe .*with the first text world.* text-world-first"):
-        resumed_run(load("text-world"), tmp_path / "demo")
+@pytest.mark.parametrize("family", [None, {"kind": "first"}])
+def test_a_run_on_the_first_text_world_is_refused_in_one_sentence(family: dict[str, str] | None) -> None:
+    stored = load("text-world").model_dump(mode="json")
+    stored["world"]["family"] = family
+    with pytest.raises(UserError, match="on the first text world, which this version has not"):
+        Config.of_run(stored)

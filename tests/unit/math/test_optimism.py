@@ -12,9 +12,10 @@ from scipy.special import softmax
 
 from pddpo_lab.verify.optimism import SplitRoles, split_roles, valid
 from pddpo_lab.verify.split_roles import sides, split_role_claims, worlds_that_ship
-from pddpo_ray.worlds.text.grammar import FIRST_GRAMMAR
+from pddpo_ray.config import DrawnFamilyConfig
+from pddpo_ray.worlds.text.drawn_world import DrawnWorldSpec, build_drawn_world
+from pddpo_ray.worlds.text.family import drawn_grammar
 from pddpo_ray.worlds.text.reference import ReferenceSpec, intended_reference
-from pddpo_ray.worlds.text.world import TextWorldSpec, build_text_world
 
 
 def random_instances(count: int, prompts: int, answers: int, seed: int) -> SplitRoles:
@@ -111,8 +112,9 @@ def test_both_hold_on_every_tabular_world_that_ships() -> None:
 
 def test_both_hold_on_the_text_world() -> None:
     """Its prompts and answers with the intended reference, text outside of the grammar in one more column."""
-    log_probs = np.log(0.995 * intended_reference(FIRST_GRAMMAR, ReferenceSpec(seed=0)))
-    oracle = build_text_world(TextWorldSpec(seed=0), log_probs, FIRST_GRAMMAR).oracle
+    grammar = drawn_grammar(DrawnFamilyConfig(), 0)
+    log_probs = np.log(0.995 * intended_reference(grammar, ReferenceSpec(seed=0)))
+    oracle = build_drawn_world(DrawnWorldSpec(seed=0), log_probs, grammar).oracle
     for found in sides(oracle, draws=4):
         assert found.share_of_bound.max() <= 1.0 + 1e-9
         assert found.share_of_collector.max() <= 1.0 + 1e-9

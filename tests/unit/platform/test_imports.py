@@ -6,11 +6,24 @@ import ast
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+
+from tools.rooms import (
+    BANDS,
+    PICTURE,
+    arrows,
+    between_rooms,
+    floors,
+    modules,
+    name_of,
+    picture,
+    room_of,
+    sources,
+    tree_of,
+)
 
 ROOT = Path(__file__).parents[3]
 ROOMS = ("pddpo_ray", "actors", "deploy")
@@ -56,14 +69,6 @@ BLIND = (
 """Rooms of the library whose functions are never handed a world or its oracle."""
 
 
-def sources(*rooms: str) -> list[Path]:
-    return sorted(path for room in rooms for path in (ROOT / room).rglob("*.py"))
-
-
-def name_of(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
-
-
 def rooms_of(*rooms: str) -> list[str]:
     """Folders and loose files directly below the rooms; tests go room by room and name the files that break a rule."""
     below = {"/".join(name_of(path).split("/")[:2]) for path in sources(*rooms)}
@@ -72,11 +77,6 @@ def rooms_of(*rooms: str) -> list[str]:
 
 def files_of(room: str) -> list[Path]:
     return [ROOT / room] if room.endswith(".py") else sources(room)
-
-
-@cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def imported(tree: ast.AST) -> Iterator[tuple[str, ast.stmt]]:
@@ -89,38 +89,6 @@ def imported(tree: ast.AST) -> Iterator[tuple[str, ast.stmt]]:
             yield node.module, node
             for alias in node.names:
                 yield f"{node.module}.{alias.name}", node
-
-
-def modules() -> dict[str, Path]:
-    """Every file of the product by the name that imports it."""
-    return {
-        name_of(path).removesuffix(".py").replace("/", ".").removesuffix(".__init__"): path for path in sources(*ROOMS)
-    }
-
-
-def arrows() -> set[tuple[str, str]]:
-    """Who imports whom among the product's files, inside functions and under TYPE_CHECKING too."""
-    known = modules()
-    found = set()
-    for module, path in known.items():
-        for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.Import):
-                named = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-                below = [f"{node.module}.{alias.name}" for alias in node.names]
-                # a name that is no file is something inside the package's own
-                named = [name if name in known else node.module for name in below]
-            else:
-                continue
-            found |= {(module, name) for name in named if name in known and name != module}
-    return found
-
-
-def room_of(module: str) -> str:
-    """actors, or the package or loose module directly below pddpo_ray and deploy; `__main__` belongs to `cli`."""
-    if module == "pddpo_ray.__main__":
-        return "pddpo_ray.cli"
-    return ".".join(module.split(".")[: 1 if module.startswith("actors") else 2])
 
 
 def circle(between: set[tuple[str, str]]) -> list[str]:
@@ -210,10 +178,19 @@ def test_files_import_each_other_in_no_circle() -> None:
 
 @pytest.mark.slow
 def test_rooms_import_each_other_in_no_circle_and_are_few() -> None:
-    between = {(room_of(here), room_of(there)) for here, there in arrows()}
-    assert circle({(here, there) for here, there in between if here != there}) == []
+    assert circle(between_rooms()) == []
     rooms = {room_of(module) for module in modules()} - {"pddpo_ray", "deploy"}
     assert len(rooms) <= MOST_ROOMS, sorted(rooms)
+
+
+@pytest.mark.slow
+def test_the_picture_of_the_rooms_has_them_all_and_no_arrow_points_up() -> None:
+    band = {room: number for number, (_, _, rooms) in enumerate(BANDS) for room in rooms}
+    shown = {room: number for room in floors() if (number := band.get(room.removeprefix("pddpo_ray."))) is not None}
+    # the package's public names, the version and deploy's own `__init__` are no rooms
+    assert {room for room in floors() if room not in shown} == {"pddpo_ray", "pddpo_ray.version", "deploy"}
+    assert [one for one in between_rooms() if shown.get(one[0], 0) > shown.get(one[1], len(BANDS))] == []
+    assert PICTURE.read_text(encoding="utf-8") == picture(), "python -m tools.rooms picture"
 
 
 @pytest.mark.slow

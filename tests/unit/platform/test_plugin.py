@@ -87,17 +87,22 @@ def test_rules_and_a_source_of_an_installed_package_measure(site: Path, tmp_path
 
 
 @pytest.mark.run
-def test_a_run_uses_method_bonus_dual_rule_and_tracker_of_an_installed_package(site: Path, tmp_path: Path) -> None:
+def test_a_run_uses_method_world_bonus_dual_rule_and_tracker_of_an_installed_package(
+    site: Path, tmp_path: Path
+) -> None:
     own = [
-        "algorithm=sparing", "method.settings.every=2", "explore.bonus=seldom-asked", "explore.settings.power=1.0",
+        "algorithm=sparing", "method.settings.every=2", "world={kind: two-requests, curt: 0.6}",
+        "explore.bonus=seldom-asked", "explore.settings.power=1.0",
         "dual.rule={kind: signs, step: 0.2}", "report.trackers={csv: {file: all.csv}}", "report.tensorboard=false",
     ]  # fmt: skip
     done = pddpo(site, tmp_path, "train", "tabular", "--run", "run", *SMALL, *own)
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["algorithm"] == "sparing"
-    names = ("methods/sparing", "bonuses/seldom-asked", "dual_rules/signs", "trackers/csv")
+    names = ("methods/sparing", "worlds/two-requests", "bonuses/seldom-asked", "dual_rules/signs", "trackers/csv")
     assert result["provenance"]["extensions"] == dict.fromkeys(names, "pddpo-politeness 0.2.0")
+    evaluated = json.loads(pddpo(site, tmp_path, "evaluate", "run", "--json").stdout)
+    assert evaluated["values"]["policy-3"]["gap"] == pytest.approx(result["gap_last"])
     told: dict[str, dict[int, float]] = {}
     with (tmp_path / "run" / "all.csv").open(newline="") as file:
         for round_, name, value in csv.reader(file):
@@ -148,9 +153,11 @@ def test_what_is_installed_is_explained_listed_and_checked(site: Path, tmp_path:
     )
     listed = json.loads(pddpo(site, tmp_path, "recipes", "--json").stdout)["installed"]
     assert {(one["kind"], one["name"]) for one in listed} == {
-        ("method", "sparing"), ("bonus", "seldom-asked"), ("dual rule", "signs"), ("source", "shouting"),
-        ("rule", "courtesies"), ("rule", "polite"), ("tracker", "csv"),
+        ("method", "sparing"), ("world", "two-requests"), ("bonus", "seldom-asked"), ("dual rule", "signs"),
+        ("source", "shouting"), ("rule", "courtesies"), ("rule", "polite"), ("tracker", "csv"),
     }  # fmt: skip
+    wrong = pddpo(site, tmp_path, "train", "tabular", "--dry-run", "world={kind: two-requests, crt: 0.6}")
+    assert wrong.stderr.endswith("`world`: unknown key `world.crt`; did you mean `curt`?\n")
     refused = pddpo(site, tmp_path, "train", "tabular", "--dry-run", "dual.rule={kind: signs, stp: 0.2}")
     assert refused.returncode == 2
     (line,) = refused.stderr.splitlines()

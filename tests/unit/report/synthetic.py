@@ -26,7 +26,7 @@ from pddpo_ray.records import (
     Verdict,
 )
 from pddpo_ray.theory.estimates.cost_estimate import interval
-from pddpo_ray.worlds.text.grammar import FIRST_GRAMMAR
+from tests.support.written_grammar import GRAMMAR
 
 RHO, LAMBDA_STAR, F_STAR = 1.0, 0.72, 0.61
 SECONDS = {"fit-reward": 6.1, "fit-cost": 6.4, "publish": 0.4, "sample": 2.2, "safety": 0.2, "explore": 3.1}
@@ -35,8 +35,15 @@ HOSTILE = '</p><script>alert("x")</script>&lt;<img src=http://evil.example/x one
 
 def recipe(rounds: int, **changes: Any) -> dict[str, Any]:
     tree = load(
-        "text-world-first",
-        [f"rounds={rounds}", "dual.rho=1.0", "limits.cost.labels_each=4", "dual.rule={kind: projected}"],
+        "text-world",
+        [
+            f"rounds={rounds}",
+            "limits.cost.at_most=0",
+            "dual.cost_max=2.0",
+            "dual.rho=1.0",
+            "limits.cost.labels_each=4",
+            "dual.rule={kind: projected}",
+        ],
     ).model_dump(mode="json")
     return {**tree, **changes}
 
@@ -70,7 +77,7 @@ def write_run(
 
 
 def _start(journal: Journal, hostile: bool) -> list[Prompt]:
-    grammar = FIRST_GRAMMAR
+    grammar = GRAMMAR
     prompts = [
         Prompt(f"p{index:02d}", ids, HOSTILE if hostile and index == 0 else text)
         for index, (ids, text) in enumerate(zip(grammar.prompt_ids, grammar.prompt_texts, strict=True))
@@ -157,7 +164,7 @@ def _round(
 
 
 def _answer(key: str, prompt: Prompt, place: int, version: int, hostile: bool) -> Response:
-    grammar = FIRST_GRAMMAR
+    grammar = GRAMMAR
     place %= len(grammar.answer_ids)
     text = HOSTILE if hostile else grammar.answer_texts[place]
     return Response(key, prompt, grammar.answer_ids[place], text, version, seed=place, log_prob=-3.0)

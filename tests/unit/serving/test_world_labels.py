@@ -37,9 +37,7 @@ TOKEN = "a token of this test"
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    return export_to(
-        tmp_path_factory.mktemp("world") / "w", "--world", "text-world-first", "--seed", "0", "--pairs", "24"
-    )
+    return export_to(tmp_path_factory.mktemp("world") / "w", "--world", "text-world", "--seed", "0", "--pairs", "24")
 
 
 @pytest.fixture(scope="module")

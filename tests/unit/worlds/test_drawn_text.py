@@ -15,7 +15,7 @@ from scipy.special import expit
 
 import pddpo_ray
 from pddpo_lab.compare.suite import SUITES
-from pddpo_ray.config import DrawnFamilyConfig, LogitLimitConfig, RateLimitConfig, TextWorldConfig, load
+from pddpo_ray.config import DrawnFamilyConfig, LogitLimitConfig, RateLimitConfig, load
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import HARM, Pair, Response
 from pddpo_ray.storage.whole_files import cache_folder
@@ -25,11 +25,9 @@ from pddpo_ray.worlds.text.family import (
     HELD_OUT_SEEDS,
     drawn_grammar,
     factorisations,
-    grammar_of,
     rare_phrases,
     reference_spread,
 )
-from pddpo_ray.worlds.text.grammar import FIRST_GRAMMAR
 from pddpo_ray.worlds.text.prepared_world import prepare_text_world
 from pddpo_ray.worlds.text.reference import ReferenceSpec, answer_log_probs, cached_reference, intended_reference
 from pddpo_ray.worlds.text.world import TextWorld
@@ -91,13 +89,6 @@ def test_answers_that_are_no_product_of_slots_are_refused() -> None:
         drawn_grammar(DrawnFamilyConfig(answers=101), 0)
     with pytest.raises(UserError, match="no product of 8 slots"):
         drawn_grammar(DrawnFamilyConfig(answers=216, slots=8), 0)
-
-
-def test_a_recipe_without_a_family_means_the_first_world() -> None:
-    assert grammar_of(TextWorldConfig()) is FIRST_GRAMMAR
-    plain = load("text-world-first")
-    assert "family" not in plain.fixed_settings()["world"]
-    assert load("text-world-first", ["world.family.kind=drawn"]).digest() != plain.digest()
 
 
 # --- the truth -------------------------------------------------------------------------------------------------------

@@ -16,9 +16,10 @@ from pddpo_ray.rollout.policy_temperature import divide_logits
 from pddpo_ray.training.passes.log_probs import ResponseScorer, score_texts
 from pddpo_ray.worlds.text.drawn_world import DrawnWorldSpec, build_drawn_world
 from pddpo_ray.worlds.text.family import drawn_grammar
-from pddpo_ray.worlds.text.grammar import FIRST_GRAMMAR, Grammar
+from pddpo_ray.worlds.text.grammar import Grammar
 from pddpo_ray.worlds.text.reference import ReferenceSpec, build_model, intended_reference
 from pddpo_ray.worlds.text.world import with_rest
+from tests.support.written_grammar import GRAMMAR
 
 TINY = ReferenceSpec(hidden=32, heads=1, layers=2)
 
@@ -27,7 +28,7 @@ TINY = ReferenceSpec(hidden=32, heads=1, layers=2)
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_scores_by_phrase_equal_scores_one_by_one(temperature: float) -> None:
     topics, situations = ("clean the oven", "prune a tall tree"), ("on my own", "in a hurry")
-    grammar = replace(FIRST_GRAMMAR, topics=topics, situations=situations)
+    grammar = replace(GRAMMAR, topics=topics, situations=situations)
     model = build_model(grammar, TINY).eval()
     texts = [(prompt, answer) for prompt in grammar.prompt_ids for answer in grammar.answer_ids]
     one_by_one = score_texts(ResponseScorer(model, temperature=temperature), texts).reshape(4, -1)
