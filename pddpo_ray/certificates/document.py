@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ from pddpo_ray.config import Config
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import JournalReader
 from pddpo_ray.journal.identity import open_folder
+from pddpo_ray.limits.of_recipe import stated_of
+from pddpo_ray.parts.measuring import table_of
 from pddpo_ray.parts.mixed_labelling import TOSSED, corrected_numbers
+from pddpo_ray.parts.people_measuring import DRAWS
 from pddpo_ray.storage.whole_files import JOURNAL, finite, write_json
 from pddpo_ray.theory.certificates.measured_draws import share_at_clip
 from pddpo_ray.theory.estimates.cost_estimate import whole_shares
@@ -157,9 +161,16 @@ def _demand_labels(journal: JournalReader, entry: Entry, file: Path) -> None:
 
 def _in_journal(journal: JournalReader, entry: Entry, limit: TestedLimit) -> list[float | None]:
     """The number of each draw, from the labels themselves where labels gave it."""
-    if not limit.labelled:
-        return list(entry.numbers[limit.name])
     draws = entry.draws[limit.name]
+    if not limit.labelled:
+        stated = [one for one in stated_of(journal.recipe) if one.limit.name == limit.measured_as]
+        records = [one for one in journal.measurements(entry.candidate.round, f"{DRAWS}%", limit.measured_as)
+                   if one.answer in set(draws)]  # fmt: skip
+        # runs before 0.3, and mixtures of rounds, have the numbers in the ledger alone
+        if not records:
+            return list(entry.numbers[limit.name])
+        numbers = table_of(records, stated, draws, limit.high).numbers[:, 0].tolist()
+        return [None if math.isnan(one) else one for one in numbers]
     shares = whole_shares(labels_of(journal, entry, limit.measured_as), draws, limit.labels_each)
     if limit.people is None:
         return shares

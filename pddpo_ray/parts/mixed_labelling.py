@@ -130,6 +130,12 @@ class MixedFeedbackController(FeedbackController):
             for item, value, asked in zip(items, machine, coins, strict=True)
         ]
 
+    def _chances(self, items: Sequence[Response]) -> Mapping[str, float]:
+        if self._journal.round not in self._screened:
+            return {}  # draws of a certificate, whose coins are journalled with the model's numbers
+        names, _, sample = self._screened[self._journal.round]
+        return dict(zip(names, sample.chances.tolist(), strict=True))
+
     def _from_shares(self, asked: Sequence[int], given: Array, costs: Array, sample: Sample) -> CostEstimate:
         """The estimate from the unsafe shares of the items that were asked about."""
         shares = np.full(len(costs), np.nan)
