@@ -10,8 +10,8 @@ costs accuracy of the fits there, never the limit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from scipy.special import expit
@@ -23,6 +23,7 @@ from pddpo_ray.journal import Journal
 from pddpo_ray.parts.labelling import FeedbackController
 from pddpo_ray.parts.people import Asking, RiskOf, people_labeller, stated_risk
 from pddpo_ray.records import HARM, Array, CostEstimate, LabelledPair, Pair, Response, SafetyLabels
+from pddpo_ray.scoring.scored_labeller import ScoredLabeller
 from pddpo_ray.theory.certificates.measured_draws import corrected_by_people
 from pddpo_ray.theory.estimates.cost_estimate import Mode, clipped_logit, share_bounds, with_missing
 from pddpo_ray.theory.estimates.people_estimates import Sample, mixed_from_shares, sample_for_people
@@ -38,21 +39,6 @@ TOSSED = "tossed-"
 """Phase of a batch of a certificate: the model's number of every draw, and whether the coin shows it to people."""
 
 
-class ScoringModel(Protocol):
-    """A labeller whose scores can be seen; `scoring.scored_labeller.ScoredLabeller` is one."""
-
-    @property
-    def prepare(self) -> Callable[[], object]:
-        """Trains or opens what it needs."""
-        ...
-
-    def rewards(self, items: Sequence[Response]) -> Array: ...
-
-    def costs(self, items: Sequence[Response]) -> Array: ...
-
-    def compare(self, pairs: Sequence[Pair], seed: int) -> list[LabelledPair]: ...
-
-
 class MixedFeedbackController(FeedbackController):
     """Feedback of one constraint, from a model and from people."""
 
@@ -60,7 +46,7 @@ class MixedFeedbackController(FeedbackController):
         self,
         name: str,
         people: Labeller,
-        model: ScoringModel,
+        model: ScoredLabeller,
         settings: MixedFeedback,
         journal: Journal,
         *,
@@ -234,7 +220,7 @@ def mixed_feedback(
     constraint: str,
     config: Config,
     journal: Journal,
-    model: ScoringModel | None = None,
+    model: ScoredLabeller | None = None,
     asking: Asking | None = None,
     categories_of: Mapping[str, Sequence[str]] | None = None,
 ) -> MixedFeedbackController:
@@ -261,6 +247,6 @@ def mixed_feedback(
     )
 
 
-def _unsafe_chance(model: ScoringModel) -> RiskOf:
+def _unsafe_chance(model: ScoredLabeller) -> RiskOf:
     """What the model thinks of an answer, for people who opted out of harmful texts."""
     return lambda items: expit(model.costs(items)).tolist()

@@ -239,8 +239,8 @@ class PeopleOfLimits:
     def _say(self, column: int, machine: Array, people: Array) -> None:
         """How far the machine is off, in the log and in the round's numbers."""
         stated, known = self._stated[column], np.isfinite(people)
-        costs = (self._costs(column, values[known]) for values in (machine, people))
-        bias = bias_of(stated, *costs, self._cost_max)
+        of_machine, of_people = (self._costs(column, values[known]) for values in (machine, people))
+        bias = bias_of(stated, of_machine, of_people, self._cost_max)
         name = stated.limit.name
         self._journal.add_metrics(
             {f"audit/{name}_asked": float(len(people)), f"audit/{name}_given": float(known.sum())}
@@ -304,12 +304,9 @@ class PeopleOfLimits:
         first = 0 if chance is None else 1  # of an audit the machine's own comes before
         found = []
         for item, given in self._labellers[column].ask(batch).by_item(batch).items():
-            labels = [(value_of(answer), "", person) for answer, person in given]
-            labels += [(None, NO_LABEL, None)] * (batch.labels_each - len(given))
-            found += [
-                Measurement(name, item, value, why, PEOPLE, first + number, person, chance)
-                for number, (value, why, person) in enumerate(labels)
-            ]
+            labels = [Measurement(name, item, value_of(answer), "", PEOPLE, person=person) for answer, person in given]
+            labels += [Measurement(name, item, None, NO_LABEL, PEOPLE)] * (batch.labels_each - len(given))
+            found += [replace(one, opinion=first + number, chance=chance) for number, one in enumerate(labels)]
         return found
 
     def _batch(self, column: int, questions: Sequence[Question], phase: str) -> Batch:

@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any, Literal, Protocol
 
 from pddpo_ray.records import Pair, Prompt, Response
@@ -150,7 +151,7 @@ class Answers:
     def by_item(self, batch: Batch) -> dict[str, list[tuple[Given, str | None]]]:
         """The answers to each question of the batch, and who gave them; [] where nobody answered."""
         answers: dict[str, list[tuple[Given, str | None]]] = {question.item: [] for question in batch.questions}
-        for (item, given), person in zip(self.given, self.people or [None] * len(self.given), strict=True):
+        for (item, given), person in zip_longest(self.given, self.people):
             answers[item].append((given, person))
         return answers
 

@@ -211,7 +211,7 @@ def test_people_audit_a_machine_that_calls_everything_long(tmp_path: Path, caplo
         answers = {one.id: one.text for one in journal.samples(-1)}
         measured = journal.measurements(-1, "measure-outside-%", "rude")
     truth = [float(long(answers[one])) for one in entry.draws["rude"]]
-    by_machine = {one.answer: one.value for one in measured if one.chance is None}
+    by_machine = {one.answer: one.value for one in measured if one.chance is None and one.value is not None}
     audited = {one.answer: one for one in measured if one.chance is not None}
     assert {(one.chance, one.source) for one in audited.values()} == {(share, "people")}
     f, coins = [by_machine[one] for one in entry.draws["rude"]], [one in audited for one in entry.draws["rude"]]
