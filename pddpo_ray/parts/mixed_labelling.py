@@ -22,7 +22,7 @@ from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
 from pddpo_ray.parts.labelling import FeedbackController
 from pddpo_ray.parts.people import Asking, RiskOf, people_labeller, stated_risk
-from pddpo_ray.records import HARM, Array, CostEstimate, LabelledPair, Pair, Response, SafetyLabels
+from pddpo_ray.records import HARM, Array, CostEstimate, Pair, Response, SafetyLabels
 from pddpo_ray.scoring.scored_labeller import ScoredLabeller
 from pddpo_ray.theory.certificates.measured_draws import corrected_by_people
 from pddpo_ray.theory.estimates.cost_estimate import Mode, clipped_logit, share_bounds, with_missing
