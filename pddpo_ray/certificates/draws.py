@@ -21,11 +21,12 @@ from pddpo_ray.config import Config
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.limits.of_recipe import labelled_by_feedback
+from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.parts.labelling import FeedbackController
-from pddpo_ray.parts.measuring import records_of, table_of
+from pddpo_ray.parts.measuring import DRAWS, records_of, table_of
 from pddpo_ray.parts.mixed_labelling import MixedFeedbackController
 from pddpo_ray.parts.people import Asking
-from pddpo_ray.parts.people_measuring import DRAWS, people_of_limits
+from pddpo_ray.parts.people_measuring import people_of_limits
 from pddpo_ray.parts.sampling import Proposal, RolloutController
 from pddpo_ray.records import Decoding, Measurement, Prompt, Response
 from pddpo_ray.rollout.delivery_check import DeliveryCheck
@@ -142,7 +143,15 @@ class CandidateDraws:
         stated, phase = [one.stated for one in self._backends.held_limits], f"{DRAWS}{batch}"
         if labelled_by_feedback(limits):
             self._batch = batch
-            return {limit.name: self._labelled_numbers(answers, limit, batch) for limit in limits}
+            if isinstance(self._feedback, MixedFeedbackController):
+                for one in limits:
+                    assert one.people is not None
+                    self._feedback.measure_draws(answers, one.labels_each, one.measured_as, batch, one.people)
+                return self._numbers(answers, limits, stated, batch)
+            return {
+                one.name: self._feedback.unsafe_shares(answers, one.labels_each, one.measured_as, batch)
+                for one in limits
+            }
         measure = self._backends.measure
         references: list[Response] = []
         if any(limit.versus for limit in limits):
@@ -166,20 +175,20 @@ class CandidateDraws:
         if self._people is not None:
             shares = {limit.measured_as: limit.people for limit in limits}
             self._people.of_draws(answers, references, shares, batch)
-        records, ids = self._journal.measurements(self._journal.round, phase), [answer.id for answer in answers]
+        return self._numbers(answers, limits, stated, batch)
+
+    def _numbers(
+        self, answers: Sequence[Response], limits: Sequence[TestedLimit], stated: Sequence[StatedLimit], batch: str
+    ) -> dict[str, list[float | None]]:
+        """What the records of a batch say, corrected by people where they audit."""
+        ids = [answer.id for answer in answers]
+        records = self._journal.measurements(self._journal.round, f"{DRAWS}{batch}")
         numbers = table_of(records, stated, ids, self._config.dual.cost_max).numbers
         columns = {one.limit.name: numbers[:, column].tolist() for column, one in enumerate(stated)}
         return {
             limit.name: [None if np.isnan(number) else number for number in columns[limit.measured_as]]
             for limit in limits
         }
-
-    def _labelled_numbers(self, answers: Sequence[Response], limit: TestedLimit, batch: str) -> list[float | None]:
-        """Unsafe shares of all answers, or the machine's numbers corrected by people."""
-        feedback = self._feedback
-        if limit.people is not None and isinstance(feedback, MixedFeedbackController):
-            return feedback.corrected(answers, limit.labels_each, limit.measured_as, batch, limit.people)
-        return feedback.unsafe_shares(answers, limit.labels_each, limit.measured_as, batch)
 
     def _answers(self, prompts: Sequence[Prompt], authors: Sequence[int], batch: str) -> list[Response]:
         """One answer per prompt, by the policy drawn for it, in the order of drawing."""

@@ -176,7 +176,7 @@ def measurement_record(row: Any) -> Measurement:
 
 
 def label_measurements(
-    labelled: Iterable[SafetyLabels], labeller: str, chances: Mapping[str, float]
+    labelled: Iterable[SafetyLabels], labeller: str, chances: Mapping[str, float], first: int = 0
 ) -> list[Measurement]:
     """One for each label of an answer."""
     return [
@@ -186,7 +186,7 @@ def label_measurements(
             VALUES.get(label),
             "" if label in VALUES else label.value,
             labeller,
-            opinion=opinion,
+            opinion=first + opinion,
             person=person,
             chance=chances.get(item.response.id),
         )

@@ -116,25 +116,25 @@ class FeedbackController:
         return seed_of(self._seed, self._journal.round, "compare", name, attempt)
 
     def _collect_safety(self, items: Sequence[Response], labels_each: int, name: str, *, may_lack: bool = False) -> int:
-        counted = self._ask_for_safety(items, labels_each, name, may_lack=may_lack)
-        lacking = {item.id: labels_each - len(counted[item.id]) for item in items}
-        # A draw of a certificate with a missing label has no number; a round's estimate is bounded by its labels.
-        usable = [item for item in items if not lacking[item.id] or not may_lack]
-        labelled = [
-            SafetyLabels(
-                item,
-                (*(label for label, _ in counted[item.id]), *[Verdict.MISSING] * lacking[item.id]),
-                name,
-                people=tuple(person for _, person in counted[item.id]),
-            )
-            for item in usable
-        ]
+        labelled = self._labelled(items, labels_each, name, may_lack=may_lack)
         self._journal.add_safety(labelled, self._source, self._chances(items))
-        if missing := sum(lacking.values()):
-            self._journal.add_metrics({f"labels/missing_{name}": missing})
-        total = sum(len(counted[item.id]) for item in usable)
-        self._journal.add_metrics({"labels/safety" if name == HARM else f"labels/{name}": total})
-        return total
+        return len(labelled)
+
+    def _labelled(
+        self, items: Sequence[Response], labels_each: int, name: str, *, may_lack: bool = False
+    ) -> list[SafetyLabels]:
+        """Labels of every item, MISSING where there is none, which are counted."""
+        counted = self._ask_for_safety(items, labels_each, name, may_lack=may_lack)
+        labelled = []
+        for item in items:
+            labels, people = zip(*counted[item.id], strict=True) if counted[item.id] else ((), ())
+            missing = (Verdict.MISSING,) * (labels_each - len(labels))
+            labelled.append(SafetyLabels(item, (*labels, *missing), name, people=people))
+        given = sum(map(len, counted.values()))
+        if missing_labels := labels_each * len(items) - given:
+            self._journal.add_metrics({f"labels/missing_{name}": missing_labels})
+        self._journal.add_metrics({"labels/safety" if name == HARM else f"labels/{name}": given})
+        return labelled
 
     def _chances(self, items: Sequence[Response]) -> Mapping[str, float]:
         """By item, the probability with which it was to be asked about; {}: all were."""

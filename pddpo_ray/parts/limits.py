@@ -30,8 +30,8 @@ from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
 from pddpo_ray.limits.of_recipe import labelled_by_feedback
 from pddpo_ray.parts.held_limit import OUTSIDE, UNSAFE_RATE, HeldLimit, answers_each, clip_of
-from pddpo_ray.parts.measuring import Audit, MeasuredAnswers, records_of, tables_of
-from pddpo_ray.parts.people_measuring import MACHINE, AskedOfPeople, PeopleOfLimits
+from pddpo_ray.parts.measuring import MACHINE, Audit, MeasuredAnswers, records_of, tables_of
+from pddpo_ray.parts.people_measuring import AskedOfPeople, PeopleOfLimits
 from pddpo_ray.records import (
     Array,
     CostEstimate,

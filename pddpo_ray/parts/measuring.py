@@ -26,6 +26,11 @@ from pddpo_ray.theory.multipliers.matrix_dual import label_variance
 
 logger = logging.getLogger(__name__)
 
+MACHINE = "machine-"
+"""What the phase of machines' numbers begins with, before people are asked about the same answers."""
+DRAWS = "measure-"
+"""The same of what is measured of a batch of a certificate's draws."""
+
 
 class SourceMeasures:
     """Satisfies contracts.Measure. `sources` are None where `labels`, those of a world, measure.

@@ -24,7 +24,7 @@ from pddpo_ray.limits.asked_people import PeoplesQuestion, peoples_question
 from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.limits.sources import chosen_for, within_budget
 from pddpo_ray.parts.held_limit import HeldLimit
-from pddpo_ray.parts.measuring import Tokens, costs_of_values, tables_of
+from pddpo_ray.parts.measuring import DRAWS, Tokens, costs_of_values, tables_of
 from pddpo_ray.parts.people import RiskOf, reached, stated_risk
 from pddpo_ray.parts.questions import (
     UNKNOWN_RISK,
@@ -42,10 +42,6 @@ from pddpo_ray.theory.seeds import generator
 
 logger = logging.getLogger(__name__)
 
-MACHINE = "machine-"
-"""What the phase of machines' numbers begins with, before people are asked about the same answers."""
-DRAWS = "measure-"
-"""The same of a batch of a certificate's draws."""
 PEOPLE, NO_LABEL = "people", "no label"
 References = Sequence[Response | None]
 AskedOfPeople = tuple[MeasuredValues, Sequence[Response], References, str, int]

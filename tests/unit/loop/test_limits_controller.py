@@ -14,7 +14,7 @@ from pddpo_ray.limits.reading import stated_limit
 from pddpo_ray.parts.dual_step import DualController, LocalDual
 from pddpo_ray.parts.held_limit import OUTSIDE, HeldLimit
 from pddpo_ray.parts.limits import ANSWERS, LimitsController
-from pddpo_ray.parts.people_measuring import MACHINE
+from pddpo_ray.parts.measuring import MACHINE
 from pddpo_ray.records import MeasuredValues, Measurement, PolicyVersion, Prompt, Response
 from pddpo_ray.theory.multipliers.dual import DualState, ProjectedFixed, limit_state
 
