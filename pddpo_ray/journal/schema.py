@@ -148,7 +148,7 @@ measurement = _keyed_by_run(
     ForeignKeyConstraint(["run", "sample"], ["sample.run", "sample.id"]),
     Index("ix_measurement_round", "run", "round", "phase", "limit", "position", "opinion"),
 )
-"""Every measurement under a limit, whoever made it: `records.Measurement`. `phase` says what it was made for."""
+"""Every measurement under a limit, by people or machines: `records.Measurement`. `phase` says what it was for."""
 
 safety_label = _keyed_by_run(
     "safety_label",

@@ -1,4 +1,4 @@
-"""One record for what is measured of an answer, whoever measures it; labels of versions up to 0.2 are copied into it.
+"""One record for what people and machines measure of an answer; labels of versions up to 0.2 are copied into it.
 
 Revision: 0016
 """
