@@ -337,9 +337,13 @@ class MeasuredValues:
     """Why a source that was asked gave no number; elsewhere nan says that it was not asked."""
     against: Array
     """What limits on a difference to the reference compare with: the value of its answer to the same prompt."""
+    people: Array
+    """Values by people's audit of what a machine measured; nan: they gave none."""
+    chance: Array
+    """The chance that people were asked, where they were; 0: they were not."""
 
     @classmethod
     def nothing(cls, answers: int, limits: int) -> MeasuredValues:
         """Nobody was asked yet."""
-        values, against = np.full((2, answers, limits), np.nan)
-        return cls(values, {}, against)
+        values, against, people = np.full((3, answers, limits), np.nan)
+        return cls(values, {}, against, people, np.zeros((answers, limits)))

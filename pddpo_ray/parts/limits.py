@@ -30,7 +30,7 @@ from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
 from pddpo_ray.limits.of_recipe import labelled_by_feedback
 from pddpo_ray.parts.held_limit import OUTSIDE, UNSAFE_RATE, HeldLimit, answers_each, clip_of
-from pddpo_ray.parts.measuring import MACHINE, Audit, MeasuredAnswers, records_of, tables_of
+from pddpo_ray.parts.measuring import MACHINE, MeasuredAnswers, records_of, tables_of
 from pddpo_ray.parts.people_measuring import AskedOfPeople, PeopleOfLimits
 from pddpo_ray.records import (
     Array,
@@ -360,9 +360,9 @@ class LimitsController:
 
         self._journal.once(f"{MACHINE}{phase}", journalled)
         number = self._journal.round
-        return lambda: self._tables(self._journal.measurements(number, phase), answers)[0]
+        return lambda: self._tables(self._journal.measurements(number, phase), answers)
 
-    def _tables(self, records: Sequence[Measurement], answers: Sequence[Response]) -> tuple[MeasuredValues, Audit]:
+    def _tables(self, records: Sequence[Measurement], answers: Sequence[Response]) -> MeasuredValues:
         return tables_of(records, [one.limit.name for one in self._stated], [answer.id for answer in answers])
 
     def _with_people_and_counts(
@@ -380,10 +380,10 @@ class LimitsController:
         by_machines = records_of(self._stated, answers, measured)
         new = [*(one for one in by_machines if (one.answer, one.limit) not in there), *said]
         self._journal.add_measurements(phase, new, answers)
-        self._journal.add_metrics(self._counts(phase, *self._tables([*by_machines, *said], answers)))
+        self._journal.add_metrics(self._counts(phase, self._tables([*by_machines, *said], answers)))
         return {"ids": [answer.id for answer in answers]}
 
-    def _counts(self, phase: str, measured: MeasuredValues, audit: Audit) -> dict[str, float]:
+    def _counts(self, phase: str, measured: MeasuredValues) -> dict[str, float]:
         """Labels by limit, and of a round's answers those outside a mean's bounds and the unsafe rate of a logit."""
         counts = {}
         for index, limit in enumerate(self._limits):
@@ -392,7 +392,7 @@ class LimitsController:
                 known = int(np.isfinite(values).sum())
                 if limit.difference:
                     known += int(np.isfinite(measured.against[:, index]).sum())
-                asked = int(np.isfinite(audit.people[:, index]).sum())
+                asked = int(np.isfinite(measured.people[:, index]).sum())
                 counts[f"labels/{limit.name}/{phase}"] = float(known * (limit.stated.asking.labels_each or 1) + asked)
             prefix = "" if index == 0 else f"{limit.name}/"
             low, high = limit.stated_bounds

@@ -167,23 +167,6 @@ def _answer(answer: Response, other: Response | None, stated: StatedLimit) -> An
 # --- records of the journal, and tables of costs --------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class Audit:
-    """People's values of answers that a machine measured, nan: they gave none; and the chance that people were asked,
-    where they were, 0: they were not. [n, I] each"""
-
-    people: Array
-    chance: Array
-
-    @property
-    def asked(self) -> NDArray[np.bool_]:
-        return self.chance > 0
-
-    @classmethod
-    def none(cls, answers: int, limits: int) -> Audit:
-        return cls(np.full((answers, limits), np.nan), np.zeros((answers, limits)))
-
-
 def records_of(
     stated: Sequence[StatedLimit], answers: Sequence[Response], measured: MeasuredValues
 ) -> list[Measurement]:
@@ -198,25 +181,23 @@ def records_of(
     return found
 
 
-def tables_of(
-    records: Iterable[Measurement], limits: Sequence[str], answers: Sequence[str]
-) -> tuple[MeasuredValues, Audit]:
+def tables_of(records: Iterable[Measurement], limits: Sequence[str], answers: Sequence[str]) -> MeasuredValues:
     """By answer and limit the mean of its labels, nan where one is missing or nobody was asked; audits apart."""
     rows, columns = ({name: index for index, name in enumerate(names)} for names in (answers, limits))
-    measured, audit = MeasuredValues.nothing(len(rows), len(columns)), Audit.none(len(rows), len(columns))
+    measured = MeasuredValues.nothing(len(rows), len(columns))
     labels: dict[tuple[int, int, bool], list[float]] = {}
     for one in records:
         cell, audits = (rows[one.answer], columns[one.limit]), one.chance is not None
         mine = labels.setdefault((*cell, audits), [])
         mine.append(np.nan if one.value is None else one.value)
-        (audit.people if audits else measured.values)[cell] = sum(mine) / len(mine)
+        (measured.people if audits else measured.values)[cell] = sum(mine) / len(mine)
         if one.chance is not None:
-            audit.chance[cell] = one.chance
+            measured.chance[cell] = one.chance
             continue
         measured.against[cell] = np.nan if one.against is None else one.against
         if one.missing:
             measured.missing[cell] = one.missing
-    return measured, audit
+    return measured
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,17 +230,17 @@ def table_of(
     records: Iterable[Measurement], stated: Sequence[StatedLimit], answers: Sequence[str], cost_max: float
 ) -> MeasuredTable:
     """The costs of these answers, from the journal's records of them. `cost_max` bounds logits."""
-    measured, audit = tables_of(records, [one.limit.name for one in stated], answers)
+    measured = tables_of(records, [one.limit.name for one in stated], answers)
     costs, noise, against, people = (np.zeros(measured.values.shape) for _ in range(4))
     for column, one in enumerate(stated):
         costs[:, column], noise[:, column] = costs_of_values(one, measured.values[:, column], cost_max)
-        people[:, column] = costs_of_values(one, audit.people[:, column], cost_max)[0]
+        people[:, column] = costs_of_values(one, measured.people[:, column], cost_max)[0]
         if one.limit.quantity.versus == "reference":
             against[:, column] = costs_of_values(one, measured.against[:, column], cost_max)[0]
     failed = np.zeros(costs.shape, dtype=bool)
     for cell in measured.missing:
         failed[cell] = True
-    return MeasuredTable(costs, noise, failed, against, people, audit.chance)
+    return MeasuredTable(costs, noise, failed, against, people, measured.chance)
 
 
 class MeasuredAnswers:

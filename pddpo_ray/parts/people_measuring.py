@@ -144,7 +144,7 @@ class PeopleOfLimits:
             labels = self._ask(column, questions[column], phase, chances.get(column))
             if self._stated[column].audited is not None:
                 names, ids = [self._stated[column].limit.name], [answers[row].id for row in rows]
-                self._say(column, measured.values[rows, column], tables_of(labels, names, ids)[1].people[:, 0])
+                self._say(column, measured.values[rows, column], tables_of(labels, names, ids).people[:, 0])
             found += labels
         return found
 
@@ -256,7 +256,7 @@ class PeopleOfLimits:
         columns = {column: shares[names[column]] for column in self._questions if names[column] in shares}
         phase, ids = f"{DRAWS}{place}", [answer.id for answer in answers]
         by_machines = self._journal.measurements(self._journal.round, phase)
-        measured, _ = tables_of(by_machines, names, ids)
+        measured = tables_of(by_machines, names, ids)
         shown = {
             column: [
                 row

@@ -72,7 +72,7 @@ def measured_words(
     for limit in limits:
         records = [one for one in journal.measurements(phase="measure-%", limit=limit.name) if one.answer in wanted]
         ids = list(dict.fromkeys(one.answer for one in records))
-        for name, value in zip(ids, tables_of(records, [limit.name], ids)[0].values[:, 0].tolist(), strict=True):
+        for name, value in zip(ids, tables_of(records, [limit.name], ids).values[:, 0].tolist(), strict=True):
             if not math.isnan(value):
                 words[name].append(_value(limit, value))
     for labelled in journal.safety():

@@ -70,8 +70,9 @@ def drawn(journal: Journal, round_: int) -> list[Response]:
 
 def controller(journal: Journal, costs: Sequence[Sequence[float]], **options: Any) -> LimitsController:
     def measure(asked: Sequence[Response], seed: int, references: Sequence[Response | None] = (), /) -> MeasuredValues:
-        table = np.array(costs, dtype=np.float64)
-        return MeasuredValues(table, {}, np.full(table.shape, NAN))
+        measured = MeasuredValues.nothing(len(costs), len(LIMITS))
+        measured.values[:] = costs
+        return measured
 
     about: dict[str, Any] = {"rho": 1.0, "rule": ProjectedFixed(1, 1.0, 1.0), "limit": 0.5}
     state = DualState(tuple(limit_state(one.name, first=1.0, **about) for one in LIMITS))

@@ -131,7 +131,9 @@ def test_a_worlds_own_labels_fill_the_columns_without_a_source() -> None:
     source = Source("function my:tone", "sha256:1", one_by_one(words), limit().scale)
 
     def truth(given: Any, seed: int, references: Any = ()) -> MeasuredValues:
-        return MeasuredValues(np.full((len(given), 2), 0.5 + seed), {}, np.full((len(given), 2), np.nan))
+        measured = MeasuredValues.nothing(len(given), 2)
+        measured.values[:] = 0.5 + seed
+        return measured
 
     both = SourceMeasures([world, limit()], [None, source], [EVERYWHERE, EVERYWHERE], 2.0, labels=truth)
     found = both(answers("a", "b c"), 1)

@@ -71,6 +71,6 @@ def test_a_run_asks_the_people_that_the_registry_names(monkeypatch: pytest.Monke
 def test_an_average_needs_every_label() -> None:
     labels = [("r0", 1.0), ("r0", 0.0), ("r1", 1.0), ("r1", None)]
     records = [Measurement("rude", name, value, "" if value is not None else "no label") for name, value in labels]
-    measured, _ = tables_of(records, ["rude"], ["r0", "r1", "r2"])
+    measured = tables_of(records, ["rude"], ["r0", "r1", "r2"])
     np.testing.assert_array_equal(measured.values[:, 0], [0.5, np.nan, np.nan])
     assert measured.missing == {(1, 0): "no label"}
