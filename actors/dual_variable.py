@@ -16,9 +16,8 @@ from ray.exceptions import RayActorError
 from actors.calls import Answerer, AnsweringActor, Handle, wait_for
 from actors.placement import beside_driver
 from pddpo_ray.errors import RunError
-from pddpo_ray.parts.dual_step import Estimates, LocalDual
+from pddpo_ray.parts.dual_step import Estimates, JointStep, LocalDual
 from pddpo_ray.theory.multipliers.dual import DualState
-from pddpo_ray.theory.multipliers.matrix_dual import JointStep
 
 
 class UnrestoredError(RunError):

@@ -23,7 +23,7 @@ from pddpo_ray.records import (
     LabelledPair,
     LossBonus,
     LossOptimism,
-    MeasuredCosts,
+    MeasuredValues,
     Objective,
     Pair,
     PairRow,
@@ -425,7 +425,7 @@ class Measure(Protocol):
 
     def __call__(
         self, answers: Sequence[Response], seed: int, references: Sequence[Response | None] = (), /
-    ) -> MeasuredCosts: ...
+    ) -> MeasuredValues: ...
 
 
 @runtime_checkable

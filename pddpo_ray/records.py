@@ -154,6 +154,8 @@ class SafetyLabels:
     constraint: str = "cost"
     reason: str = ""
     """Why a label failed or is missing, where its source says so; for messages alone."""
+    people: tuple[str | None, ...] = ()
+    """Who gave each of the first labels, where people did."""
 
 
 @dataclass(frozen=True)
@@ -299,21 +301,49 @@ class Delivery:
     """Fingerprint of the tokenizer that the engine uses (empty in a table)."""
 
 
+@dataclass(frozen=True)
+class Measurement:
+    """What was measured of one answer under one limit: the same record in the journal, and from the source to the
+    estimate, the certificate, the report and the export."""
+
+    limit: str
+    answer: str
+    """Its id; the journal holds its prompt, its text and who wrote it."""
+    value: float | None
+    """In the measure's own unit; of a rate or a logit the share of labels that say yes: of a single one 1 or 0. None:
+    it is missing, which is never a number."""
+    missing: str = ""
+    """Why there is no value."""
+    source: str = ""
+    """Who measured."""
+    opinion: int = 0
+    """Tells several measurements of an answer apart: the labels of feedback, or (1) people's audit of a machine's."""
+    person: str | None = None
+    """Who gave the label, where a person did."""
+    chance: float | None = None
+    """Of an audit: the probability with which people were asked. None: they were to be asked in any case."""
+    against: float | None = None
+    """The same measure of the reference's answer to the prompt, for a limit on the difference."""
+    at_ms: int = 0
+    """When it was written."""
+
+
 @dataclass(frozen=True, eq=False)
-class MeasuredCosts:
-    """Measured costs of n answers under I limits and the variance of their noise; nan: no number. [n, I] each"""
+class MeasuredValues:
+    """Values of n answers under I limits, each in its measure's own unit; nan: no number. [n, I] each"""
 
-    costs: Array
-    noise: Array
-    failed: NDArray[np.bool_]
-    """Whether the limit's source was asked and gave no number; elsewhere nan says that it was not asked."""
-    unsafe: Array
-    """Share of an answer's labels that say unsafe under a logit limit; nan elsewhere."""
+    values: Array
+    missing: dict[tuple[int, int], str]
+    """Why a source that was asked gave no number; elsewhere nan says that it was not asked."""
     against: Array
-    """What limits on a difference to the reference take off: the cost of its answer to the same prompt, nan where there
-    is none; 0 under all other limits."""
+    """What limits on a difference to the reference compare with: the value of its answer to the same prompt."""
+    people: Array
+    """Values by people's audit of what a machine measured; nan: they gave none."""
+    chance: Array
+    """The chance that people were asked, where they were; 0: they were not."""
 
-    @property
-    def relative(self) -> Array:
-        """Costs as the limits state them: less the reference's. [n, I]"""
-        return self.costs - self.against
+    @classmethod
+    def nothing(cls, answers: int, limits: int) -> MeasuredValues:
+        """Nobody was asked yet."""
+        values, against, people = np.full((3, answers, limits), np.nan)
+        return cls(values, {}, against, people, np.zeros((answers, limits)))

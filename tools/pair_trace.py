@@ -1,13 +1,12 @@
-"""How many files a preference pair passes from the method's module to the arithmetic of its loss, and a sampled answer
-from the method's module to the step of the multiplier.
+"""How many files a preference pair passes from the method's module to the arithmetic of its loss, and an answer from
+its sampling to the step of the multiplier.
 
     python -m tools.pair_trace            # both lists, and their lengths
 
-It traces the first round of a run on texts in this process: a pair in its first fit; an answer while it is sampled,
-measured and estimated from. A file counts if one of its functions is given, or returns, the pair or the answer: texts,
-tokens, or numbers that were computed from them. Files that are entered on the way with
-settings, names or weights alone only configure; they are listed apart. What the artifact store writes and reads
-(weights; columns kept for later) lies beside the way.
+It traces the first fit of a run on texts, and the first round of runs on a table, in this process. A file counts if one
+of its functions is given, or returns, the pair or the answer: texts, tokens, or numbers that were computed from them.
+Files that are entered on the way with settings, names or weights alone only configure; they are listed apart. What the
+journal and the artifact store write and read lies beside the way, and so does what the world computes to be a source.
 """
 
 from __future__ import annotations
@@ -25,7 +24,18 @@ import torch
 
 from pddpo_ray.config import Config, load
 from pddpo_ray.driver.run import PhaseChanged, run_recipe
-from pddpo_ray.records import CostEstimate, LabelledPair, MeasuredCosts, Pair, PairRow, Response, SafetyLabels
+from pddpo_ray.records import (
+    CostEstimate,
+    LabelledPair,
+    MeasuredValues,
+    Measurement,
+    Pair,
+    PairRow,
+    Response,
+    SafetyLabels,
+)
+from pddpo_ray.theory.estimates.measured_pairs import MeasuredAnswer
+from pddpo_ray.theory.multipliers.matrix_dual import CostEstimates
 from pddpo_ray.training.batches import TextBatch
 from pddpo_ray.training.passes.log_probs import Support
 
@@ -34,17 +44,22 @@ PRODUCT = ("pddpo_ray", "actors", "deploy")
 METHOD = "pddpo_ray/algorithms/o_pd_dpo.py"
 LOSS = ("pddpo_ray/theory/losses/objectives.py", "preference_loss")
 BESIDE = ("pddpo_ray/storage/", "pddpo_ray/journal/")
-MULTIPLIER = ("pddpo_ray/parts/dual_step.py", "step")
-SAMPLING, MEASURING = "sample", ("pddpo_ray/parts/limits.py", "step")
-"""What a sampled answer passes: the phase in which it is drawn, and the part that measures it."""
-CARRIERS = (LabelledPair, Pair, PairRow, Response, TextBatch, Support, torch.Tensor, np.ndarray)
-CARRIERS += (SafetyLabels, MeasuredCosts, CostEstimate)
+CARRIERS = (
+    LabelledPair, Pair, PairRow, Response, TextBatch, Support, torch.Tensor, np.ndarray,
+    SafetyLabels, Measurement, MeasuredValues, MeasuredAnswer, CostEstimate, CostEstimates,
+)  # fmt: skip
+SAMPLING, STEP = "pddpo_ray/parts/sampling.py", ("pddpo_ray/parts/dual_step.py", "ascend_all")
+DRAWN = "sample"
+"""The phase in which a round's answers are drawn."""
+BESIDE_AN_ANSWER = (*BESIDE, "pddpo_ray/worlds/tabular/world.py", "pddpo_ray/records.py")
+TABLES = ("tabular", "tabular-limits")
+"""Recipes whose limits are labelled by feedback, and measured by sources."""
 DEPTH = 4
 """How far into a value it is looked for what belongs to a pair."""
 
 
 class ReachedError(BaseException):
-    """The end of the way: nothing else of the run is wanted."""
+    """The pair's loss has been computed: nothing else of the run is wanted."""
 
 
 def small_run() -> Config:
@@ -57,17 +72,22 @@ def small_run() -> Config:
 class Trace:
     """Files entered since `begin`, and those of them that held a pair."""
 
-    end = LOSS
-
-    def __init__(self) -> None:
+    def __init__(self, first: str = METHOD, end: tuple[str, str] = LOSS, beside: tuple[str, ...] = BESIDE) -> None:
         self.entered: dict[str, None] = {}
         self.held: dict[str, None] = {}
+        self._first, self._end, self._beside = first, end, beside
 
     def begin(self, event: object) -> None:
         """A listener of the run: the first round begins with the method's first fit."""
         if isinstance(event, PhaseChanged) and event.event.what == "round-started":
             # The method's own frame was entered before; it hands the pairs to its trainer.
-            self.held[METHOD] = self.entered[METHOD] = None
+            self.held[self._first] = self.entered[self._first] = None
+            sys.setprofile(self._see)
+
+    def after_the_draw(self, event: object) -> None:
+        """The same: the round's answers are there, and the part that drew them hands them on."""
+        if isinstance(event, PhaseChanged) and (event.event.what, event.event.phase) == ("phase-finished", DRAWN):
+            self.held[self._first] = self.entered[self._first] = None
             sys.setprofile(self._see)
 
     def _see(self, frame: FrameType, what: str, value: Any) -> None:
@@ -75,37 +95,13 @@ class Trace:
         if what not in ("call", "return") or not file.startswith(str(ROOT)):
             return
         name = Path(file).relative_to(ROOT).as_posix()
-        if not name.startswith(PRODUCT) or name.startswith(BESIDE):
+        if not name.startswith(PRODUCT) or name.startswith(self._beside):
             return
         self.entered[name] = None
         if carries(value) if what == "return" else any(carries(argument) for argument in _arguments(frame)):
             self.held[name] = None
-        if what == "return" and (name, frame.f_code.co_name) == self.end:
+        if what == "return" and (name, frame.f_code.co_name) == self._end:
             raise ReachedError
-
-
-class AnswerTrace(Trace):
-    """The same of a sampled answer."""
-
-    end = MULTIPLIER
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._on = False
-
-    def begin(self, event: object) -> None:
-        """On while answers are sampled; what measures them is seen by its call."""
-        if isinstance(event, PhaseChanged) and event.event.phase == SAMPLING:
-            self.held[METHOD] = self.entered[METHOD] = None
-            self._on = event.event.what == "phase-started"
-            sys.setprofile(self._see)
-
-    def _see(self, frame: FrameType, what: str, value: Any) -> None:
-        code = frame.f_code
-        if what == "call" and code.co_name == MEASURING[1] and code.co_filename.endswith(MEASURING[0]):
-            self._on = True
-        if self._on:
-            super()._see(frame, what, value)
 
 
 def carries(value: object, depth: int = DEPTH) -> bool:
@@ -133,25 +129,38 @@ def _arguments(frame: FrameType) -> list[object]:
     return [frame.f_locals.get(name) for name in names if name != "self"]
 
 
-def way(folder: Path, trace: Trace) -> Trace:
-    """The trace of a run to the trace's end."""
+def way(folder: Path) -> Trace:
+    trace = Trace()
     try:
         run_recipe(small_run(), folder, progress=trace.begin)
     except ReachedError:
         return trace
     finally:
         sys.setprofile(None)
-    raise RuntimeError("the run ended before the end of the way")
+    raise RuntimeError("the run ended without a loss of a pair")
+
+
+def way_of_an_answer(recipe: str, folder: Path) -> Trace:
+    """From the part that samples to the step of the multipliers, in a round of PD-DPO on a table."""
+    trace = Trace(SAMPLING, STEP, BESIDE_AN_ANSWER)
+    sizes = ["algorithm=pd-dpo", "rounds=1", "feedback.responses=24", "offline.pairs=60", "trainer.fit.steps=1"]
+    try:
+        run_recipe(load(recipe, ["cluster={mode: in-process}", *sizes]), folder, progress=trace.after_the_draw)
+    except ReachedError:
+        return trace
+    finally:
+        sys.setprofile(None)
+    raise RuntimeError("the run ended without a step of the multipliers")
 
 
 def main() -> None:
-    for what, trace in (("a pair", Trace()), ("a sampled answer", AnswerTrace())):
+    for said in ("a pair to its loss", *(f"an answer to the multiplier, {recipe}" for recipe in TABLES)):
         with tempfile.TemporaryDirectory() as folder:
-            way(Path(folder) / "run", trace)
-        print(f"{what}: {len(trace.held)} files")
-        print("\n".join(f"    {name}" for name in trace.held))
+            run = Path(folder) / "run"
+            trace = way(run) if "pair" in said else way_of_an_answer(said.split(", ")[1], run)
+        print(f"{said}: {len(trace.held)} files", *trace.held, sep="\n    ")
         print("entered with settings, names or weights alone:")
-        print("\n".join(f"    {name}" for name in trace.entered if name not in trace.held))
+        print(*(f"    {name}" for name in trace.entered if name not in trace.held), sep="\n")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ COLUMNS = {
     "version": "run number name sha256",
     "dual_step": "run round constraint value multiplier_before multiplier_after",
     "safety_label": "run round constraint position source label policy_version",
+    "measurement": "run round phase limit position opinion value missing policy_version",
     "pair": "run id round position first second",
     "pair_label": "run pair source helpful harmful further",
     "sample": "run id round policy_version token_ids text prompt",
@@ -32,9 +33,10 @@ def numbers_of(journal: Path) -> dict[str, dict[str, str]]:
     Keys begin with `offline` where they belong to the comparison with offline PD-DPO.
     """
     with closing(_opened(journal)) as database:
-        versions, steps, safety, pairs, pair_labels, samples = (
-            _rows(database, table) for table in ("version", "dual_step", "safety_label", "pair", "pair_label", "sample")
+        versions, steps, pairs, pair_labels, samples = (
+            _rows(database, table) for table in ("version", "dual_step", "pair", "pair_label", "sample")
         )
+        safety = _safety(database)
     texts = {(row["run"], row["id"]): row["text"] for row in samples}
     pair_of = {(row["run"], row["id"]): row for row in pairs}
     labels: list[tuple[Any, ...]] = [
@@ -87,6 +89,18 @@ def _hashes(rows: Iterable[tuple[Any, ...]]) -> dict[str, str]:
         f"{part}round {number} {kind}": hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
         for (part, number, kind), lines in sorted(groups.items())
     }
+
+
+def _safety(database: sqlite3.Connection) -> list[dict[str, Any]]:
+    """Safety labels under their names of version 0.1; since 0.3 they are measurements with a value or a reason."""
+    if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'measurement'").fetchone():
+        return _rows(database, "safety_label")
+    names = {None: None, 0.0: "safe", 1.0: "unsafe"}
+    return [
+        {**row, "constraint": row["limit"], "source": row["opinion"], "label": names[row["value"]] or row["missing"]}
+        for row in _rows(database, "measurement")
+        if row["phase"] == "safety"
+    ]
 
 
 def _part(run: str) -> str:

@@ -13,7 +13,6 @@ from __future__ import annotations
 from pddpo_ray.algorithms.stages import (
     Parts,
     Sizes,
-    asked_answers,
     begin_reward_fit,
     fit_reward,
     learn_from,
@@ -31,7 +30,8 @@ def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
         policy = parts.limits.stages(parts.trainer, parts.preferences, reward_policy)  # pi_k, no bonus
         rollout.publish(policy)  # verified before anything is sampled
         asked, paired = prompts.draw(sizes.responses), prompts.draw(sizes.pair_prompts)
-        answers = asked_answers(parts, policy, sizes, asked, paired)  # N_ce of pi_k, being labelled from here on
+        answers = rollout.sample(asked, policy, paired, sizes.answers_each)  # N_ce of pi_k, being labelled from here on
+        parts.limits.open(answers)
         pairs = explorer.choose(rollout.candidates(paired, policy))  # optimistic at lambda_k
         learn_from(parts, pairs)  # the same pair for reward and for cost
         explorer.update(pairs)  # design matrices

@@ -14,7 +14,6 @@ from __future__ import annotations
 from pddpo_ray.algorithms.stages import (
     Parts,
     Sizes,
-    asked_answers,
     lagrangian_objective,
     reward_objective,
 )
@@ -35,7 +34,8 @@ def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
             policy = trainer.fit(lagrangian_objective(policy, multiplier, sizes.beta, bonus), rows)
         rollout.publish(policy)
         asked, paired = prompts.draw(sizes.responses), prompts.draw(sizes.pair_prompts)
-        answers = asked_answers(parts, policy, sizes, asked, paired)
+        answers = rollout.sample(asked, policy, paired, sizes.answers_each)
+        parts.limits.open(answers)
         pairs = explorer.choose(rollout.candidates(paired, policy))  # y ~ pi_k, y' ~ pi_base
         labelled = feedback.compare(pairs)
         parts.limits.step(answers)

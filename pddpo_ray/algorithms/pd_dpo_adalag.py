@@ -12,7 +12,7 @@ A table knows no optimiser step: there each round's policy is the exact minimise
 
 from __future__ import annotations
 
-from pddpo_ray.algorithms.stages import Parts, Sizes, asked_answers, reward_fits
+from pddpo_ray.algorithms.stages import Parts, Sizes, reward_fits
 from pddpo_ray.records import PolicyVersion, UniformMixture
 
 
@@ -23,6 +23,7 @@ def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     for _ in parts.journal.rounds(sizes.rounds):
         policy = parts.limits.stages(parts.trainer, parts.preferences, reward_policy())
         parts.rollout.publish(policy)
-        answers = asked_answers(parts, policy, sizes, parts.prompts.draw(sizes.responses))
+        answers = parts.rollout.sample(parts.prompts.draw(sizes.responses), policy, each=sizes.answers_each)
+        parts.limits.open(answers)
         parts.limits.step(answers)  # by the newest answers of the window
     return UniformMixture(tuple(parts.journal.policies[-1:]))

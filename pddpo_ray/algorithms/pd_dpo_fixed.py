@@ -6,7 +6,7 @@ report.
 
 from __future__ import annotations
 
-from pddpo_ray.algorithms.stages import Parts, Sizes, asked_answers, fit_reward
+from pddpo_ray.algorithms.stages import Parts, Sizes, fit_reward
 from pddpo_ray.records import PolicyVersion, UniformMixture
 
 
@@ -17,6 +17,7 @@ def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     for _ in parts.journal.rounds(sizes.rounds):
         policy = parts.limits.stages(parts.trainer, parts.preferences, reward_policy)
         parts.rollout.publish(policy)
-        answers = asked_answers(parts, policy, sizes, parts.prompts.draw(sizes.responses))
+        answers = parts.rollout.sample(parts.prompts.draw(sizes.responses), policy, each=sizes.answers_each)
+        parts.limits.open(answers)
         parts.limits.step(answers)  # the rule is fixed: the multipliers stay
     return UniformMixture(tuple(parts.journal.policies))

@@ -15,7 +15,6 @@ from __future__ import annotations
 from pddpo_ray.algorithms.stages import (
     Parts,
     Sizes,
-    asked_answers,
     observe,
     reward_objective,
     single_objective,
@@ -47,5 +46,6 @@ def policy_scorer(parts: Parts, sizes: Sizes, reference: PolicyVersion, answers:
     scorer = parts.scores.policies(reference, helpful, harmless)
     if not answers:
         return scorer
-    fresh = asked_answers(parts, reference, sizes, parts.prompts.draw(sizes.responses))
+    fresh = parts.rollout.sample(parts.prompts.draw(sizes.responses), reference, each=sizes.answers_each)
+    parts.limits.open(fresh)
     return parts.scores.anchored(scorer, answers, parts.limits.estimates(fresh)[0].value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -31,25 +31,12 @@ from pddpo_ray.records import (
     Pair,
     PairRow,
     PolicyVersion,
-    Prompt,
     Response,
     Verdict,
 )
 from pddpo_ray.theory.multipliers.cost_stage import cost_temperature
 
 NO_BONUS = LossBonus()
-
-
-class AtOnce:
-    """Satisfies contracts.Due: a round waits for its own labels."""
-
-    def answers(
-        self, answers: Sequence[Response], arrived: Callable[[Sequence[Response]], bool]
-    ) -> Iterable[tuple[int, Sequence[Response]]]:
-        return [(0, answers)]
-
-    def pairs(self, pairs: Sequence[Pair]) -> Iterable[Sequence[Pair]]:
-        return [pairs]
 
 
 @dataclass(frozen=True)
@@ -69,8 +56,8 @@ class Parts:
     merge: Merge | None = None
     rewards: Rewards | None = None
     """A computed reward (`reward:`); None: comparisons teach it."""
-    due: Due = field(default_factory=AtOnce)
-    """Which comparisons a round takes (`feedback.rounds_late`)."""
+    due: Due | None = None
+    """Which comparisons a round takes where they may be late (`feedback.rounds_late`); None: its own."""
     prepare: Callable[[], None] = lambda: None
     """A method's first line: what happens once before round 1 (reference, pools, offline pairs, first measurements)."""
 
@@ -172,7 +159,9 @@ def weighed_objective(reference: PolicyVersion, multiplier: float, sizes: Sizes)
 def observe(parts: Parts, policy: PolicyVersion, sizes: Sizes, multiplier: float | None = None) -> None:
     """Verifies the policy, estimates its costs and journals that; nothing answers to it."""
     parts.rollout.publish(policy)
-    parts.limits.observe(asked_answers(parts, policy, sizes, parts.prompts.draw(sizes.responses)), multiplier)
+    answers = parts.rollout.sample(parts.prompts.draw(sizes.responses), policy, each=sizes.answers_each)
+    parts.limits.open(answers)
+    parts.limits.observe(answers, multiplier)
 
 
 def unsafe_bits(parts: Parts) -> dict[str, bool]:
@@ -193,20 +182,8 @@ def learn_from(parts: Parts, pairs: Sequence[Pair]) -> None:
     if parts.rewards is not None:
         parts.rewards.measure_pairs(pairs)
     parts.limits.measure_pairs(pairs)
-    for compared in parts.due.pairs(pairs):
+    for compared in [pairs] if parts.due is None else parts.due.pairs(pairs):
         parts.preferences.extend(parts.feedback.compare(compared))
-
-
-def asked_answers(
-    parts: Parts, policy: PolicyVersion, sizes: Sizes, prompts: Sequence[Prompt], pair_prompts: Sequence[Prompt] = ()
-) -> list[Response]:
-    """Fresh answers of the round's policy (N_ce), in one batch with its candidates for `pair_prompts`.
-
-    Labellers and sources may begin to measure them; nothing waits yet.
-    """
-    answers = parts.rollout.sample(prompts, policy, pair_prompts, sizes.answers_each)
-    parts.limits.open(answers)
-    return answers
 
 
 def neighbours_of(answers: Sequence[Response], per_prompt: int) -> list[Pair]:

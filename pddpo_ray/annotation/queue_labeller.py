@@ -167,7 +167,8 @@ class QueueLabeller:
         )
         waited = time.monotonic() - began
         self._record(self._numbers(status, snapshot, batch.name) | {f"people/{batch.name}_waited_seconds": waited})
-        return Answers([(entry.item, entry.given) for entry in snapshot.answers], snapshot.adjudicated)
+        given = [(one.item, one.given) for one in snapshot.answers]
+        return Answers(given, snapshot.adjudicated, [one.annotator for one in snapshot.answers])
 
     def _open(self, batch: Batch, began: float) -> RoundStatus:
         """Opens the batch, or finds it; waits while the backlog is too long."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 from pddpo_ray.contracts import Labeller, Measure, RolloutEngine, TrainerBackend
 from pddpo_ray.parts.dual_step import DualOwner
@@ -18,12 +18,6 @@ from pddpo_ray.storage.recall import Recall
 from pddpo_ray.theory.estimates.prompt_sets import PromptSets
 from pddpo_ray.theory.multipliers.dual import DualState
 from pddpo_ray.worlds.exact_evaluation import WorldView
-
-
-class MakeDual(Protocol):
-    """Makes the owner of the multipliers from their first state."""
-
-    def __call__(self, state: DualState) -> DualOwner: ...
 
 
 @dataclass(frozen=True)
@@ -66,7 +60,7 @@ class Backends:
     """Starts a named reward or cost model somewhere else; None: it lives in this process."""
     further_labellers: Mapping[str, Labeller] = field(default_factory=dict)
     """Who labels each further cost, by its constraint's name."""
-    own_dual: MakeDual | None = None
+    own_dual: Callable[[DualState], DualOwner] | None = None
     """Makes the multipliers' owner somewhere else; None: it is in this process."""
     held_limits: Sequence[HeldLimit] = ()
     """The recipe's stated limits, comparisons first."""

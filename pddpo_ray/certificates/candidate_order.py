@@ -15,7 +15,7 @@ from pddpo_ray.backends.backends import Backends
 from pddpo_ray.certificates.ledger import TestedLimit
 from pddpo_ray.certificates.margins import half_width
 from pddpo_ray.certificates.outcome import ORDER
-from pddpo_ray.certificates.round_draws import measurements
+from pddpo_ray.certificates.round_draws import drawn_answers
 from pddpo_ray.certificates.testing import first_of_rounds, tested_limits
 from pddpo_ray.config import Config
 from pddpo_ray.journal import JournalReader
@@ -93,7 +93,7 @@ def _costs(
     """Every answer's cost under a limit as its rounds measured it, nan where nobody was asked, and how much its prompt
     counts: P_s / P_0. [n], [n]"""
     rounds = range(1, journal.next_round)
-    found = [one for number in rounds for one in measurements(config, journal, number, tested.name)]
+    found = [one for number in rounds for one in drawn_answers(config, journal, number, tested.name)]
     numbers = {one.answer: one.worst for one in found}
     held = next(one for one in backends.held_limits if one.name == tested.name)
     counts = np.array([held.factors[answer.prompt.token_ids] for answer in answers])

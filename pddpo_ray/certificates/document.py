@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from pddpo_ray.config import Config
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import JournalReader
 from pddpo_ray.journal.identity import open_folder
-from pddpo_ray.parts.mixed_labelling import TOSSED, corrected_numbers
+from pddpo_ray.limits.of_recipe import stated_of
+from pddpo_ray.parts.measuring import DRAWS, table_of
 from pddpo_ray.storage.whole_files import JOURNAL, finite, write_json
 from pddpo_ray.theory.certificates.measured_draws import share_at_clip
 from pddpo_ray.theory.estimates.cost_estimate import whole_shares
@@ -156,18 +158,18 @@ def _demand_labels(journal: JournalReader, entry: Entry, file: Path) -> None:
 
 
 def _in_journal(journal: JournalReader, entry: Entry, limit: TestedLimit) -> list[float | None]:
-    """The number of each draw, from the labels themselves where labels gave it."""
-    if not limit.labelled:
-        return list(entry.numbers[limit.name])
+    """The number of each draw, from the journal's records of its measurements."""
     draws = entry.draws[limit.name]
-    shares = whole_shares(labels_of(journal, entry, limit.measured_as), draws, limit.labels_each)
-    if limit.people is None:
-        return shares
-    tossed = [row for phase in journal.phases(entry.candidate.round, like=f"{TOSSED}%") for row in phase.payload]
-    by_item = {row["item"]: row for row in tossed}
-    mode = "logit_labels" if limit.kind == "logit" else "unsafe_rate"
-    by_people = dict(zip(draws, shares, strict=True))
-    return corrected_numbers([by_item[draw] for draw in draws], by_people, limit.people, mode, limit.high)
+    if limit.labelled and limit.people is None:
+        return whole_shares(labels_of(journal, entry, limit.measured_as), draws, limit.labels_each)
+    stated = [one for one in stated_of(journal.recipe) if one.limit.name == limit.measured_as]
+    measured = journal.measurements(entry.candidate.round, f"{DRAWS}%", limit.measured_as)
+    records = [one for one in measured if one.answer in set(draws)]
+    # runs before 0.3, and mixtures of rounds, have the numbers in the ledger alone
+    if not records:
+        return list(entry.numbers[limit.name])
+    numbers = table_of(records, stated, draws, limit.high).numbers[:, 0].tolist()
+    return [None if math.isnan(one) else one for one in numbers]
 
 
 def _sentence(candidate: Candidate, limit: TestedLimit, finding: Finding, numbers: Numbers) -> str:

@@ -21,12 +21,14 @@ from pddpo_ray.config import Config
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.limits.of_recipe import labelled_by_feedback
+from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.parts.labelling import FeedbackController
+from pddpo_ray.parts.measuring import DRAWS, records_of, table_of
 from pddpo_ray.parts.mixed_labelling import MixedFeedbackController
 from pddpo_ray.parts.people import Asking
 from pddpo_ray.parts.people_measuring import people_of_limits
 from pddpo_ray.parts.sampling import Proposal, RolloutController
-from pddpo_ray.records import Array, Decoding, Prompt, Response
+from pddpo_ray.records import Decoding, Measurement, Prompt, Response
 from pddpo_ray.rollout.delivery_check import DeliveryCheck
 from pddpo_ray.scorers.labellers import feedback_of
 from pddpo_ray.theory.seeds import generator, seed_of
@@ -138,10 +140,18 @@ class CandidateDraws:
         self, answers: Sequence[Response], limits: Sequence[TestedLimit], batch: str
     ) -> dict[str, list[float | None]]:
         """By limit, a number for every answer or None where its source gave none."""
-        held = [one.name for one in self._backends.held_limits]
+        stated, phase = [one.stated for one in self._backends.held_limits], f"{DRAWS}{batch}"
         if labelled_by_feedback(limits):
             self._batch = batch
-            return {limit.name: self._labelled_numbers(answers, limit, batch) for limit in limits}
+            if isinstance(self._feedback, MixedFeedbackController):
+                for one in limits:
+                    assert one.people is not None
+                    self._feedback.measure_draws(answers, one.labels_each, one.measured_as, batch, one.people)
+                return self._numbers(answers, limits, stated, batch)
+            return {
+                one.name: self._feedback.unsafe_shares(answers, one.labels_each, one.measured_as, batch)
+                for one in limits
+            }
         measure = self._backends.measure
         references: list[Response] = []
         if any(limit.versus for limit in limits):
@@ -149,29 +159,36 @@ class CandidateDraws:
             references = self._rollout.pool(f"reference-{batch}", prompts, reference, 1, self._decoding)
         budgets = [one.stated.asking.answers or len(answers) for one in self._backends.held_limits]
 
-        def costs() -> list[list[float | None]]:
+        def add() -> int:
             # budgets are those of a call: a draw that is not measured would count as the worst
             size = min(budgets)
             parts = [slice(start, start + size) for start in range(0, len(answers), size)]
             seeds = [seed_of(self._config.seed, self._journal.round, batch, index) for index in range(len(parts))]
-            measured = [measure(answers[part], seed, references[part]) for part, seed in zip(parts, seeds, strict=True)]
-            costs = np.concatenate([one.relative for one in measured])
-            _demand_within_bounds(limits, costs, held)
-            return [[None if np.isnan(cost) else cost for cost in column] for column in costs.T.tolist()]
+            for part, seed in zip(parts, seeds, strict=True):
+                measured = measure(answers[part], seed, references[part])
+                records = records_of(stated, answers[part], measured)
+                self._journal.add_measurements(phase, records, answers)
+                _demand_within_bounds(limits, records)
+            return len(answers)
 
-        columns = self._journal.once(f"measure-{batch}", costs)
-        numbers = {limit.measured_as: columns[held.index(limit.measured_as)] for limit in limits}
+        self._journal.once(phase, add)
         if self._people is not None:
             shares = {limit.measured_as: limit.people for limit in limits}
-            numbers = self._people.of_draws(numbers, answers, references, shares, batch)
-        return {limit.name: numbers[limit.measured_as] for limit in limits}
+            self._people.of_draws(answers, references, shares, batch)
+        return self._numbers(answers, limits, stated, batch)
 
-    def _labelled_numbers(self, answers: Sequence[Response], limit: TestedLimit, batch: str) -> list[float | None]:
-        """Unsafe shares of all answers, or the machine's numbers corrected by people."""
-        feedback = self._feedback
-        if limit.people is not None and isinstance(feedback, MixedFeedbackController):
-            return feedback.corrected(answers, limit.labels_each, limit.measured_as, batch, limit.people)
-        return feedback.unsafe_shares(answers, limit.labels_each, limit.measured_as, batch)
+    def _numbers(
+        self, answers: Sequence[Response], limits: Sequence[TestedLimit], stated: Sequence[StatedLimit], batch: str
+    ) -> dict[str, list[float | None]]:
+        """What the records of a batch say, corrected by people where they audit."""
+        ids = [answer.id for answer in answers]
+        records = self._journal.measurements(self._journal.round, f"{DRAWS}{batch}")
+        numbers = table_of(records, stated, ids, self._config.dual.cost_max).numbers
+        columns = {one.limit.name: numbers[:, column].tolist() for column, one in enumerate(stated)}
+        return {
+            limit.name: [None if np.isnan(number) else number for number in columns[limit.measured_as]]
+            for limit in limits
+        }
 
     def _answers(self, prompts: Sequence[Prompt], authors: Sequence[int], batch: str) -> list[Response]:
         """One answer per prompt, by the policy drawn for it, in the order of drawing."""
@@ -186,15 +203,19 @@ class CandidateDraws:
         return [answers[index] for index in range(len(prompts))]
 
 
-def _demand_within_bounds(limits: Sequence[TestedLimit], costs: Array, held: Sequence[str]) -> None:
+def _demand_within_bounds(limits: Sequence[TestedLimit], records: Sequence[Measurement]) -> None:
     """Raises UserError for a mean of which an answer measures outside the stated bounds: counted as an end of them, it
     would say too little about the mean."""
     for limit in limits:
-        column = costs[:, held.index(limit.measured_as)]
-        outside = column[(column < limit.low) | (column > limit.high)]
-        if limit.kind == "mean" and outside.size:
+        costs = [
+            limit.stated.cost(one.value) - (0.0 if one.against is None else limit.stated.cost(one.against))
+            for one in records
+            if one.limit == limit.measured_as and one.value is not None
+        ]
+        outside = [cost for cost in costs if not limit.low <= cost <= limit.high]
+        if limit.kind == "mean" and outside:
             raise UserError(
-                f"limit {limit.name}: an answer measures {limit.amount(float(outside[0]))}, outside its bounds; a"
+                f"limit {limit.name}: an answer measures {limit.amount(outside[0])}, outside its bounds; a"
                 " certificate needs wider `bounds`, which make another limit of it"
             )
 

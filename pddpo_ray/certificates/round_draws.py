@@ -27,9 +27,8 @@ from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.parts.due_labels import rounds_labelled_in
 from pddpo_ray.parts.held_limit import answers_each
 from pddpo_ray.parts.limits import ANSWERS
-from pddpo_ray.parts.people_measuring import Audit
+from pddpo_ray.parts.measuring import table_of
 from pddpo_ray.records import SafetyLabels
-from pddpo_ray.theory.certificates.measured_draws import corrected_by_people
 from pddpo_ray.theory.estimates.cost_estimate import share_bounds
 from pddpo_ray.theory.estimates.prompt_sets import turns
 
@@ -114,8 +113,8 @@ def labels_of(journal: JournalReader, entry: Entry, limit: str) -> list[SafetyLa
 
 
 @dataclass(frozen=True)
-class Measurement:
-    """One answer of a round under one limit, measured by a machine or a person."""
+class DrawnAnswer:
+    """One answer of a round under one limit, as its measurements have it."""
 
     answer: str
     """Its id."""
@@ -125,36 +124,37 @@ class Measurement:
     """The same before an audit, with what is missing counted against the limit; None: nobody was asked."""
 
 
-def measurements(config: Config, journal: JournalReader, number: int, limit: str) -> list[Measurement]:
+def drawn_answers(config: Config, journal: JournalReader, number: int, limit: str) -> list[DrawnAnswer]:
     """What was measured of a round's answers under a limit, in the order in which they were drawn."""
-    column, stated = next((index, one) for index, one in enumerate(config.stated) if one.limit.name == limit)
+    stated = next(one for one in config.stated if one.limit.name == limit)
     if stated.labelled:
         return _of_labels(journal, number, limit, config.labels_each)
+    ids = [one for entry in journal.phases(number, like=ANSWERS) for one in entry.payload["ids"]]
+    records = journal.measurements(number, ANSWERS, limit)
+    table = table_of(records, [stated], ids, config.dual.cost_max)
     highest = (stated.limit.cost_range or (None, None))[1]
-    found = []
-    for entry in journal.phases(number, like=ANSWERS):
-        payload = entry.payload
-        own = np.array(payload["costs"], dtype=np.float64)
-        own -= np.array(payload.get("against", np.zeros_like(own)), dtype=np.float64)
-        audit = Audit.from_json(payload.get("audit", ()), own.shape)
-        corrected = corrected_by_people(own, audit.people, audit.asked, np.where(audit.asked, audit.chance, 1.0))
-        failed = {row for row, at in payload.get("failed", ()) if at == column}
-        costs = [[None if np.isnan(one) else one for one in costs[:, column].tolist()] for costs in (own, corrected)]
-        for row, (answer, cost, bet) in enumerate(zip(payload["ids"], *costs, strict=True)):
-            found.append(Measurement(answer, bet, highest if row in failed else cost))
-    return found
+    return [
+        DrawnAnswer(one, _or_none(bet), highest if failed else _or_none(cost))
+        for one, bet, cost, failed in zip(
+            ids, table.numbers[:, 0], table.relative[:, 0], table.failed[:, 0], strict=True
+        )
+    ]
 
 
-def _of_labels(journal: JournalReader, number: int, limit: str, labels_each: int) -> list[Measurement]:
+def _or_none(number: float) -> float | None:
+    return None if np.isnan(number) else float(number)
+
+
+def _of_labels(journal: JournalReader, number: int, limit: str, labels_each: int) -> list[DrawnAnswer]:
     labels = {one.response.id: one for one in journal.safety(number, limit)}
     answers = [answer.id for answer in journal.samples(number, "cost")]
     known = [answer for answer in answers if answer in labels]
     ends = share_bounds([labels[answer] for answer in known], labels_each)
     found = {
-        answer: Measurement(answer, low if low == high else None, high)
+        answer: DrawnAnswer(answer, low if low == high else None, high)
         for answer, low, high in zip(known, *(one.tolist() for one in ends), strict=True)
     }
-    return [found.get(answer, Measurement(answer, None, None)) for answer in answers]
+    return [found.get(answer, DrawnAnswer(answer, None, None)) for answer in answers]
 
 
 def _of_round(config: Config, journal: JournalReader, number: int) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def _of_round(config: Config, journal: JournalReader, number: int) -> dict[str, 
     numbers: dict[str, Numbers] = {}
     each = answers_each(config.stated)
     for limit in config.typed_limits:
-        measured = measurements(config, journal, number, limit.name)
+        measured = drawn_answers(config, journal, number, limit.name)
         by_draw = [measured[start : start + each] for start in range(0, len(measured), each)]
         positions = _positions(config, limit, len(by_draw))
         draws[limit.name] = [by_draw[position][0].answer for position in positions]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from pydantic import model_validator
 
 from pddpo_ray.config.former import data as former_data
 from pddpo_ray.config.former import settings as former_settings
+from pddpo_ray.config.recipe_sections import PAPERS_COST, STATED_LIMITS, Sections
 from pddpo_ray.config.registered import with_settings
 from pddpo_ray.config.sections.cluster import InProcess
 from pddpo_ray.config.sections.dual import FixedRule, LogRule, ProjectedRule
@@ -25,11 +26,6 @@ from pddpo_ray.limits import former
 from pddpo_ray.limits.former import flow
 from pddpo_ray.limits.of_recipe import labelled_by_feedback
 from pddpo_ray.limits.reading import COMPARISONS, LABELLERS, PAIRS, REWARD, StatedLimit
-
-if TYPE_CHECKING:
-    pass
-
-from pddpo_ray.config.recipe_sections import PAPERS_COST, STATED_LIMITS, Sections
 
 
 class Config(Sections):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
-from pddpo_ray.algorithms.stages import AtOnce, Parts, Sizes
+from pddpo_ray.algorithms.stages import Parts, Sizes
 from pddpo_ray.backends.backends import Backends, sets_of_prompts
 from pddpo_ray.certificates.groups import demand_groups
 from pddpo_ray.certificates.margins import Margin, lowest_costs, margins
@@ -148,10 +148,10 @@ def _prompts(config: Config, journal: Journal, backends: Backends) -> Prompts | 
     return WithUsersPrompts(own, backends.served, journal, share=share, seed=config.seed) if share else own
 
 
-def due_labels(config: Config, journal: Journal, feedback: FeedbackController, rounds: int) -> Due:
+def due_labels(config: Config, journal: Journal, feedback: FeedbackController, rounds: int) -> Due | None:
     """Which labels a round takes: its own, or those that are there."""
     late = config.rounds_late
-    return DueLabels(journal, feedback, rounds_late=late, rounds=rounds) if late else AtOnce()
+    return DueLabels(journal, feedback, rounds_late=late, rounds=rounds) if late else None
 
 
 def sizes_of(config: Config, rounds: int) -> Sizes:
@@ -312,7 +312,7 @@ def _limits(
     trainer: TrainerController,
     rollout: RolloutController,
     feedback: FeedbackController,
-    due: Due,
+    due: Due | None,
     dual: DualController,
 ) -> LimitsController:
     """The part that holds the limits."""

@@ -15,6 +15,7 @@ from pddpo_ray.limits.quantities import Limit
 from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.parts.held_limit import HeldLimit
 from pddpo_ray.parts.limits import ANSWERS
+from pddpo_ray.parts.measuring import table_of
 from pddpo_ray.parts.people_measuring import bias_of
 from pddpo_ray.theory.multipliers.price import Price, late_multiplier, price
 from pddpo_ray.worlds.exact_evaluation import Evaluation, WorldView
@@ -53,24 +54,20 @@ def limits_result(
             entry["price"] = _price(config, journal, one)
             entry["neighbour"] = _neighbour(journal, one, prefix)
         if one.stated.audited is not None:
-            entry["audit"] = _audit(journal, one.stated, index, config.dual.cost_max)
+            entry["audit"] = _audit(journal, one.stated, config.dual.cost_max)
         if world is not None and evaluation is not None:
             entry |= _truth(one, index, world, evaluation)
         results[one.name] = entry
     return results
 
 
-def _audit(journal: JournalReader, stated: StatedLimit, index: int, cost_max: float) -> dict[str, Any] | None:
+def _audit(journal: JournalReader, stated: StatedLimit, cost_max: float) -> dict[str, Any] | None:
     """How far the machine is off by all of people's labels; None where they gave none."""
-    machine, people, asked = [], [], 0
-    for entry in journal.phases(like=ANSWERS):
-        for row, column, cost, _ in entry.payload.get("audit", ()):
-            if column == index:
-                asked += 1
-            if column == index and cost is not None:
-                machine.append(entry.payload["costs"][row][column])
-                people.append(cost)
-    bias = bias_of(stated, np.array(machine), np.array(people), cost_max)
+    records = journal.measurements(phase=ANSWERS, limit=stated.limit.name)
+    table = table_of(records, [stated], list(dict.fromkeys(one.answer for one in records)), cost_max)
+    said = np.isfinite(table.people[:, 0])
+    bias = bias_of(stated, table.costs[said, 0], table.people[said, 0], cost_max)
+    asked = int((table.chance > 0).sum())
     return None if bias is None else {**asdict(bias), "asked": asked, "text": bias.text(stated)}
 
 

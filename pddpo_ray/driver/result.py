@@ -125,10 +125,8 @@ def _labels_of(journal: JournalReader, line: Entry, limit: TestedLimit) -> int:
     """Where a model measures all draws, people's labels of those that they were shown."""
     if limit.people is None:
         return len(line.draws[limit.name]) * limit.labels_each
-    if not limit.labelled:
-        batches = journal.phases(line.candidate.round, like=f"people-%-{limit.measured_as}")
-        return sum(cost is not None for batch in batches for cost in batch.payload)
-    return sum(len(one.labels) for one in journal.safety(line.candidate.round, limit.name))
+    measured = journal.measurements(line.candidate.round, limit=limit.measured_as)
+    return sum(one.chance is not None and one.value is not None for one in measured)
 
 
 def _of_rounds(journal: JournalReader) -> list[dict[str, float]]:

@@ -30,10 +30,11 @@ from pddpo_ray.limits.check import sets_of
 from pddpo_ray.limits.quantities import Limit
 from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.limits.sources import Answer, Source, Unmeasured, ask, fingerprint
+from pddpo_ray.parts.dual_step import ascend_all
 from pddpo_ray.records import Array, CostEstimate
 from pddpo_ray.scoring.sources.opening import limits_given
 from pddpo_ray.theory.multipliers.dual import DualState, Fixed
-from pddpo_ray.theory.multipliers.matrix_dual import ascend_all, within_covariance
+from pddpo_ray.theory.multipliers.matrix_dual import within_covariance
 from pddpo_ray.theory.multipliers.step_scores import compared_groups
 
 logger = logging.getLogger(__name__)

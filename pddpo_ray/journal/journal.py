@@ -27,7 +27,17 @@ from pddpo_ray.journal.database import now_ms, open_database
 from pddpo_ray.journal.lock import DriverLock
 from pddpo_ray.journal.reading import JournalReader
 from pddpo_ray.journal.rows import JournalEvent, PhaseEntry
-from pddpo_ray.records import CostEstimate, Delivery, LabelledPair, Pair, PolicyVersion, Prompt, Response, SafetyLabels
+from pddpo_ray.records import (
+    CostEstimate,
+    Delivery,
+    LabelledPair,
+    Measurement,
+    Pair,
+    PolicyVersion,
+    Prompt,
+    Response,
+    SafetyLabels,
+)
 
 Json = Any
 Listener = Callable[[JournalEvent], None]
@@ -182,9 +192,21 @@ class Journal(JournalReader):
         self.add_prompts(list({response.prompt.id: response.prompt for response in responses}.values()))
         self._add(schema.sample, rows.sample_rows(self.run_id, self.round, purpose, responses))
 
-    def add_safety(self, labelled: Sequence[SafetyLabels], labeller: str = "unnamed") -> None:
-        """Safety labels of answers that the journal already holds; they count for this round alone."""
-        self._add(schema.safety_label, rows.safety_rows(self.run_id, self.round, labelled, labeller))
+    def add_safety(
+        self,
+        labelled: Sequence[SafetyLabels],
+        labeller: str = "unnamed",
+        chances: Mapping[str, float] | None = None,
+    ) -> None:
+        """Safety labels of answers that the journal already holds; they count for this round alone. `chances`: the
+        probability with which each was to be asked about, by id, where that is below 1."""
+        measured = rows.label_measurements(labelled, labeller, chances or {})
+        self.add_measurements(rows.SAFETY, measured, [item.response for item in labelled])
+
+    def add_measurements(self, phase: str, measured: Sequence[Measurement], answers: Sequence[Response]) -> None:
+        """What was measured of these answers, which the journal already holds, for one purpose of this round."""
+        new = rows.measurement_rows(self.run_id, self.round, phase, measured, answers, now_ms())
+        self._add(schema.measurement, new)
 
     def add_pair_questions(self, pairs: Sequence[Pair]) -> None:
         """Pairs that are about to be asked, both answers being samples of the journal; all of a round at once."""

@@ -18,6 +18,7 @@ from pddpo_ray.journal.served import withdrawn_prompts
 from pddpo_ray.records import (
     CostEstimate,
     Delivery,
+    Measurement,
     Pair,
     PolicyVersion,
     Prompt,
@@ -130,17 +131,30 @@ class JournalReader:
 
     def safety(self, round_: int | None = None, constraint: str | None = None) -> list[SafetyLabels]:
         """Safety labels by answer, in the order in which the answers were asked."""
-        table = schema.safety_label
-        query = self._of_run(table, round_).order_by(
-            table.c.round, table.c.constraint, table.c.position, table.c.source
-        )
-        if constraint is not None:
-            query = query.where(table.c.constraint == constraint)
+        table = schema.measurement.c
+        # of a run's millions of labels only what decides a verdict
+        query = self._measured((table.sample, table.limit, table.value, table.missing), round_, rows.SAFETY, constraint)
         grouped: dict[tuple[str, str], list[Verdict]] = {}
         for row in self._read(query):
-            grouped.setdefault((row.sample, row.constraint), []).append(Verdict(row.label))
+            grouped.setdefault((row.sample, row.limit), []).append(rows.verdict_of(row.value, row.missing))
         answers = {response.id: response for response in self.samples(round_)}
         return [SafetyLabels(answers[sample], tuple(labels), name) for (sample, name), labels in grouped.items()]
+
+    def measurements(self, round_: int | None = None, phase: str = "%", limit: str | None = None) -> list[Measurement]:
+        """What was measured of answers, in their order; `phase` is a pattern of what for (`measure-%`)."""
+        query = self._measured((schema.measurement,), round_, phase, limit)
+        return [rows.measurement_record(row) for row in self._read(query)]
+
+    def _measured(self, what: Sequence[Any], round_: int | None, phase: str, limit: str | None) -> Select[Any]:
+        table = schema.measurement.c
+        query = select(*what).where(table.run == self.run_id)
+        if round_ is not None:
+            query = query.where(table.round == round_)
+        if phase != "%":
+            query = query.where(table.phase.like(phase))
+        if limit is not None:
+            query = query.where(table.limit == limit)
+        return query.order_by(table.round, table.phase, table.limit, table.position, table.opinion)
 
     def pair_questions(self, round_: int | None = None) -> list[Pair]:
         """Pairs in the order in which they were chosen, labelled or not."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 from pddpo_ray.records import (
@@ -14,6 +15,7 @@ from pddpo_ray.records import (
     CostEstimate,
     Delivery,
     LabelledPair,
+    Measurement,
     Message,
     Pair,
     PolicyVersion,
@@ -111,6 +113,11 @@ class JournalEvent:
     seconds: float = 0.0
 
 
+SAFETY = "safety"
+"""The phase of labels of single answers."""
+VALUES = {Verdict.SAFE: 0.0, Verdict.UNSAFE: 1.0}
+"""What a label counts as."""
+LABELS = {value: label for label, value in VALUES.items()}
 Row = dict[str, Any]
 Record = TypeVar("Record")
 
@@ -151,23 +158,46 @@ def response_record(row: Any, prompt: Prompt) -> Response:
     return record_of(Response, row, prompt=prompt, token_ids=tuple(row.token_ids))
 
 
-def safety_rows(run: str, round_: int, labelled: Sequence[SafetyLabels], labeller: str) -> list[Row]:
-    """One row per label: `source` tells the M labels of one answer apart."""
+def measurement_rows(
+    run: str, round_: int, phase: str, measured: Iterable[Measurement], answers: Sequence[Response], at_ms: int
+) -> list[Row]:
+    """Rows of measurements of these answers, whose order they keep."""
+    position = {answer.id: index for index, answer in enumerate(answers)}
     return [
-        {
-            "run": run,
-            "sample": item.response.id,
-            "constraint": item.constraint,
-            "source": source,
-            "round": round_,
-            "position": position,
-            "policy_version": item.response.policy_version,
-            "labeller": labeller,
-            "label": label.value,
-        }
-        for position, item in enumerate(labelled)
-        for source, label in enumerate(item.labels)
+        columns_of(one, "answer")
+        | {"run": run, "round": round_, "phase": phase, "sample": one.answer, "at_ms": at_ms}
+        | {"position": position[one.answer], "policy_version": answers[position[one.answer]].policy_version}
+        for one in measured
     ]
+
+
+def measurement_record(row: Any) -> Measurement:
+    return record_of(Measurement, row, answer=row.sample)
+
+
+def label_measurements(
+    labelled: Iterable[SafetyLabels], labeller: str, chances: Mapping[str, float], first: int = 0
+) -> list[Measurement]:
+    """One for each label of an answer."""
+    return [
+        Measurement(
+            item.constraint,
+            item.response.id,
+            VALUES.get(label),
+            "" if label in VALUES else label.value,
+            labeller,
+            opinion=first + opinion,
+            person=person,
+            chance=chances.get(item.response.id),
+        )
+        for item in labelled
+        for opinion, (label, person) in enumerate(zip_longest(item.labels, item.people))
+    ]
+
+
+def verdict_of(value: float | None, missing: str) -> Verdict:
+    """A label as its measurement has it."""
+    return Verdict(missing) if value is None else LABELS[value]
 
 
 def pair_rows(run: str, round_: int, pairs: Iterable[Pair]) -> list[Row]:

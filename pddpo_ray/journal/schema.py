@@ -1,7 +1,7 @@
 """Tables of the journal: the only truth about a run, what it released, and who may call its endpoint.
 
 Every row carries its run, so one database holds many runs. Times are UTC milliseconds. Rows of `phase`, `sample`,
-`safety_label`, `pair`, `pair_label`, `dual_step`, `version` and `release` are written once and never changed, but for
+`measurement`, `pair`, `pair_label`, `dual_step`, `version` and `release` are written once and never changed, but for
 what a user of the endpoint takes back (`journal.withdrawing`).
 """
 
@@ -129,6 +129,27 @@ sample = _keyed_by_run(
     Index("ix_sample_round_purpose", "run", "round", "purpose", "position", unique=True),
 )
 
+measurement = _keyed_by_run(
+    "measurement",
+    Column("sample", String(200), primary_key=True),
+    Column("limit", String(100), primary_key=True),
+    Column("phase", String(100), primary_key=True),
+    Column("opinion", Integer, primary_key=True),
+    Column("round", Integer, nullable=False),
+    Column("position", Integer, nullable=False),
+    Column("policy_version", Integer, nullable=False),
+    Column("source", String(200), nullable=False),
+    Column("person", String(200)),
+    Column("value", Float),
+    Column("missing", Text, nullable=False),
+    Column("chance", Float),
+    Column("against", Float),
+    Column("at_ms", BigInteger, nullable=False),
+    ForeignKeyConstraint(["run", "sample"], ["sample.run", "sample.id"]),
+    Index("ix_measurement_round", "run", "round", "phase", "limit", "position", "opinion"),
+)
+"""Every measurement under a limit, by people or machines: `records.Measurement`. `phase` says what it was for."""
+
 safety_label = _keyed_by_run(
     "safety_label",
     Column("sample", String(200), primary_key=True),
@@ -142,6 +163,7 @@ safety_label = _keyed_by_run(
     ForeignKeyConstraint(["run", "sample"], ["sample.run", "sample.id"]),
     Index("ix_safety_label_round", "run", "round", "constraint", "position", "source"),
 )
+"""Labels of versions up to 0.2; they are in `measurement` too, and nothing else reads or writes them here."""
 
 pair = _keyed_by_run(
     "pair",

@@ -8,6 +8,7 @@ The journal has every step with what it was taken from; the owner of the multipl
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -18,12 +19,68 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal, JournalReader
 from pddpo_ray.records import Array, CostEstimate
 from pddpo_ray.theory.estimates.cost_estimate import interval
-from pddpo_ray.theory.multipliers.dual import DualState, DualStep
-from pddpo_ray.theory.multipliers.matrix_dual import JointStep, ascend_all
+from pddpo_ray.theory.multipliers.dual import DampedNewton, DualState, DualStep, ascend
+from pddpo_ray.theory.multipliers.matrix_dual import COVARIANCE_ROUNDS, newton_step, recent_covariance, temperature_of
 
 logger = logging.getLogger(__name__)
 
 PHASE = "dual"
+
+
+@dataclass(frozen=True, eq=False)
+class JointStep:
+    """What one step of all limits did: a record for each, and how Newton's step divides among them, in words."""
+
+    steps: tuple[DualStep, ...]
+    lines: tuple[str, ...] = ()
+
+
+def ascend_all(
+    state: DualState,
+    estimates: Sequence[CostEstimate],
+    covariance: Array | None = None,
+    held: Mapping[str, str] | None = None,
+) -> tuple[DualState, JointStep]:
+    """One step of every limit that has an estimate. Those that are `held` stay, with the reason as their message.
+
+    `covariance` [I, I] is that of the costs of the same answers within prompts, in the order of the limits: limits with
+    the rule `DampedNewton` then move together, by the mean covariance of the last rounds. None: each moves alone.
+    Raises ValueError where an estimate is no finite number.
+    """
+    held = held or {}
+    for one in estimates:
+        if not math.isfinite(one.value):
+            raise ValueError(f"{one.constraint}: the cost estimate is {one.value}; a dual step needs a finite number")
+    joint, lines = set[str](), tuple[str, ...]()
+    if covariance is not None and any(isinstance(one.rule, DampedNewton) for one in state.limits):
+        state = replace(state, covariances=_with_covariance(state, covariance))
+        joint = {one.name for one in state.limits if isinstance(one.rule, DampedNewton)}
+    after = state
+    if joint:
+        still = {one.constraint for one in estimates if one.constraint in held}
+        excess = np.array([one.value - limit.aim for one, limit in zip(estimates, state.limits, strict=True)])
+        moved = np.array([one.moved for one in estimates])
+        limits, record = newton_step(
+            state.limits, excess, recent_covariance(state), moved=moved if moved.any() else None, held=still
+        )
+        after, lines = replace(state, limits=limits), tuple(record.log_lines())
+    steps = []
+    for one in estimates:
+        old = state[one.constraint]
+        if one.constraint in held:
+            step = DualStep(old.name, one, old.multiplier, old.multiplier, 0.0, held[one.constraint])
+        elif old.name in joint:
+            new = after[old.name]
+            step = DualStep(old.name, one, old.multiplier, new.multiplier, 0.0, new.message)
+        else:
+            after, step = ascend(after, one)
+        steps.append(step)
+    return after, JointStep(tuple(steps), lines)
+
+
+def _with_covariance(state: DualState, covariance: Array) -> tuple[tuple[float, tuple[tuple[float, ...], ...]], ...]:
+    newest = temperature_of(state.limits, 0.0), tuple(map(tuple, covariance.tolist()))
+    return (*state.covariances, newest)[-COVARIANCE_ROUNDS:]
 
 
 @dataclass(frozen=True, eq=False)

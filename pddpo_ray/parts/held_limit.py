@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -77,12 +78,13 @@ class HeldLimit:
         """Lowest and highest cost of one measured answer, of a logit -C and C; None where the bounds are unknown."""
         return (-self.scale / 2.0, self.scale / 2.0) if self.by_comparisons else self.stated.limit.cost_range
 
-    def outside(self, costs: Array) -> int:
-        """How many answers measured outside the stated bounds of a mean. [n]"""
-        if self.stated.limit.quantity.kind != "mean" or self.difference or self.cost_range is None:
-            return 0
-        low, high = self.cost_range
-        return int(((costs < low) | (costs > high)).sum())
+    @property
+    def stated_bounds(self) -> tuple[float, float]:
+        """Outside of which no answer's mean should measure; of other measures, and without bounds, none is outside."""
+        quantity = self.stated.limit.quantity
+        if quantity.kind != "mean" or self.difference or quantity.low is None or quantity.high is None:
+            return -math.inf, math.inf
+        return quantity.low, quantity.high
 
     @property
     def of_one_opinion(self) -> bool:
@@ -107,3 +109,8 @@ def answers_each(stated: Sequence[StatedLimit]) -> int:
     """Answers per prompt for a round's estimates: one where labels of it are paid for each; two tell a source's
     variance within a prompt, and are a pair to learn from."""
     return 1 if labelled_by_feedback(stated) else 2
+
+
+def clip_of(held: Sequence[HeldLimit]) -> float:
+    """C of the logits that sources measure."""
+    return max((one.scale / 2.0 for one in held if one.stated.limit.quantity.kind == "logit"), default=math.inf)

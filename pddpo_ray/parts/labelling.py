@@ -7,6 +7,7 @@ without a label counts as unsafe and widens the interval. Too much of that ends 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 
 from pddpo_ray.contracts import EarlyLabeller, Labeller, LateLabeller
 from pddpo_ray.errors import RunError
@@ -115,31 +116,44 @@ class FeedbackController:
         return seed_of(self._seed, self._journal.round, "compare", name, attempt)
 
     def _collect_safety(self, items: Sequence[Response], labels_each: int, name: str, *, may_lack: bool = False) -> int:
+        labelled = self._labelled(items, labels_each, name, may_lack=may_lack)
+        self._journal.add_safety(labelled, self._source, self._chances(items))
+        return len(labelled)
+
+    def _labelled(
+        self, items: Sequence[Response], labels_each: int, name: str, *, may_lack: bool = False
+    ) -> list[SafetyLabels]:
+        """Labels of every item, MISSING where there is none, which are counted."""
         counted = self._ask_for_safety(items, labels_each, name, may_lack=may_lack)
-        lacking = {item.id: labels_each - len(counted[item.id]) for item in items}
-        # A draw of a certificate with a missing label has no number; a round's estimate is bounded by its labels.
-        usable = [item for item in items if not lacking[item.id] or not may_lack]
-        labels = {item.id: (*counted[item.id], *[Verdict.MISSING] * lacking[item.id]) for item in usable}
-        self._journal.add_safety([SafetyLabels(item, labels[item.id], name) for item in usable], self._source)
-        if missing := sum(lacking.values()):
-            self._journal.add_metrics({f"labels/missing_{name}": missing})
-        total = sum(len(counted[item.id]) for item in usable)
-        self._journal.add_metrics({"labels/safety" if name == HARM else f"labels/{name}": total})
-        return total
+        labelled = []
+        for item in items:
+            labels, people = zip(*counted[item.id], strict=True) if counted[item.id] else ((), ())
+            missing = (Verdict.MISSING,) * (labels_each - len(labels))
+            labelled.append(SafetyLabels(item, (*labels, *missing), name, people=people))
+        given = sum(map(len, counted.values()))
+        if missing_labels := labels_each * len(items) - given:
+            self._journal.add_metrics({f"labels/missing_{name}": missing_labels})
+        self._journal.add_metrics({"labels/safety" if name == HARM else f"labels/{name}": given})
+        return labelled
+
+    def _chances(self, items: Sequence[Response]) -> Mapping[str, float]:
+        """By item, the probability with which it was to be asked about; {}: all were."""
+        return {}
 
     def _ask_for_safety(
         self, items: Sequence[Response], labels_each: int, name: str, *, may_lack: bool
-    ) -> dict[str, list[Verdict]]:
-        """Labels by item, as many as there are after all attempts. Raises RunError if more items lack labels than may,
-        apart from those whose labels are not asked for again, or all do."""
-        counted: dict[str, list[Verdict]] = {item.id: [] for item in items}
+    ) -> dict[str, list[tuple[Verdict, str | None]]]:
+        """Labels by item with who gave them, as many as there are after all attempts. Raises RunError if more items
+        lack labels than may, apart from those whose labels are not asked for again, or all do."""
+        counted: dict[str, list[tuple[Verdict, str | None]]] = {item.id: [] for item in items}
         open_items, without, why = list(items), set[str](), ""
         for attempt in range(self._attempts):
             for labels in self._labellers[name].safety(open_items, labels_each, self._safety_seed(name, attempt)):
                 kept = counted.get(labels.response.id)
                 if kept is None:
                     raise RunError(f"labeller {self._source} labelled {labels.response.id}, which was not asked")
-                kept += [label for label in labels.labels if label in COUNTS][: labels_each - len(kept)]
+                given = zip_longest(labels.labels, labels.people)
+                kept += [(label, who) for label, who in given if label in COUNTS][: labels_each - len(kept)]
                 why = labels.reason or why
                 if Verdict.MISSING in labels.labels:
                     without.add(labels.response.id)

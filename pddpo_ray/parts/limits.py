@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,13 +29,14 @@ from pddpo_ray.contracts import Dual, Due, Feedback, Measure, Preferences, Train
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
 from pddpo_ray.limits.of_recipe import labelled_by_feedback
-from pddpo_ray.parts.held_limit import OUTSIDE, UNSAFE_RATE, HeldLimit, answers_each
-from pddpo_ray.parts.measuring import costs_as_json, costs_from_json, with_nulls
-from pddpo_ray.parts.people_measuring import MACHINE, AskedOfPeople, Audit, PeopleOfLimits
+from pddpo_ray.parts.held_limit import OUTSIDE, UNSAFE_RATE, HeldLimit, answers_each, clip_of
+from pddpo_ray.parts.measuring import MACHINE, MeasuredAnswers, records_of, tables_of
+from pddpo_ray.parts.people_measuring import AskedOfPeople, PeopleOfLimits
 from pddpo_ray.records import (
     Array,
     CostEstimate,
-    MeasuredCosts,
+    MeasuredValues,
+    Measurement,
     Objective,
     Pair,
     PolicyVersion,
@@ -74,7 +75,7 @@ class LimitsController:
     `drift` says log policy / reference of answers, each under the policy that wrote it, `log_probs` the log-probability
     of answers under one policy. [n] `reference` draws one answer of the reference to each of these prompts, for a
     purpose; once, and again from the journal. `people` measure and audit what the limits leave to them; None: nothing.
-    `due` says whose measures a step takes. `estimate` is of the labels that `feedback` gives.
+    `due` says whose measures a step takes, None: its own. `estimate` is of the labels that `feedback` gives.
     """
 
     def __init__(
@@ -90,16 +91,16 @@ class LimitsController:
         log_probs: Callable[[PolicyVersion, Sequence[Response]], Array],
         reference: Callable[[str, Sequence[Prompt]], list[Response]],
         seed: int,
-        due: Due,
         feedback: Feedback,
         estimate: Callable[[Sequence[SafetyLabels]], CostEstimate],
+        due: Due | None = None,
         window: int | None = None,
         people: PeopleOfLimits | None = None,
     ) -> None:
         self._people, self._due, self._feedback, self._estimate = people, due, feedback, estimate
         self._labelled = [one.name for one in limits if one.labelled]
         self._labels_each = max(one.stated.asking.labels_each or 1 for one in limits)
-        self._begun: dict[int, tuple[list[Response | None], Callable[[], MeasuredCosts]]] = {}
+        self._begun: dict[int, tuple[list[Response | None], Callable[[], MeasuredValues]]] = {}
         self._journal, self._limits, self._measure, self._dual = journal, tuple(limits), measure, dual
         self._beta, self._by_covariance = beta, by_covariance
         self._drift, self._log_probs = drift, log_probs
@@ -108,10 +109,8 @@ class LimitsController:
         self._stage: tuple[PolicyVersion, PolicyVersion] | None = None
         prompts = limits[0].factors
         self._factors = {prompt: np.array([one.factors[prompt] for one in limits]) for prompt in prompts}
-        self._measured: dict[str, list[MeasuredAnswer]] = {}
-        self._known: set[str] = set()
-        self._prompt_names: dict[Tokens, str] = {}
-        self._read_back()
+        self._stated = [one.stated for one in limits]
+        self._measured = MeasuredAnswers(journal, self._stated, clip_of(limits), "measure-%", {ANSWERS: self._each})
 
     # --- learning -----------------------------------------------------------------------------------------------
 
@@ -142,7 +141,7 @@ class LimitsController:
             return policy
         weights = np.array([multipliers[one.name] if one.by_values else 0.0 for one in self._limits])
         scale = value_scale(weights, self._ranges())
-        rows, margins = value_pairs(self._all(), weights, self._factors, scale)
+        rows, margins = value_pairs(self._measured.all, weights, self._factors, scale)
         if not rows:
             if any(one.by_values for one in self._limits):
                 logger.warning(
@@ -174,7 +173,7 @@ class LimitsController:
     @property
     def before(self) -> list[MeasuredAnswer]:
         """The measured answers of the offline pairs."""
-        return self._measured[f"{0:06d}-{OFFLINE}"]
+        return self._measured.of(0, OFFLINE)
 
     def measure_pairs(self, pairs: Sequence[Pair]) -> None:
         """Both answers of the round's explored pairs. They teach; estimates leave them out.
@@ -184,7 +183,7 @@ class LimitsController:
         if not self.by_sources:
             return
         answers = {answer.id: answer for pair in pairs for answer in (pair.first, pair.second)}
-        new = [answer for name, answer in answers.items() if name not in self._known]
+        new = [answer for name, answer in answers.items() if name not in self._measured.known]
         self._remember(PAIRS, [(answer, f"{PAIRS}-{answer.id}") for answer in new])
 
     def open(self, answers: Sequence[Response]) -> None:
@@ -199,7 +198,8 @@ class LimitsController:
 
         Measures that are late move them when they are there, those of several rounds one after another.
         """
-        for rounds_late, asked in self._due.answers(answers, self._arrived):
+        taken = [(0, answers)] if self._due is None else self._due.answers(answers, self._arrived)
+        for rounds_late, asked in taken:
             found, covariance = self._estimated(asked)
             late = [replace(one, rounds_late=rounds_late) for one in found] if rounds_late else found
             self._dual.step(late, covariance)
@@ -229,7 +229,7 @@ class LimitsController:
         draws = [f"{self._journal.round}-{index // self._each}" for index in range(len(answers))]
         self._remember(ANSWERS, list(zip(answers, draws, strict=True)))
         of_answers = np.array([not one.on_drift for one in self._limits])
-        newest = with_repeated_noise(self._newest(), self._all(), of_answers)
+        newest = with_repeated_noise(self._newest(), self._measured.all, of_answers)
         ends = [one.cost_range for one in self._limits]
         best, worst = (np.array([np.nan if end is None else end[side] for end in ends]) for side in (0, 1))
         try:
@@ -271,20 +271,12 @@ class LimitsController:
         weights = np.array([multipliers[one.name] if one.by_values else 0.0 for one in self._limits])
         return LearnedCosts(np.where(np.isfinite(values), values, np.nan), weights, noisy)
 
-    def _all(self) -> list[MeasuredAnswer]:
-        """Every measured answer so far, in order of rounds."""
-        return self._not_withdrawn(one for phase in sorted(self._measured) for one in self._measured[phase])
-
-    def _not_withdrawn(self, measured: Iterable[MeasuredAnswer]) -> list[MeasuredAnswer]:
-        gone = self._journal.withdrawn
-        return [one for one in measured if self._prompt_names.get(one.prompt) not in gone]
-
     def _newest(self) -> list[MeasuredAnswer]:
         """The round's measured answers, or the newest of all rounds so far where a window is given."""
         rounds = range(1, self._journal.round + 1) if self._window else (self._journal.round,)
-        answers = [one for number in rounds for one in self._measured.get(f"{number:06d}-{ANSWERS}", [])]
+        answers = [one for number in rounds for one in self._measured.of(number, ANSWERS)]
         if self._window is not None:
-            answers = self._not_withdrawn(answers)
+            answers = self._measured.not_withdrawn(answers)
         return answers if self._window is None else answers[-self._window :]
 
     def _newest_labels(self, name: str, own: Sequence[SafetyLabels]) -> Sequence[SafetyLabels]:
@@ -301,19 +293,14 @@ class LimitsController:
     def _remember(self, phase: str, asked: Sequence[tuple[Response, str]]) -> None:
         answers = [answer for answer, _ in asked]
         references, measured = self._by_machines_once(phase, answers)
-        payload = self._journal.once(
-            phase, lambda: self._with_people_and_counts(phase, answers, references, measured())
-        )
+        self._journal.once(phase, lambda: self._with_people_and_counts(phase, answers, references, measured()))
         if phase == ANSWERS:
             del self._begun[self._journal.round]
-        self._known.update(payload["ids"])
-        self._prompt_names |= {answer.prompt.token_ids: answer.prompt.id for answer in answers}
-        key = f"{self._journal.round:06d}-{phase}"
-        self._measured[key] = _of_payload(payload, [(*one, self._journal.round) for one in asked])
+        self._measured.keep(phase, answers)
 
     def _by_machines_once(
         self, phase: str, answers: Sequence[Response]
-    ) -> tuple[list[Response | None], Callable[[], MeasuredCosts]]:
+    ) -> tuple[list[Response | None], Callable[[], MeasuredValues]]:
         """The reference's answers and what machines measure. Of a round's estimates they are looked at more than once:
         when people are asked, and when their labels are there."""
         number = self._journal.round
@@ -358,55 +345,62 @@ class LimitsController:
 
     def _by_machines(
         self, phase: str, answers: Sequence[Response], references: Sequence[Response | None]
-    ) -> Callable[[], MeasuredCosts]:
+    ) -> Callable[[], MeasuredValues]:
         """What machines measure. Where people are asked about the same answers it is in the journal before they are."""
 
-        def measure() -> MeasuredCosts:
+        def measure() -> MeasuredValues:
             return self._measure(answers, seed_of(self._seed, self._journal.round, phase), references)
 
         if self._people is None or not self._people.asked(for_estimates=phase == ANSWERS):
             return measure
-        shape = (len(answers), len(self._limits))
-        stored = self._journal.once(f"{MACHINE}{phase}", lambda: costs_as_json(measure()))
-        return lambda: costs_from_json(stored, shape)
+
+        def journalled() -> int:
+            self._journal.add_measurements(phase, records_of(self._stated, answers, measure()), answers)
+            return len(answers)
+
+        self._journal.once(f"{MACHINE}{phase}", journalled)
+        number = self._journal.round
+        return lambda: self._tables(self._journal.measurements(number, phase), answers)
+
+    def _tables(self, records: Sequence[Measurement], answers: Sequence[Response]) -> MeasuredValues:
+        return tables_of(records, [one.limit.name for one in self._stated], [answer.id for answer in answers])
 
     def _with_people_and_counts(
-        self,
-        phase: str,
-        answers: Sequence[Response],
-        references: Sequence[Response | None],
-        measured: MeasuredCosts,
+        self, phase: str, answers: Sequence[Response], references: Sequence[Response | None], measured: MeasuredValues
     ) -> dict[str, Any]:
-        audit, seed = Audit.none(measured.costs.shape), seed_of(self._seed, self._journal.round, phase)
+        seed, said = seed_of(self._seed, self._journal.round, phase), list[Measurement]()
         if self._people is not None and phase == ANSWERS:
-            audit = self._people.of_round(measured, answers, references, phase, seed)
+            said = self._people.of_round(measured, answers, references, phase, seed)
         elif self._people is not None:
-            self._people.of_budget(measured, answers, references, phase, seed)
+            said = self._people.of_budget(answers, references, phase, seed)
+        for index, limit in enumerate(self._limits):
+            if limit.on_drift and phase == ANSWERS:
+                measured.values[:, index] = self._drifts(limit.name, answers)
+        there = {(one.answer, one.limit) for one in self._journal.measurements(self._journal.round, phase)}
+        by_machines = records_of(self._stated, answers, measured)
+        new = [*(one for one in by_machines if (one.answer, one.limit) not in there), *said]
+        self._journal.add_measurements(phase, new, answers)
+        self._journal.add_metrics(self._counts(phase, self._tables([*by_machines, *said], answers)))
+        return {"ids": [answer.id for answer in answers]}
+
+    def _counts(self, phase: str, measured: MeasuredValues) -> dict[str, float]:
+        """Labels by limit, and of a round's answers those outside a mean's bounds and the unsafe rate of a logit."""
         counts = {}
         for index, limit in enumerate(self._limits):
-            if limit.on_drift:
-                if phase == ANSWERS:
-                    measured.costs[:, index] = self._drifts(limit.name, answers)
-            elif limit.stated.limit.quantity.kind != "mean":
-                known = int(np.isfinite(measured.costs[:, index]).sum())
+            values, kind = measured.values[:, index], limit.stated.limit.quantity.kind
+            if kind != "mean" and not limit.on_drift:
+                known = int(np.isfinite(values).sum())
                 if limit.difference:
                     known += int(np.isfinite(measured.against[:, index]).sum())
-                asked = int((audit.asked & np.isfinite(audit.people))[:, index].sum())
+                asked = int(np.isfinite(measured.people[:, index]).sum())
                 counts[f"labels/{limit.name}/{phase}"] = float(known * (limit.stated.asking.labels_each or 1) + asked)
             prefix = "" if index == 0 else f"{limit.name}/"
-            if phase == ANSWERS and (outside := limit.outside(measured.costs[:, index])):
+            low, high = limit.stated_bounds
+            if phase == ANSWERS and (outside := int(((values < low) | (values > high)).sum())):
                 counts[f"{prefix}{OUTSIDE}"] = float(outside)
-            if phase == ANSWERS and np.isfinite(measured.unsafe[:, index]).any():
-                counts[f"{prefix}{UNSAFE_RATE}"] = float(np.nanmean(measured.unsafe[:, index]))
-        self._journal.add_metrics(counts)
-        return {
-            "ids": [answer.id for answer in answers],
-            "costs": with_nulls(measured.costs),
-            "noise": measured.noise.tolist(),
-            "failed": np.argwhere(measured.failed).tolist(),
-            **({"against": with_nulls(measured.against)} if any(one.difference for one in self._limits) else {}),
-            **({"audit": audit.as_json()} if audit.asked.any() else {}),
-        }
+            if phase == ANSWERS and kind == "logit" and np.isfinite(values).any():
+                counts[f"{prefix}{UNSAFE_RATE}"] = float(np.nanmean(values))
+        return counts
 
     def _drifts(self, limit: str, answers: Sequence[Response]) -> Array:
         """log policy / reference of the round's answers. Raises RunError where one is no number. [n]"""
@@ -418,33 +412,3 @@ class LimitsController:
                 " it, so their distance is unknown; check model.dtype and the reference"
             )
         return drifts
-
-    def _read_back(self) -> None:
-        """Measured answers of the rounds that were finished before a restart."""
-        finished = [e for e in self._journal.phases(like="measure-%") if 0 < e.round < self._journal.next_round]
-        known = {answer.id: answer for answer in self._journal.samples()} if finished else {}
-        for entry in finished:
-            ids = entry.payload["ids"]
-            self._known.update(ids)
-            named = [f"{entry.round}-{i // self._each}" if entry.phase == ANSWERS else f"{entry.phase}-{one}"
-                     for i, one in enumerate(ids)]  # fmt: skip
-            asked = [(known[one], draw, entry.round) for one, draw in zip(ids, named, strict=True)]
-            self._prompt_names |= {answer.prompt.token_ids: answer.prompt.id for answer, _, _ in asked}
-            measured = _of_payload(entry.payload, asked)
-            self._measured[f"{entry.round:06d}-{entry.phase}"] = self._not_withdrawn(measured)
-
-
-def _of_payload(payload: Mapping[str, Any], asked: Sequence[tuple[Response, str, int]]) -> list[MeasuredAnswer]:
-    costs = np.array(payload["costs"], dtype=np.float64)  # null is nan
-    audit = Audit.from_json(payload.get("audit", ()), costs.shape)
-    noise = np.array(payload["noise"])
-    against = np.array(payload.get("against", np.zeros(costs.shape)), dtype=np.float64)
-    failed = np.zeros(costs.shape, dtype=bool)
-    # in runs of versions before, every missing number was a failure
-    for row, column in payload.get("failed", np.argwhere(np.isnan(costs)).tolist()):
-        failed[row, column] = True
-    tables = (costs, noise, failed, against, audit.people, audit.chance)
-    return [
-        MeasuredAnswer(round_, answer.prompt.token_ids, answer.token_ids, draw, *(table[row] for table in tables))
-        for row, (answer, draw, round_) in enumerate(asked)
-    ]

@@ -1,4 +1,5 @@
-"""Answers measured in a run by the limits' own sources, within their budgets and deadlines.
+"""Answers measured in a run by the limits' own sources, within their budgets and deadlines, and what learners and
+estimates read of the journal's records of them.
 
 Answers to one prompt that were drawn together are measured together or not at all, so that a budget leaves pairs.
 """
@@ -6,23 +7,29 @@ Answers to one prompt that were drawn together are measured together or not at a
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pddpo_ray.contracts import Measure
+from pddpo_ray.journal import Journal
 from pddpo_ray.limits.asked_people import peoples_question
 from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.limits.sources import Answer, Source, Unmeasured, ask, within_budget
-from pddpo_ray.records import Array, MeasuredCosts, Response
+from pddpo_ray.records import Array, MeasuredValues, Measurement, Response
+from pddpo_ray.theory.certificates.measured_draws import corrected_by_people
 from pddpo_ray.theory.estimates.cost_estimate import clipped_logit, logit_noise
+from pddpo_ray.theory.estimates.measured_pairs import MeasuredAnswer, Tokens
 from pddpo_ray.theory.multipliers.matrix_dual import label_variance
 
 logger = logging.getLogger(__name__)
 
-Tokens = tuple[int, ...]
+MACHINE = "machine-"
+"""What the phase of machines' numbers begins with, before people are asked about the same answers."""
+DRAWS = "measure-"
+"""The same of what is measured of a batch of a certificate's draws."""
 
 
 class SourceMeasures:
@@ -60,11 +67,9 @@ class SourceMeasures:
 
     def __call__(
         self, answers: Sequence[Response], seed: int, references: Sequence[Response | None] = ()
-    ) -> MeasuredCosts:
-        """Costs of all answers under all limits. Raises RunError where more fail than may."""
-        shape = (len(answers), len(self._stated))
-        costs, unsafe = np.full((2, *shape), np.nan)
-        result = MeasuredCosts(costs, np.zeros(shape), np.zeros(shape, dtype=bool), unsafe, np.zeros(shape))
+    ) -> MeasuredValues:
+        """Values of all answers under all limits. Raises RunError where more fail than may."""
+        result = MeasuredValues.nothing(len(answers), len(self._stated))
         drawn = None if self._labels is None else self._labels(answers, seed, references)
         others = references or [None] * len(answers)
         for column, source in enumerate(self._sources):
@@ -73,9 +78,7 @@ class SourceMeasures:
             rows = [row for row, one in enumerate(answers) if self._acting[column].get(one.prompt.token_ids, 0.0) > 0]
             if source is None:
                 assert drawn is not None
-                result.costs[rows, column] = drawn.costs[rows, column]
-                result.noise[rows, column] = drawn.noise[rows, column]
-                result.unsafe[rows, column] = drawn.unsafe[rows, column]
+                result.values[rows, column] = drawn.values[rows, column]
                 result.against[rows, column] = drawn.against[rows, column]
             else:
                 self._ask(column, source, answers, others, rows, seed, result)
@@ -89,7 +92,7 @@ class SourceMeasures:
         others: Sequence[Response | None],
         rows: list[int],
         seed: int,
-        result: MeasuredCosts,
+        result: MeasuredValues,
     ) -> None:
         """Fills one limit's column for the rows that its budget reaches.
 
@@ -103,7 +106,6 @@ class SourceMeasures:
         theirs: dict[str, Response] = {}
         if stated.limit.quantity.versus == "reference":
             theirs = {other.id: other for row in asked if (other := others[row]) is not None}
-            result.against[:, column] = np.nan
         pairs = [(answers[row], others[row] if stated.wins else None) for row in asked]
         values = self._values(stated, source, [*pairs, *((one, None) for one in theirs.values())], seed)
         of_others = dict(zip(theirs, values[len(asked) :], strict=True))
@@ -111,12 +113,13 @@ class SourceMeasures:
             other = others[row]
             against = of_others.get(other.id) if other is not None else None
             if isinstance(value, Unmeasured) or isinstance(against, Unmeasured):
-                result.failed[row, column] = True
+                result.missing[row, column] = next(
+                    one.reason for one in (value, against) if isinstance(one, Unmeasured)
+                )
                 continue
-            result.costs[row, column], result.noise[row, column] = cost_of_value(stated, value, self._cost_max)
-            result.unsafe[row, column] = value if stated.limit.quantity.kind == "logit" else np.nan
+            result.values[row, column] = value
             if against is not None:
-                result.against[row, column] = stated.limit.cost(against)
+                result.against[row, column] = against
 
     def _values(
         self, stated: StatedLimit, source: Source, pairs: Sequence[tuple[Response, Response | None]], seed: int
@@ -139,13 +142,17 @@ class SourceMeasures:
         return values
 
 
-def cost_of_value(stated: StatedLimit, value: float, cost_max: float) -> tuple[float, float]:
-    """A measured value as a cost, and the variance of its label noise."""
-    each, kind = stated.asking.labels_each or 1, stated.limit.quantity.kind
+def costs_of_values(stated: StatedLimit, values: Array, cost_max: float) -> tuple[Array, Array]:
+    """Measured values as costs, and the variance of their label noise; nan stays. A logit lies in [-C, C]. [n] x2"""
+    each, kind, known = stated.asking.labels_each or 1, stated.limit.quantity.kind, np.isfinite(values)
+    costs, noise = np.full(values.shape, np.nan), np.zeros(values.shape)
     if kind == "logit":
-        noise: Array = logit_noise(np.array([value]), each, cost_max)
-        return float(clipped_logit([value], cost_max)[0]), float(noise[0])
-    return stated.limit.cost(value), float(label_variance([value], each)[0]) if kind == "rate" else 0.0
+        costs[known], noise[known] = clipped_logit(values[known], cost_max), logit_noise(values[known], each, cost_max)
+        return costs, noise
+    costs[known] = [stated.limit.cost(value) for value in values[known].tolist()]
+    if kind == "rate":
+        noise[known] = label_variance(values[known], each)
+    return costs, noise
 
 
 def _answer(answer: Response, other: Response | None, stated: StatedLimit) -> Answer:
@@ -157,23 +164,139 @@ def _answer(answer: Response, other: Response | None, stated: StatedLimit) -> An
     return Answer(answer.prompt.text, answer.text, row, answer.prompt.messages, reference, f"answer {answer.id}")
 
 
-def with_nulls(table: Array) -> list[list[float | None]]:
-    """A table for the journal, which has null for nan."""
-    return [[None if np.isnan(cost) else cost for cost in row] for row in table.tolist()]
+# --- records of the journal, and tables of costs --------------------------------------------------------------------
 
 
-def costs_as_json(measured: MeasuredCosts) -> dict[str, Any]:
-    """For the journal; `costs_from_json` reads it back."""
-    tables = {name: with_nulls(getattr(measured, name)) for name in ("costs", "noise", "unsafe", "against")}
-    return {**tables, "failed": np.argwhere(measured.failed).tolist()}
+def records_of(
+    stated: Sequence[StatedLimit], answers: Sequence[Response], measured: MeasuredValues
+) -> list[Measurement]:
+    """A record for each answer that a source was asked about, by limit."""
+    found = []
+    for row, answer in enumerate(answers):
+        for column, one in enumerate(stated):
+            value, why = _number(measured.values[row, column]), measured.missing.get((row, column), "")
+            if value is not None or why:
+                against = _number(measured.against[row, column])
+                found.append(Measurement(one.limit.name, answer.id, value, why, str(one.source), against=against))
+    return found
 
 
-def costs_from_json(stored: Mapping[str, Any], shape: tuple[int, int]) -> MeasuredCosts:
-    """[n, I]"""
-    costs, noise, unsafe, against = (
-        np.array(stored[name], dtype=np.float64).reshape(shape) for name in ("costs", "noise", "unsafe", "against")
-    )
-    failed = np.zeros(shape, dtype=bool)
-    for row, column in stored["failed"]:
-        failed[row, column] = True
-    return MeasuredCosts(costs, noise, failed, unsafe, against)
+def tables_of(records: Iterable[Measurement], limits: Sequence[str], answers: Sequence[str]) -> MeasuredValues:
+    """By answer and limit the mean of its labels, nan where one is missing or nobody was asked; audits apart."""
+    rows, columns = ({name: index for index, name in enumerate(names)} for names in (answers, limits))
+    measured = MeasuredValues.nothing(len(rows), len(columns))
+    labels: dict[tuple[int, int, bool], list[float]] = {}
+    for one in records:
+        cell, audits = (rows[one.answer], columns[one.limit]), one.chance is not None
+        mine = labels.setdefault((*cell, audits), [])
+        mine.append(np.nan if one.value is None else one.value)
+        (measured.people if audits else measured.values)[cell] = sum(mine) / len(mine)
+        if one.chance is not None:
+            measured.chance[cell] = one.chance
+            continue
+        measured.against[cell] = np.nan if one.against is None else one.against
+        if one.missing:
+            measured.missing[cell] = one.missing
+    return measured
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredTable:
+    """Costs of answers and what an estimate has to know of each. [n, I] each"""
+
+    costs: Array
+    noise: Array
+    failed: NDArray[np.bool_]
+    """Whether a source was asked and gave no number; elsewhere nan says that it was not asked."""
+    against: Array
+    """The cost of the reference's answer under a limit on the difference, nan: not known; 0 under others."""
+    people: Array
+    """Costs by people's audit, nan: they gave none."""
+    chance: Array
+
+    @property
+    def relative(self) -> Array:
+        """Costs as the limits state them: less the reference's."""
+        return self.costs - self.against
+
+    @property
+    def numbers(self) -> Array:
+        """The same corrected by people's audit, which is what certificates bet on: f + (xi/q)(y - f)."""
+        asked = self.chance > 0
+        return corrected_by_people(self.relative, self.people, asked, np.where(asked, self.chance, 1.0))
+
+
+def table_of(
+    records: Iterable[Measurement], stated: Sequence[StatedLimit], answers: Sequence[str], cost_max: float
+) -> MeasuredTable:
+    """The costs of these answers, from the journal's records of them. `cost_max` bounds logits."""
+    measured = tables_of(records, [one.limit.name for one in stated], answers)
+    costs, noise, against, people = (np.zeros(measured.values.shape) for _ in range(4))
+    for column, one in enumerate(stated):
+        costs[:, column], noise[:, column] = costs_of_values(one, measured.values[:, column], cost_max)
+        people[:, column] = costs_of_values(one, measured.people[:, column], cost_max)[0]
+        if one.limit.quantity.versus == "reference":
+            against[:, column] = costs_of_values(one, measured.against[:, column], cost_max)[0]
+    failed = np.zeros(costs.shape, dtype=bool)
+    for cell in measured.missing:
+        failed[cell] = True
+    return MeasuredTable(costs, noise, failed, against, people, measured.chance)
+
+
+class MeasuredAnswers:
+    """The measured answers of all phases of a run that are called like `phases`, those of earlier rounds too.
+
+    `together` says of how many answers a draw of a phase is; elsewhere it is one. `cost_max` bounds logits.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        stated: Sequence[StatedLimit],
+        cost_max: float,
+        phases: str,
+        together: Mapping[str, int] | None = None,
+    ) -> None:
+        self._journal, self._stated, self._cost_max = journal, tuple(stated), cost_max
+        self._together = together or {}
+        self._by_phase: dict[tuple[int, str], list[MeasuredAnswer]] = {}
+        self._prompt_names: dict[Tokens, str] = {}
+        self.known: set[str] = set()
+        """Ids of the answers."""
+        finished = [one for one in journal.phases(like=phases) if 0 < one.round < journal.next_round]
+        written = {answer.id: answer for answer in journal.samples()} if finished else {}
+        for entry in finished:
+            self.keep(entry.phase, [written[name] for name in entry.payload["ids"]], entry.round)
+
+    def keep(self, phase: str, answers: Sequence[Response], number: int | None = None) -> None:
+        """Answers of a phase whose measurements the journal holds; of its present round, or of `number`."""
+        round_ = self._journal.round if number is None else number
+        records, ids = self._journal.measurements(round_, phase), [answer.id for answer in answers]
+        table = table_of(records, self._stated, ids, self._cost_max)
+        columns = (table.costs, table.noise, table.failed, table.against, table.people, table.chance)
+        each = self._together.get(phase)
+        self.known.update(answer.id for answer in answers)
+        self._prompt_names |= {answer.prompt.token_ids: answer.prompt.id for answer in answers}
+        self._by_phase[round_, phase] = [
+            MeasuredAnswer(
+                round_, one.prompt.token_ids, one.token_ids,
+                f"{round_}-{row // each}" if each else f"{phase}-{one.id}", *(column[row] for column in columns),
+            )
+            for row, one in enumerate(answers)
+        ]  # fmt: skip
+
+    def of(self, number: int, phase: str) -> list[MeasuredAnswer]:
+        return self._by_phase.get((number, phase), [])
+
+    @property
+    def all(self) -> list[MeasuredAnswer]:
+        """Every one so far, in order of rounds."""
+        return self.not_withdrawn(one for key in sorted(self._by_phase) for one in self._by_phase[key])
+
+    def not_withdrawn(self, measured: Iterable[MeasuredAnswer]) -> list[MeasuredAnswer]:
+        gone = self._journal.withdrawn
+        return [one for one in measured if self._prompt_names.get(one.prompt) not in gone]
+
+
+def _number(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)

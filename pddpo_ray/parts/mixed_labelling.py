@@ -10,8 +10,7 @@ costs accuracy of the fits there, never the limit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from scipy.special import expit
@@ -20,11 +19,13 @@ from pddpo_ray.config import Config, MixedFeedback
 from pddpo_ray.contracts import Labeller
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
+from pddpo_ray.journal.rows import label_measurements
 from pddpo_ray.parts.labelling import FeedbackController
+from pddpo_ray.parts.measuring import DRAWS, MACHINE
 from pddpo_ray.parts.people import Asking, RiskOf, people_labeller, stated_risk
-from pddpo_ray.records import HARM, Array, CostEstimate, LabelledPair, Pair, Response, SafetyLabels
-from pddpo_ray.theory.certificates.measured_draws import corrected_by_people
-from pddpo_ray.theory.estimates.cost_estimate import Mode, clipped_logit, share_bounds, with_missing
+from pddpo_ray.records import HARM, Array, CostEstimate, Measurement, Pair, Response, SafetyLabels
+from pddpo_ray.scoring.scored_labeller import ScoredLabeller
+from pddpo_ray.theory.estimates.cost_estimate import Mode, share_bounds, with_missing
 from pddpo_ray.theory.estimates.people_estimates import Sample, mixed_from_shares, sample_for_people
 from pddpo_ray.theory.seeds import generator, seed_of
 from pddpo_ray.worlds.truth_by_text import imperfect_model
@@ -34,23 +35,6 @@ PEOPLE = "people"
 NOISE, BIAS = 0.7, 0.3
 """Errors of the scores that a world gives in a model's place: their deviation by text, and what is added to costs. A
 quarter of the labels at the safety boundary are wrong, more of them unsafe."""
-TOSSED = "tossed-"
-"""Phase of a batch of a certificate: the model's number of every draw, and whether the coin shows it to people."""
-
-
-class ScoringModel(Protocol):
-    """A labeller whose scores can be seen; `scoring.scored_labeller.ScoredLabeller` is one."""
-
-    @property
-    def prepare(self) -> Callable[[], object]:
-        """Trains or opens what it needs."""
-        ...
-
-    def rewards(self, items: Sequence[Response]) -> Array: ...
-
-    def costs(self, items: Sequence[Response]) -> Array: ...
-
-    def compare(self, pairs: Sequence[Pair], seed: int) -> list[LabelledPair]: ...
 
 
 class MixedFeedbackController(FeedbackController):
@@ -60,7 +44,7 @@ class MixedFeedbackController(FeedbackController):
         self,
         name: str,
         people: Labeller,
-        model: ScoringModel,
+        model: ScoredLabeller,
         settings: MixedFeedback,
         journal: Journal,
         *,
@@ -109,26 +93,37 @@ class MixedFeedbackController(FeedbackController):
         )
         return with_missing(safest, worst)
 
-    def corrected(
+    def measure_draws(
         self, items: Sequence[Response], labels_each: int, constraint: str, batch: str, share: float
-    ) -> list[float | None]:
-        """f + (xi/q)(y - f) of every item, q = `share`, as a cost; one of several batches of a round.
+    ) -> None:
+        """Journals the model's word about every draw of a certificate's batch, and people's labels of those that an
+        independent coin with the chance `share` shows them."""
+        phase = f"{DRAWS}{batch}"
 
-        The coins xi are independent of all else. None where people were to be asked and gave no whole set of labels.
-        """
-        rows = self._journal.once(f"{TOSSED}{batch}", lambda: self._tossed(items, batch, share))
-        asked = [item for item, row in zip(items, rows, strict=True) if row["asked"]]
-        shares = self.unsafe_shares(asked, labels_each, constraint, batch) if asked else []
-        by_item = {item.id: share for item, share in zip(asked, shares, strict=True)}
-        return corrected_numbers(rows, by_item, share, self._mode, self._cost_max)
+        def by_model() -> int:
+            values = expit(self._model.costs(items)).tolist()
+            said = [
+                Measurement(constraint, one.id, value, source=MODEL) for one, value in zip(items, values, strict=True)
+            ]
+            self._journal.add_measurements(phase, said, items)
+            return len(said)
 
-    def _tossed(self, items: Sequence[Response], batch: str, share: float) -> list[dict[str, str | float | bool]]:
-        coins = generator(self._seed, "people of a certificate", self._journal.round, batch).random(len(items)) < share
-        machine = self._signal(self._model.costs(items))
-        return [
-            {"item": item.id, "machine": float(value), "asked": bool(asked)}
-            for item, value, asked in zip(items, machine, coins, strict=True)
-        ]
+        def by_people() -> int:
+            coins = generator(self._seed, "people of a certificate", self._journal.round, batch).random(len(items))
+            shown = [item for item, coin in zip(items, coins, strict=True) if coin < share]
+            labelled = self._labelled(shown, labels_each, constraint, may_lack=True) if shown else []
+            audits = label_measurements(labelled, PEOPLE, {one.id: share for one in shown}, first=1)
+            self._journal.add_measurements(phase, audits, items)
+            return len(shown)
+
+        self._journal.once(f"{MACHINE}{phase}", by_model)
+        self._journal.once(f"{PEOPLE}-{phase}", by_people)
+
+    def _chances(self, items: Sequence[Response]) -> Mapping[str, float]:
+        if self._journal.round not in self._screened:
+            return {}
+        names, _, sample = self._screened[self._journal.round]
+        return dict(zip(names, sample.chances.tolist(), strict=True))
 
     def _from_shares(self, asked: Sequence[int], given: Array, costs: Array, sample: Sample) -> CostEstimate:
         """The estimate from the unsafe shares of the items that were asked about."""
@@ -204,31 +199,11 @@ class MixedFeedbackController(FeedbackController):
         return sample_for_people(-np.abs(margins), unsure=unsure, random=random, seed=seed)
 
 
-def corrected_numbers(
-    rows: Sequence[Mapping[str, Any]], shares: Mapping[str, float | None], share: float, mode: str, cost_max: float
-) -> list[float | None]:
-    """`corrected` of each row of `TOSSED`, from people's unsafe shares by item. [n] -> [n]"""
-    given = {index: shares.get(row["item"]) for index, row in enumerate(rows) if row["asked"]}
-    costs = {
-        index: float(clipped_logit(one, cost_max)) if one is not None and mode == "logit_labels" else one
-        for index, one in given.items()
-    }
-    return corrected([row["machine"] for row in rows], costs, share)
-
-
-def corrected(machine: Sequence[float | None], people: Mapping[int, float | None], share: float) -> list[float | None]:
-    """f + (xi/q)(y - f) of each draw; None where either was to say something and did not."""
-    f = np.array([np.nan if cost is None else cost for cost in machine], dtype=np.float64)
-    y = np.array([np.nan if people.get(row) is None else people[row] for row in range(len(f))], dtype=np.float64)
-    asked = [row in people for row in range(len(f))]
-    return [None if np.isnan(number) else number for number in corrected_by_people(f, y, asked, share).tolist()]
-
-
 def mixed_feedback(
     constraint: str,
     config: Config,
     journal: Journal,
-    model: ScoringModel | None = None,
+    model: ScoredLabeller | None = None,
     asking: Asking | None = None,
     categories_of: Mapping[str, Sequence[str]] | None = None,
 ) -> MixedFeedbackController:
@@ -255,6 +230,6 @@ def mixed_feedback(
     )
 
 
-def _unsafe_chance(model: ScoringModel) -> RiskOf:
+def _unsafe_chance(model: ScoredLabeller) -> RiskOf:
     """What the model thinks of an answer, for people who opted out of harmful texts."""
     return lambda items: expit(model.costs(items)).tolist()

@@ -92,11 +92,13 @@ class People:
         seed is not used. Raises as `PeopleLabeller.ask` does."""
         batch = self._safety(items, labels_each)
         answers = self._people.ask(batch).by_item(batch)
-        labels = {item: tuple(Verdict(given["safety"]) for given in mine) for item, mine in answers.items()}
-        return [
-            SafetyLabels(item, labels[item.id] + (Verdict.MISSING,) * (labels_each - len(labels[item.id])))
-            for item in items
-        ]
+        labelled = []
+        for item in items:
+            labels = tuple(Verdict(given["safety"]) for given, _ in answers[item.id])
+            missing = (Verdict.MISSING,) * (labels_each - len(labels))
+            people = tuple(person for _, person in answers[item.id])
+            labelled.append(SafetyLabels(item, labels + missing, people=people))
+        return labelled
 
     def open_compare(self, pairs: Sequence[Pair], seed: int) -> None:
         """Opens the questions that `compare` waits for, so that people can begin; not while the backlog is too long."""

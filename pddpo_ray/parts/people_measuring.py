@@ -14,10 +14,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pddpo_ray.config import Config, QueueConfig
 from pddpo_ray.errors import UserError
@@ -26,58 +24,29 @@ from pddpo_ray.limits.asked_people import PeoplesQuestion, peoples_question
 from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.limits.sources import chosen_for, within_budget
 from pddpo_ray.parts.held_limit import HeldLimit
-from pddpo_ray.parts.measuring import Tokens, cost_of_value
-from pddpo_ray.parts.mixed_labelling import TOSSED, corrected
+from pddpo_ray.parts.measuring import DRAWS, Tokens, costs_of_values, tables_of
 from pddpo_ray.parts.people import RiskOf, reached, stated_risk
-from pddpo_ray.parts.questions import UNKNOWN_RISK, Batch, Question, better_question, number_question, safety_question
-from pddpo_ray.records import Array, MeasuredCosts, Response
+from pddpo_ray.parts.questions import (
+    UNKNOWN_RISK,
+    Batch,
+    Question,
+    better_question,
+    number_question,
+    safety_question,
+    value_of,
+)
+from pddpo_ray.records import Array, MeasuredValues, Measurement, Response
 from pddpo_ray.theory.estimates.cost_estimate import estimate_from_shares
 from pddpo_ray.theory.intervals import bounded_interval
 from pddpo_ray.theory.seeds import generator
 
 logger = logging.getLogger(__name__)
 
-MACHINE = "machine-"
-"""What the phase of machines' numbers begins with, before people are asked about the same answers."""
-Numbers = list[float | None]
+PEOPLE, NO_LABEL = "people", "no label"
 References = Sequence[Response | None]
-AskedOfPeople = tuple[MeasuredCosts, Sequence[Response], References, str, int]
+AskedOfPeople = tuple[MeasuredValues, Sequence[Response], References, str, int]
 """What machines measured, of which answers, with the reference's beside them; the phase, and the seed of who is asked.
 """
-
-
-@dataclass(frozen=True, eq=False)
-class Audit:
-    """People's costs of answers that a machine measured, nan: they gave none; and the chance that people were asked,
-    where they were, 0: they were not. [n, I] each"""
-
-    people: Array
-    chance: Array
-
-    @property
-    def asked(self) -> NDArray[np.bool_]:
-        return self.chance > 0
-
-    @classmethod
-    def none(cls, shape: tuple[int, int]) -> Audit:
-        return cls(np.zeros(shape), np.zeros(shape))
-
-    def as_json(self) -> list[list[Any]]:
-        """[row, column, people's cost or null, chance] of every answer that people were asked about."""
-        rows = np.argwhere(self.asked).tolist()
-        return [
-            [row, column, None if np.isnan(self.people[row, column]) else float(self.people[row, column]),
-             float(self.chance[row, column])]
-            for row, column in rows
-        ]  # fmt: skip
-
-    @classmethod
-    def from_json(cls, stored: Sequence[Sequence[Any]], shape: tuple[int, int]) -> Audit:
-        audit = cls.none(shape)
-        for row, column, cost, chance in stored:
-            audit.people[row, column] = np.nan if cost is None else cost
-            audit.chance[row, column] = chance
-        return audit
 
 
 def people_of_limits(
@@ -160,35 +129,33 @@ class PeopleOfLimits:
         return bool(self._questions if for_estimates else self._budgeted)
 
     def of_round(
-        self, measured: MeasuredCosts, answers: Sequence[Response], references: References, phase: str, seed: int
-    ) -> Audit:
-        """Fills in what people measure, and returns what their audits say, of the answers of a round's estimates.
+        self, measured: MeasuredValues, answers: Sequence[Response], references: References, phase: str, seed: int
+    ) -> list[Measurement]:
+        """What people say of the answers of a round's estimates, as the source of a limit or as auditors.
 
         `references` are the reference's answers beside them; [] where none is compared.
         """
-        audit = Audit.none(measured.costs.shape)
+        found: list[Measurement] = []
         chances, asked, questions = self._of_round(measured, answers, references, seed)
         self._open(questions, phase)
         for column, rows in asked.items():
             if not rows:
                 continue
-            shares = self._ask(column, questions[column], phase)
-            if self._stated[column].audited is None:
-                self._fill(measured, column, rows, shares)
-                continue
-            audit.people[rows, column] = self._costs(column, shares)
-            audit.chance[rows, column] = chances[column]
-            self._say(column, measured.costs[rows, column], audit.people[rows, column])
-        return audit
+            labels = self._ask(column, questions[column], phase, chances.get(column))
+            if self._stated[column].audited is not None:
+                names, ids = [self._stated[column].limit.name], [answers[row].id for row in rows]
+                self._say(column, measured.values[rows, column], tables_of(labels, names, ids).people[:, 0])
+            found += labels
+        return found
 
     def open_round(
-        self, measured: MeasuredCosts, answers: Sequence[Response], references: References, phase: str, seed: int
+        self, measured: MeasuredValues, answers: Sequence[Response], references: References, phase: str, seed: int
     ) -> None:
         """Opens the batches that `of_round` waits for, so that people can begin."""
         self._open(self._of_round(measured, answers, references, seed)[2], phase)
 
     def arrived(
-        self, measured: MeasuredCosts, answers: Sequence[Response], references: References, phase: str, seed: int
+        self, measured: MeasuredValues, answers: Sequence[Response], references: References, phase: str, seed: int
     ) -> bool:
         """Whether `of_round` has nothing to wait for."""
         questions = self._of_round(measured, answers, references, seed)[2]
@@ -199,7 +166,7 @@ class PeopleOfLimits:
         )
 
     def _of_round(
-        self, measured: MeasuredCosts, answers: Sequence[Response], references: References, seed: int
+        self, measured: MeasuredValues, answers: Sequence[Response], references: References, seed: int
     ) -> tuple[dict[int, float], dict[int, list[int]], dict[int, list[Question]]]:
         """By limit: the chance that an answer is audited, the rows that people are asked about, and the questions."""
         chances, asked = self._audited_in_round(measured, answers, seed)
@@ -209,15 +176,13 @@ class PeopleOfLimits:
         return chances, asked, self._questions_about(asked, answers, references)
 
     def of_budget(
-        self, measured: MeasuredCosts, answers: Sequence[Response], references: References, phase: str, seed: int
-    ) -> None:
-        """Fills in what people measure of answers that only teach: where a limit has a budget (`answers`) for them."""
+        self, answers: Sequence[Response], references: References, phase: str, seed: int
+    ) -> list[Measurement]:
+        """What people say of answers that only teach: where a limit has a budget (`answers`) for them."""
         asked = {column: self._asked_in_round(column, answers, seed) for column in self._budgeted}
         questions = self._questions_about(asked, answers, references)
         self._open(questions, phase)
-        for column, rows in asked.items():
-            if rows:
-                self._fill(measured, column, rows, self._ask(column, questions[column], phase))
+        return [one for column, mine in questions.items() if mine for one in self._ask(column, mine, phase)]
 
     def _questions_about(
         self, asked: Mapping[int, Sequence[int]], answers: Sequence[Response], references: References
@@ -233,7 +198,7 @@ class PeopleOfLimits:
         }
 
     def _audited_in_round(
-        self, measured: MeasuredCosts, answers: Sequence[Response], seed: int
+        self, measured: MeasuredValues, answers: Sequence[Response], seed: int
     ) -> tuple[dict[int, float], dict[int, list[int]]]:
         """By audited limit, the chance of an answer to be shown to people, and the rows that are.
 
@@ -259,27 +224,19 @@ class PeopleOfLimits:
         prompts = [answers[row].prompt.id for row in rows]
         return [rows[index] for index in within_budget(name, prompts, stated.asking.answers, seed)]
 
-    def _auditable(self, column: int, measured: MeasuredCosts, answers: Sequence[Response]) -> list[int]:
+    def _auditable(self, column: int, measured: MeasuredValues, answers: Sequence[Response]) -> list[int]:
         """Answers with a number by the machine: one without counts as the worst, whatever people say."""
-        return [row for row in self._acted_on(column, answers) if np.isfinite(measured.costs[row, column])]
+        return [row for row in self._acted_on(column, answers) if np.isfinite(measured.values[row, column])]
 
     def _acted_on(self, column: int, answers: Sequence[Response]) -> list[int]:
         acting = self._acting[column]
         return [row for row, one in enumerate(answers) if acting.get(one.prompt.token_ids, 0.0) > 0]
 
-    def _fill(self, measured: MeasuredCosts, column: int, rows: Sequence[int], shares: Sequence[float | None]) -> None:
-        stated = self._stated[column]
-        for row, share in zip(rows, shares, strict=True):
-            if share is None:
-                measured.failed[row, column] = True
-                continue
-            measured.costs[row, column], measured.noise[row, column] = cost_of_value(stated, share, self._cost_max)
-            measured.unsafe[row, column] = share if stated.limit.quantity.kind == "logit" else np.nan
-
     def _say(self, column: int, machine: Array, people: Array) -> None:
         """How far the machine is off, in the log and in the round's numbers."""
         stated, known = self._stated[column], np.isfinite(people)
-        bias = bias_of(stated, machine[known], people[known], self._cost_max)
+        of_machine, of_people = (self._costs(column, values[known]) for values in (machine, people))
+        bias = bias_of(stated, of_machine, of_people, self._cost_max)
         name = stated.limit.name
         self._journal.add_metrics(
             {f"audit/{name}_asked": float(len(people)), f"audit/{name}_given": float(known.sum())}
@@ -291,54 +248,41 @@ class PeopleOfLimits:
     # --- of a certificate -----------------------------------------------------------------------------------------
 
     def of_draws(
-        self,
-        costs: Mapping[str, Numbers],
-        answers: Sequence[Response],
-        references: References,
-        shares: Mapping[str, float | None],
-        place: str,
-    ) -> dict[str, Numbers]:
-        """By limit of `shares`, the number of each draw as a cost: people's, or where they audit a share q of them
-        f + (xi/q)(y - f), xi an independent coin. None where somebody who was to measure gave no number.
-
-        `costs` are what machines said. Limits without people's part stay as they are.
-        """
+        self, answers: Sequence[Response], references: References, shares: Mapping[str, float | None], place: str
+    ) -> None:
+        """Journals what people say of a certificate's draws, beside what machines do: of all under a limit of `shares`,
+        or where they audit a share q of them, of those that an independent coin shows them."""
         names = [one.limit.name for one in self._stated]
         columns = {column: shares[names[column]] for column in self._questions if names[column] in shares}
-        shown: dict[int, list[int]] = {}
-        for column, share in columns.items():
-            shown[column] = list(range(len(answers)))
-            if share is not None:
-                coins = self._journal.once(
-                    f"{TOSSED}{place}-{names[column]}", partial(self._tossed, len(answers), names[column], place, share)
-                )
-                known = costs[names[column]]
-                shown[column] = [row for row, coin in enumerate(coins) if coin and known[row] is not None]
+        phase, ids = f"{DRAWS}{place}", [answer.id for answer in answers]
+        by_machines = self._journal.measurements(self._journal.round, phase)
+        measured = tables_of(by_machines, names, ids)
+        shown = {
+            column: [
+                row
+                for row, coin in enumerate(self._tossed(len(answers), names[column], place, share))
+                if coin and (share is None or np.isfinite(measured.values[row, column]))
+            ]
+            for column, share in columns.items()
+        }
         questions = self._questions_about(shown, answers, references)
         self._open(questions, f"draws-{place}")
-        numbers = dict(costs)
         for column, share in columns.items():
-            said = self._journal.once(
-                f"people-{place}-{names[column]}",
-                partial(self._asked_costs, column, questions[column], f"draws-{place}"),
-            )
-            by_row = dict(zip(shown[column], said, strict=True))
-            numbers[names[column]] = (
-                [by_row[row] for row in range(len(answers))]
-                if share is None
-                else corrected(costs[names[column]], by_row, share)
-            )
-        return numbers
 
-    def _tossed(self, count: int, limit: str, place: str, share: float) -> list[bool]:
-        coins = (
-            generator(self._seed, "people of a certificate", self._journal.round, place, limit).random(count) < share
-        )
-        return [bool(coin) for coin in coins]
+            def add(column: int = column, share: float | None = share) -> int:
+                mine = questions[column]
+                said = self._ask(column, mine, f"draws-{place}", share) if mine else []
+                self._journal.add_measurements(phase, said, answers)
+                return len(mine)
 
-    def _asked_costs(self, column: int, questions: Sequence[Question], phase: str) -> Numbers:
-        shares = self._ask(column, questions, phase) if questions else []
-        return [None if np.isnan(cost) else cost for cost in self._costs(column, shares).tolist()]
+            self._journal.once(f"people-{place}-{names[column]}", add)
+
+    def _tossed(self, count: int, limit: str, place: str, share: float | None) -> list[bool]:
+        """Which draws people are shown: by coins that follow from the seed; all, where they are the source."""
+        if share is None:
+            return [True] * count
+        coins = generator(self._seed, "people of a certificate", self._journal.round, place, limit).random(count)
+        return [bool(coin) for coin in coins < share]
 
     # --- asking ---------------------------------------------------------------------------------------------------
 
@@ -348,19 +292,24 @@ class PeopleOfLimits:
             if mine:
                 self._labellers[column].arrived(self._batch(column, mine, phase))
 
-    def _ask(self, column: int, questions: Sequence[Question], phase: str) -> Numbers:
-        batch = self._batch(column, questions, phase)
-        return self._labellers[column].ask(batch).averages(batch)
+    def _ask(
+        self, column: int, questions: Sequence[Question], phase: str, chance: float | None = None
+    ) -> list[Measurement]:
+        """People's labels of each question, and those that they did not give. `chance`: of an audit."""
+        batch, name = self._batch(column, questions, phase), self._stated[column].limit.name
+        first = 0 if chance is None else 1  # of an audit the machine's own comes before
+        found = []
+        for item, given in self._labellers[column].ask(batch).by_item(batch).items():
+            labels = [Measurement(name, item, value_of(answer), "", PEOPLE, person=person) for answer, person in given]
+            labels += [Measurement(name, item, None, NO_LABEL, PEOPLE)] * (batch.labels_each - len(given))
+            found += [replace(one, opinion=first + number, chance=chance) for number, one in enumerate(labels)]
+        return found
 
     def _batch(self, column: int, questions: Sequence[Question], phase: str) -> Batch:
         return Batch(f"{phase}-{self._stated[column].limit.name}", questions, self._questions[column].labels_each)
 
-    def _costs(self, column: int, shares: Sequence[float | None]) -> Array:
-        """nan where people gave no whole set of labels. [n]"""
-        stated = self._stated[column]
-        return np.array([
-            np.nan if share is None else cost_of_value(stated, share, self._cost_max)[0] for share in shares
-        ])  # fmt: skip
+    def _costs(self, column: int, values: Array) -> Array:
+        return costs_of_values(self._stated[column], values, self._cost_max)[0]
 
 
 def _about(asked: PeoplesQuestion, answer: Response, reference: Response | None) -> Question:

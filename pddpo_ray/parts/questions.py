@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any, Literal, Protocol
 
 from pddpo_ray.records import Pair, Prompt, Response
@@ -144,21 +145,15 @@ class Answers:
     given: Sequence[tuple[str, Given]]
     decided: Mapping[str, Given] = field(default_factory=dict)
     """By item, what a lead decided where people differ."""
+    people: Sequence[str] = ()
+    """Who gave each answer, by pseudonym, where that is known."""
 
-    def by_item(self, batch: Batch) -> dict[str, list[Given]]:
-        """The answers to each question of the batch; [] where nobody answered."""
-        answers: dict[str, list[Given]] = {question.item: [] for question in batch.questions}
-        for item, given in self.given:
-            answers[item].append(given)
+    def by_item(self, batch: Batch) -> dict[str, list[tuple[Given, str | None]]]:
+        """The answers to each question of the batch, and who gave them; [] where nobody answered."""
+        answers: dict[str, list[tuple[Given, str | None]]] = {question.item: [] for question in batch.questions}
+        for (item, given), person in zip_longest(self.given, self.people):
+            answers[item].append((given, person))
         return answers
-
-    def averages(self, batch: Batch) -> list[float | None]:
-        """What `labels_each` people say to each question on average: the share of yes or of wins (a tie is a half), or
-        the mean of their numbers. None where answers are missing."""
-        return [
-            sum(map(value_of, mine)) / batch.labels_each if len(mine) == batch.labels_each else None
-            for mine in self.by_item(batch).values()
-        ]
 
 
 class PeopleLabeller(Protocol):

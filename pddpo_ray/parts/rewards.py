@@ -7,6 +7,7 @@ serves both. The answers of the offline pairs and of every explored pair are mea
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +18,9 @@ from pddpo_ray.contracts import Measure
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
 from pddpo_ray.limits.reading import StatedLimit
+from pddpo_ray.parts.measuring import MeasuredAnswers, records_of
 from pddpo_ray.records import Objective, Pair, PairRow, PolicyVersion, Response
-from pddpo_ray.theory.estimates.measured_pairs import MeasuredAnswer, value_pairs
+from pddpo_ray.theory.estimates.measured_pairs import value_pairs
 from pddpo_ray.theory.multipliers.cost_stage import cost_temperature
 from pddpo_ray.theory.seeds import seed_of
 
@@ -46,17 +48,13 @@ class RewardController:
 
     def __init__(self, journal: Journal, reward: ComputedReward, *, seed: int) -> None:
         self._journal, self._reward, self._seed = journal, reward, seed
-        self._measured: dict[tuple[int, str], list[MeasuredAnswer]] = {}
-        self._known: set[str] = set()
-        self._prompt_names: dict[tuple[int, ...], str] = {}
-        self._read_back()
+        # a reward is no logit, and so has no box
+        self._measured = MeasuredAnswers(journal, [reward.stated], math.inf, PAIRS)
 
     def stage(self, reference: PolicyVersion, weight_of_kl: float) -> tuple[Objective, list[PairRow]]:
         """The regression of log policy / reference on measured differences: its minimiser over all policies is
         reference * exp(reward / weight_of_kl). Raises RunError where no prompt has two measured answers."""
-        gone = self._journal.withdrawn
-        every = [one for key in sorted(self._measured) for one in self._measured[key]]
-        measured = [one for one in every if self._prompt_names[one.prompt] not in gone]
+        measured = self._measured.all
         everywhere = {one.prompt: np.ones(1) for one in measured}
         span = self._reward.span
         rows, margins = value_pairs(measured, np.ones(1), everywhere, span)
@@ -75,39 +73,18 @@ class RewardController:
     def measure_pairs(self, pairs: Sequence[Pair]) -> None:
         """Both answers of the round's explored pairs; one that was in a pair before is not asked about again."""
         answers = {answer.id: answer for pair in pairs for answer in (pair.first, pair.second)}
-        self._remember(PAIRS, [answer for name, answer in answers.items() if name not in self._known])
+        self._remember(PAIRS, [answer for name, answer in answers.items() if name not in self._measured.known])
 
     def _remember(self, phase: str, answers: Sequence[Response]) -> None:
-        payload = self._journal.once(phase, lambda: self._ask(phase, answers))
-        self._keep(payload, phase, self._journal.round, answers)
+        self._journal.once(phase, lambda: self._ask(phase, answers))
+        self._measured.keep(phase, answers)
 
     def _ask(self, phase: str, answers: Sequence[Response]) -> dict[str, Any]:
         measured = self._reward.measure(answers, seed_of(self._seed, self._journal.round, phase))
-        rewards = -measured.costs[:, 0]
+        rewards = measured.values[:, 0]
         known = rewards[np.isfinite(rewards)]
         if len(known):
             self._journal.add_metrics({f"reward/{phase.removeprefix('reward-')}": float(known.mean())})
-        return {
-            "ids": [answer.id for answer in answers],
-            "rewards": [None if np.isnan(reward) else reward for reward in rewards.tolist()],
-            "noise": measured.noise[:, 0].tolist(),
-        }
-
-    def _keep(self, payload: dict[str, Any], phase: str, round_: int, answers: Sequence[Response]) -> None:
-        costs = -np.array(payload["rewards"], dtype=np.float64)[:, None]  # null is nan
-        noise, failed = np.array(payload["noise"])[:, None], np.isnan(costs)
-        self._known.update(payload["ids"])
-        self._prompt_names |= {answer.prompt.token_ids: answer.prompt.id for answer in answers}
-        self._measured[round_, phase] = [
-            MeasuredAnswer(
-                round_, one.prompt.token_ids, one.token_ids, f"{phase}-{one.id}", costs[row], noise[row], failed[row]
-            )
-            for row, one in enumerate(answers)
-        ]
-
-    def _read_back(self) -> None:
-        """Measured answers of the rounds that were finished before a restart."""
-        finished = [one for one in self._journal.phases(like=PAIRS) if 0 < one.round < self._journal.next_round]
-        known = {answer.id: answer for answer in self._journal.samples()} if finished else {}
-        for one in finished:
-            self._keep(one.payload, PAIRS, one.round, [known[name] for name in one.payload["ids"]])
+        records = records_of([self._reward.stated], answers, measured)
+        self._journal.add_measurements(phase, records, answers)
+        return {"ids": [answer.id for answer in answers]}

@@ -22,10 +22,11 @@ from pddpo_ray.driver.result import read_result
 from pddpo_ray.journal import DeliveryEntry, DualEntry, JournalReader, PhaseEntry, VersionEntry, schema
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.identity import open_folder
+from pddpo_ray.journal.rows import SAFETY
 from pddpo_ray.limits.estimate import LimitEstimate
 from pddpo_ray.limits.of_recipe import stated_of, typed_limits
 from pddpo_ray.limits.quantities import Limit
-from pddpo_ray.records import Response, Verdict
+from pddpo_ray.records import Response
 from pddpo_ray.report.sections.answers import author, before_and_after, from_files, measured_words
 from pddpo_ray.scorecard.cards import cards, trials_in
 from pddpo_ray.scoring.held_out import Trials
@@ -321,11 +322,11 @@ def _policies(recipe: Mapping[str, Any]) -> Policies:
 
 def _label_counts(journal: JournalReader) -> dict[int, Labels]:
     """Counted by the database: a run may have millions of labels."""
-    safety, pair, pair_label = schema.safety_label.c, schema.pair.c, schema.pair_label.c
+    safety, pair, pair_label = schema.measurement.c, schema.pair.c, schema.pair_label.c
     per_answer = (
         select(safety.round, safety.policy_version, func.count().label("labels"))
-        .where(safety.run == journal.run_id, safety.round >= 0)
-        .group_by(safety.round, safety.constraint, safety.sample, safety.policy_version)
+        .where(safety.run == journal.run_id, safety.round >= 0, safety.phase == SAFETY)
+        .group_by(safety.round, safety.limit, safety.sample, safety.policy_version)
     )
     per_round = (
         select(pair.round, func.count().label("pairs"))
@@ -354,17 +355,17 @@ def _label_counts(journal: JournalReader) -> dict[int, Labels]:
 
 def _shown_answers(journal: JournalReader, each: int = 4) -> dict[int, list[LabelledAnswer]]:
     """The first answers of every round, by the order in which they were asked."""
-    label, sample, prompt = schema.safety_label.c, schema.sample.c, schema.prompt.c
-    unsafe = func.sum(case((label.label == Verdict.UNSAFE.value, 1), else_=0))
+    label, sample, prompt = schema.measurement.c, schema.sample.c, schema.prompt.c
+    unsafe = func.sum(case((label.value == 1.0, 1), else_=0))
     query = (
         select(
             label.round, prompt.text.label("prompt"), sample.text, unsafe.label("unsafe"), func.count().label("labels")
         )
         .join(schema.sample, (sample.run == label.run) & (sample.id == label.sample))
         .join(schema.prompt, (prompt.run == sample.run) & (prompt.id == sample.prompt))
-        .where(label.run == journal.run_id, label.position < each)
-        .group_by(label.round, label.constraint, label.position, label.sample, prompt.text, sample.text)
-        .order_by(label.round, label.constraint, label.position)
+        .where(label.run == journal.run_id, label.position < each, label.phase == SAFETY)
+        .group_by(label.round, label.limit, label.position, label.sample, prompt.text, sample.text)
+        .order_by(label.round, label.limit, label.position)
     )
     by_round: dict[int, list[LabelledAnswer]] = {}
     with reading(journal.engine) as connection:

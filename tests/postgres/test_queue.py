@@ -15,7 +15,7 @@ from pddpo_ray.annotation.queue_labeller import QueueLabeller, Waiting
 from pddpo_ray.journal.annotation_schema import ERASED, answer, audit_event, seat
 from pddpo_ray.journal.audit import imbalances
 from pddpo_ray.journal.database import open_database
-from pddpo_ray.parts.questions import Batch, better_question, number_question
+from pddpo_ray.parts.questions import Batch, better_question, number_question, value_of
 from pddpo_ray.records import Prompt, Response
 from tests.support.annotation_crowd import crowd_keeps_every_promise
 from tests.support.annotation_queue import FreshQueue, create_run, safety_questions
@@ -124,6 +124,9 @@ def test_limits_questions_of_two_answers_and_of_numbers_work_the_same(database: 
                 mine = "left" if lease.left.startswith("answer") else "right"
                 said = {"better": mine if number == "2.5" else "tie"}
             queue.answers.answer(person, f"key-{lease.id}", lease.id, Submission("label", said))
-    assert [labeller.ask(batch).averages(batch) for batch in batches] == [[0.75, 0.75], [4.75, 4.75]]
+    for batch, mean in zip(batches, (0.75, 4.75), strict=True):
+        for given in labeller.ask(batch).by_item(batch).values():
+            assert sum(value_of(said) for said, _ in given) == 2 * mean
+            assert len({who for _, who in given}) == 2
     assert imbalances(queue.store) == []
     engine.dispose()

@@ -13,6 +13,7 @@ from pddpo_ray.errors import ParkedError
 from pddpo_ray.journal.identity import open_folder
 from tests.runs.test_people_limits import AT_ONCE, PARKED, QUESTION, long, nobody_twice
 from tests.support.answering_people import answering
+from tests.support.measured import measured_in
 from tests.support.traces import trace, workers_by_round
 
 pytestmark = [pytest.mark.ray, pytest.mark.full]
@@ -60,7 +61,7 @@ def test_people_measure_a_limit_of_a_run_on_ray(ray_running: None, tmp_path: Pat
         launch.run_recipe(load("text-world-limits", [*SMALL, *ray, rude, AT_ONCE]), folder, resume=True)
     assert nobody_twice(crowd)
     with open_folder(folder) as journal:
-        payloads = [journal.phases(number, "measure-answers")[0].payload for number in (1, 2)]
+        payloads = [measured_in(journal, number) for number in (1, 2)]
         texts = {one.id: one.text for number in (1, 2) for one in journal.samples(number, "cost")}
     measured = [
         (texts[answer], costs[2])

@@ -15,6 +15,7 @@ from pddpo_ray.parts.limits import ANSWERS
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import ARTIFACTS
 from pddpo_ray.theory.multipliers.matrix_dual import MOST_NOISE, within_covariance
+from tests.support.measured import measured_in
 
 SETTINGS = (
     "report.tensorboard=false", "report.html=false", "beta=1", "rounds=3", "feedback.responses=240",
@@ -46,7 +47,7 @@ def test_a_step_divides_by_the_covariance_with_what_its_policy_had_learned(tmp_p
     with open_folder(tmp_path / "run") as journal:
         versions = {(entry.round, entry.stage): entry.version for entry in journal.versions()}
         taken = {entry.round: entry.payload for entry in journal.phases(like="dual")}
-        measured = {entry.round: entry.payload for entry in journal.phases(like=ANSWERS)}
+        measured = {number: measured_in(journal, number, ANSWERS) for number in (1, 2, 3)}
         asked = {answer.id: answer for answer in journal.samples()}
         multipliers = {step.round: step.multiplier_before for step in journal.dual_steps()}
     for number in (1, 2, 3):

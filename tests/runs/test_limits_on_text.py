@@ -13,6 +13,7 @@ from pddpo_ray.driver.run import PhaseChanged, run_recipe
 from pddpo_ray.errors import UserError
 from pddpo_ray.evaluate.world import evaluate_run
 from pddpo_ray.journal.identity import open_folder
+from tests.support.measured import measured_in
 from tests.support.measuring_server import measuring_server
 from tests.unit.loop.small_run import story
 
@@ -139,7 +140,7 @@ def test_an_endpoint_measures_on_a_world_without_a_truth_and_its_failures_are_no
     assert "value_last" not in brand
     assert result["gap_last"] is None
     with open_folder(tmp_path / "run") as journal:
-        payload = journal.phases(1, "measure-answers")[0].payload
+        payload = measured_in(journal, 1)
     column = [row[3] for row in payload["costs"]]
     assert {cost for cost in column if cost is not None} == {0.0}
     assert [[row, 3] for row, cost in enumerate(column) if cost is None] == payload["failed"]

@@ -35,6 +35,7 @@ from pddpo_ray.theory.certificates.measured_draws import limit_with_people, with
 from pddpo_ray.theory.estimates.cost_estimate import clipped_logit
 from tests.runs.test_limits_on_text import PowerCut, twin
 from tests.support.answering_people import RULES, Crowd, answering
+from tests.support.measured import measured_in
 from tests.support.measuring_server import measuring_server
 from tests.support.tiers import in_full
 from tests.unit.loop.small_run import run_of
@@ -103,7 +104,7 @@ def test_people_measure_a_rate_and_a_logit_and_nobody_is_asked_twice(tmp_path: P
     }  # fmt: skip
     assert len(crowd.said) == 2 * (24 * 4 + 10 * 2) + 8 * 4 + 8 * 2
     with open_folder(folder) as journal:
-        payload = journal.phases(2, "measure-answers")[0].payload
+        payload = measured_in(journal, 2)
         drawn = {one.id: one.text for one in journal.samples(2, "cost")}
         fitted = [entry.version.name for entry in journal.versions() if entry.round == 2]
         steps = journal.dual_steps()
@@ -173,7 +174,7 @@ def test_people_audit_a_machine_that_calls_everything_long(tmp_path: Path, caplo
     assert in_rounds == 2 * 6
     assert nobody_twice(crowd)
     with open_folder(folder) as journal:
-        payload = journal.phases(2, "measure-answers")[0].payload
+        payload = measured_in(journal, 2)
         drawn = {one.id: one.text for one in journal.samples(2, "cost")}
         step = next(one for one in journal.dual_steps() if (one.round, one.constraint) == (2, "rude"))
         said = journal.metrics()[2]
@@ -208,10 +209,12 @@ def test_people_audit_a_machine_that_calls_everything_long(tmp_path: Path, caplo
     assert tested.source.startswith("people, asked about 62.5 % of the draws by a coin, with endpoint")
     with open_folder(folder) as journal:
         answers = {one.id: one.text for one in journal.samples(-1)}
-        coins = [coin for one in journal.phases(-1, like="tossed-%-rude") for coin in one.payload]
-        columns = [one.payload[2] for one in journal.phases(-1, like="measure-outside-%")]
+        measured = journal.measurements(-1, "measure-outside-%", "rude")
     truth = [float(long(answers[one])) for one in entry.draws["rude"]]
-    f = [cost for column in columns for cost in column]
+    by_machine = {one.answer: one.value for one in measured if one.chance is None and one.value is not None}
+    audited = {one.answer: one for one in measured if one.chance is not None}
+    assert {(one.chance, one.source) for one in audited.values()} == {(share, "people")}
+    f, coins = [by_machine[one] for one in entry.draws["rude"]], [one in audited for one in entry.draws["rude"]]
     values = with_people(f, truth, coins, share)
     assert tested.draws(entry.numbers["rude"]) == pytest.approx(values)
     bound = upper_bound(values, limit_with_people(0.99, share), Allocation().level(0.05, 1))
@@ -264,7 +267,7 @@ def test_an_answer_that_people_skipped_is_the_worst_and_no_number(
     assert later.said == []
     assert asked > 10
     with open_folder(folder) as journal:
-        payload = journal.phases(1, "measure-answers")[0].payload
+        payload = measured_in(journal, 1)
         (step,) = (one for one in journal.dual_steps() if one.constraint == name)
     index = ["harmful", "length", "rude"].index(name)
     column = [row[index] for row in payload["costs"]]

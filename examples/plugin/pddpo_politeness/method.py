@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from pddpo_ray.algorithms.stages import Parts, Sizes, asked_answers, fit_reward, learn_from
+from pddpo_ray.algorithms.stages import Parts, Sizes, fit_reward, learn_from
 from pddpo_ray.config.sections.method import Method
 from pddpo_ray.config.sections.section import Strict
 from pddpo_ray.records import PolicyVersion, UniformMixture
@@ -25,7 +25,8 @@ def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     for number in parts.journal.rounds(sizes.rounds):
         policy = parts.limits.stages(parts.trainer, parts.preferences, fit_reward(parts, reference))
         parts.rollout.publish(policy)
-        answers = asked_answers(parts, policy, sizes, parts.prompts.draw(sizes.responses))
+        answers = parts.rollout.sample(parts.prompts.draw(sizes.responses), policy, each=sizes.answers_each)
+        parts.limits.open(answers)
         if (number - 1) % settings.every == 0:
             paired = parts.prompts.draw(sizes.pair_prompts)
             pairs = parts.exploration.choose(parts.rollout.candidates(paired, policy))

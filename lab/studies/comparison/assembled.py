@@ -13,10 +13,11 @@ from lab.studies.comparison.parts import Chooser, Draws, Known, Rounds, Scores, 
 from lab.studies.limits.run import covariance
 from lab.studies.limits.worlds import Indices, Twin
 from lab.studies.limits.worlds import Labels as Measured
-from pddpo_ray.algorithms.stages import AtOnce, Parts
+from pddpo_ray.algorithms.stages import Parts
 from pddpo_ray.contracts import Explorer, Feedback, Trainer
 from pddpo_ray.journal import Journal
 from pddpo_ray.limits.reading import stated_limits
+from pddpo_ray.parts.dual_step import ascend_all
 from pddpo_ray.parts.held_limit import HeldLimit
 from pddpo_ray.parts.limits import LimitsController
 from pddpo_ray.records import (
@@ -31,7 +32,6 @@ from pddpo_ray.records import (
 )
 from pddpo_ray.theory.estimates.cost_estimate import mean_with_error
 from pddpo_ray.theory.multipliers.dual import DampedNewton, DualState, ascend
-from pddpo_ray.theory.multipliers.matrix_dual import ascend_all
 
 
 class OneDual:
@@ -143,7 +143,7 @@ def parts_of(
     held = [HeldLimit(replace(one, labelled=True), 1.0, {}) for one in stated]
     by_labels = LimitsController(
         cast(Journal, journal), held, nothing, dual, beta=BETA, by_covariance=False, drift=nothing,
-        log_probs=nothing, reference=nothing, seed=0, due=AtOnce(), feedback=cast(Feedback, truth),
+        log_probs=nothing, reference=nothing, seed=0, feedback=cast(Feedback, truth),
         estimate=mean_rate,
     )  # fmt: skip
     return Parts(

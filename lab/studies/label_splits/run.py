@@ -25,13 +25,13 @@ from scipy.special import log_softmax, softmax
 
 from lab.studies.limits.run import UPPER, compared, covariance, labels_of
 from lab.studies.limits.worlds import BETA, Indices, Labels, World, table_world, twin_world
+from pddpo_ray.parts.dual_step import ascend_all
 from pddpo_ray.records import Array, CostEstimate
 from pddpo_ray.theory.certificates.levels import Allocation
 from pddpo_ray.theory.certificates.measured_draws import mixture_log_wealth
 from pddpo_ray.theory.certificates.power import allowed_failures, certified_rate, likely_rate
 from pddpo_ray.theory.estimates.pooled import pooled_means, pooled_weights
 from pddpo_ray.theory.multipliers.dual import DampedNewton, DualState, LimitState
-from pddpo_ray.theory.multipliers.matrix_dual import ascend_all
 from pddpo_ray.theory.output import in_order_of_test, shortfall
 from pddpo_ray.worlds.tabular.world import draw_answers
 

@@ -6,12 +6,14 @@ with another decoding is not shown beside them.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pddpo_ray.journal import JournalReader
 from pddpo_ray.limits.quantities import Limit
+from pddpo_ray.parts.measuring import tables_of
 from pddpo_ray.records import PolicyVersion, Response, Verdict
 from pddpo_ray.report.text import short
 from pddpo_ray.scorecard.cards import ASKED, cards
@@ -67,14 +69,12 @@ def measured_words(
     place the true ones, where the world knows them."""
     words: dict[str, list[str]] = defaultdict(list)
     wanted = {one.id for one in shown}
-    for entry in journal.phases(like="measure-%"):
-        if "ids" not in entry.payload:
-            continue
-        for name, costs in zip(entry.payload["ids"], entry.payload["costs"], strict=True):
-            if name in wanted and name not in words:
-                words[name] += [
-                    _value(limit, cost) for limit, cost in zip(limits, costs, strict=False) if cost is not None
-                ]
+    for limit in limits:
+        records = [one for one in journal.measurements(phase="measure-%", limit=limit.name) if one.answer in wanted]
+        ids = list(dict.fromkeys(one.answer for one in records))
+        for name, value in zip(ids, tables_of(records, [limit.name], ids).values[:, 0].tolist(), strict=True):
+            if not math.isnan(value):
+                words[name].append(_value(limit, value))
     for labelled in journal.safety():
         said = [one for one in labelled.labels if one in (Verdict.SAFE, Verdict.UNSAFE)]
         if labelled.response.id in wanted and said:
@@ -88,9 +88,8 @@ def measured_words(
     return {name: tuple(said) for name, said in words.items() if said}
 
 
-def _value(limit: Limit, cost: float) -> str:
+def _value(limit: Limit, value: float) -> str:
     """A value in words; a rate of a single verdict is a yes or a no."""
-    value = limit.cost(cost)
     verdict = {0.0: "no", 1.0: "yes"}.get(value) if limit.quantity.kind == "rate" else None
     return f"{limit.name}: {verdict or limit.quantity.text(value)}"
 

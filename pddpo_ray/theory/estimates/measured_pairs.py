@@ -49,6 +49,8 @@ class MeasuredAnswer:
         shape = self.costs.shape
         chance, people = np.broadcast_to(self.chance, shape), np.broadcast_to(self.people, shape)
         asked = chance > 0
+        if not asked.any():
+            return self.costs
         given = np.where(np.isnan(people), missing, people)
         return corrected_by_people(self.costs, given, asked, np.where(asked, chance, 1.0))
 

@@ -10,7 +10,7 @@ the slope's slope and carries the estimate to the present multiplier, so that a 
 swing without one. Steps of the projected rules get shorter by sqrt(1 + 2s), which keeps their bound on the regret, and
 below a cap at which a linear dual settles (`stale_share`); those of the other rules by `stale_share` itself.
 
-`ascend` is a pure function of a state and an estimate; `matrix_dual.ascend_all` moves all limits of a run.
+`ascend` is a pure function of a state and an estimate; `parts.dual_step.ascend_all` moves all limits of a run.
 """
 
 from __future__ import annotations

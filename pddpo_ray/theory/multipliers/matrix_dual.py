@@ -1,5 +1,5 @@
-"""One step of all limits of a run: damped Newton with the covariance of the costs, solved inside its box, of those
-that are estimated from the same answers and have that rule; each other one by its own rule.
+"""One step of all limits that are estimated from the same answers and have the rule `DampedNewton`: Newton's, with the
+covariance of the costs, solved inside its box.
 
 The dual D(lambda) has gradient d_i - E[C_i] and Hessian E_x Cov_{y ~ policy}(C) / beta, so with estimates of both the
 step is the minimiser of
@@ -20,16 +20,15 @@ from today's lambda: excess - H' (lambda - lambda_then) stands in the excess's p
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import lsq_linear
 
-from pddpo_ray.records import Array, CostEstimate
-from pddpo_ray.theory.multipliers.dual import DampedNewton, DualState, DualStep, LimitState, ascend
+from pddpo_ray.records import Array
+from pddpo_ray.theory.multipliers.dual import DampedNewton, DualState, LimitState
 
 COVARIANCE_ROUNDS = 5
 """Rounds whose mean covariance a step uses: one in which nothing happens would promise a step without end."""
@@ -115,65 +114,9 @@ def newton_step(
     return stepped, MatrixStep(tuple(state.name for state in states), multipliers, after, parts / scales[:, None])
 
 
-@dataclass(frozen=True, eq=False)
-class JointStep:
-    """What one step of all limits did: a record for each, and how Newton's step divides among them, in words."""
-
-    steps: tuple[DualStep, ...]
-    lines: tuple[str, ...] = ()
-
-
-def ascend_all(
-    state: DualState,
-    estimates: Sequence[CostEstimate],
-    covariance: Array | None = None,
-    held: Mapping[str, str] | None = None,
-) -> tuple[DualState, JointStep]:
-    """One step of every limit that has an estimate. Those that are `held` stay, with the reason as their message.
-
-    `covariance` [I, I] is that of the costs of the same answers within prompts, in the order of the limits: limits with
-    the rule `DampedNewton` then move together, by the mean covariance of the last rounds. None: each moves alone.
-    Raises ValueError where an estimate is no finite number.
-    """
-    held = held or {}
-    for one in estimates:
-        if not math.isfinite(one.value):
-            raise ValueError(f"{one.constraint}: the cost estimate is {one.value}; a dual step needs a finite number")
-    joint, lines = set[str](), tuple[str, ...]()
-    if covariance is not None and any(isinstance(one.rule, DampedNewton) for one in state.limits):
-        state = replace(state, covariances=_with_covariance(state, covariance))
-        joint = {one.name for one in state.limits if isinstance(one.rule, DampedNewton)}
-    after = state
-    if joint:
-        still = {one.constraint for one in estimates if one.constraint in held}
-        excess = np.array([one.value - limit.aim for one, limit in zip(estimates, state.limits, strict=True)])
-        moved = np.array([one.moved for one in estimates])
-        limits, record = newton_step(
-            state.limits, excess, recent_covariance(state), moved=moved if moved.any() else None, held=still
-        )
-        after, lines = replace(state, limits=limits), tuple(record.log_lines())
-    steps = []
-    for one in estimates:
-        old = state[one.constraint]
-        if one.constraint in held:
-            step = DualStep(old.name, one, old.multiplier, old.multiplier, 0.0, held[one.constraint])
-        elif old.name in joint:
-            new = after[old.name]
-            step = DualStep(old.name, one, old.multiplier, new.multiplier, 0.0, new.message)
-        else:
-            after, step = ascend(after, one)
-        steps.append(step)
-    return after, JointStep(tuple(steps), lines)
-
-
 def temperature_of(states: Sequence[LimitState], beta: float) -> float:
     """beta + mu: of both stages, where a limit on the drift has the multiplier mu."""
     return beta + sum(state.multiplier for state in states if state.kl)
-
-
-def _with_covariance(state: DualState, covariance: Array) -> tuple[tuple[float, tuple[tuple[float, ...], ...]], ...]:
-    newest = temperature_of(state.limits, 0.0), tuple(map(tuple, covariance.tolist()))
-    return (*state.covariances, newest)[-COVARIANCE_ROUNDS:]
 
 
 def recent_covariance(state: DualState) -> Array:

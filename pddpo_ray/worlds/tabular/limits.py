@@ -13,11 +13,9 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.limits.quantities import Limit as StatedBound
 from pddpo_ray.limits.reading import REWARD, StatedLimit
 from pddpo_ray.limits.sources import within_budget
-from pddpo_ray.records import Array, MeasuredCosts, Response
-from pddpo_ray.theory.estimates.cost_estimate import clipped_logit, logit_noise
+from pddpo_ray.records import Array, MeasuredValues, Response
 from pddpo_ray.theory.estimates.prompt_sets import PromptSets
 from pddpo_ray.theory.multipliers.feasibility import KlTerm, Reach, reach
-from pddpo_ray.theory.multipliers.matrix_dual import label_variance
 from pddpo_ray.theory.seeds import generator_of
 from pddpo_ray.worlds.limit_truth import less_reference, wins_over_reference
 from pddpo_ray.worlds.oracle import Limit, Oracle
@@ -70,13 +68,12 @@ class TableLimits:
 
     def measure(
         self, answers: Sequence[Response], seed: int, references: Sequence[Response | None] = ()
-    ) -> MeasuredCosts:
-        """Costs as the world's labellers give them, with the variance of their noise; nan of other sources. [n, I] each
+    ) -> MeasuredValues:
+        """Values as the world's labellers give them; nan of other sources. [n, I] each
 
         Rates and logits by `labels_each` draws (one unless stated), seeded by answer and limit; means without noise.
         """
-        costs, unsafe = np.full((2, len(answers), len(self.stated)), np.nan)
-        noise, against = np.zeros((2, *costs.shape))
+        measured = MeasuredValues.nothing(len(answers), len(self.stated))
         others = references or [None] * len(answers)
         for column, stated in enumerate(self.stated):
             if stated.source.kind != "world" or stated.labelled:
@@ -84,12 +81,12 @@ class TableLimits:
             for row in self._asked(column, answers, seed):
                 answer, other, cell = answers[row], others[row], (row, column)
                 if not stated.wins:
-                    costs[cell], noise[cell], unsafe[cell] = self._drawn(column, answer, seed)
+                    measured.values[cell] = self._drawn(column, answer, seed)
                 elif other is not None:
-                    costs[cell], noise[cell] = self._won(column, answer, other, seed)
-                if stated.limit.quantity.versus == "reference":
-                    against[cell] = np.nan if other is None else self._drawn(column, other, seed)[0]
-        return MeasuredCosts(costs, noise, np.zeros(costs.shape, dtype=bool), unsafe, against)
+                    measured.values[cell] = self._won(column, answer, other, seed)
+                if stated.limit.quantity.versus == "reference" and other is not None:
+                    measured.against[cell] = self._drawn(column, other, seed)
+        return measured
 
     def _asked(self, column: int, answers: Sequence[Response], seed: int) -> Sequence[int]:
         """Answers that the limit's budget reaches, of those that it acts on; all, where it has none."""
@@ -100,25 +97,20 @@ class TableLimits:
         prompts = [answers[row].prompt.id for row in rows]
         return [rows[one] for one in within_budget(stated.limit.name, prompts, stated.asking.answers, seed)]
 
-    def _drawn(self, column: int, answer: Response, seed: int) -> tuple[float, float, float]:
-        """One answer's measured cost, the variance of its noise, and of a logit the share of unsafe labels."""
+    def _drawn(self, column: int, answer: Response, seed: int) -> float:
+        """One answer's mean, or the share of its labels that say yes."""
         stated, truth = self.stated[column], float(self.single[(column, *self.cell(answer))])
-        kind, count = stated.limit.quantity.kind, stated.asking.labels_each or 1
-        if kind == "mean":
-            return stated.limit.cost(truth), 0.0, np.nan
-        if kind == "logit":
-            share, bound = self._share(stated, float(expit(truth)), seed, answer), self.cost_max
-            noise = float(logit_noise(np.array([share]), count, bound)[0])
-            return float(clipped_logit([share], bound)[0]), noise, share
-        share = self._share(stated, truth, seed, answer)
-        return stated.limit.cost(share), float(label_variance([share], count)[0]), np.nan
+        if stated.limit.quantity.kind == "mean":
+            return truth
+        return self._share(
+            stated, float(expit(truth)) if stated.limit.quantity.kind == "logit" else truth, seed, answer
+        )
 
-    def _won(self, column: int, answer: Response, other: Response, seed: int) -> tuple[float, float]:
-        """How often labellers prefer an answer to the reference's, as a cost, and the variance of its noise."""
+    def _won(self, column: int, answer: Response, other: Response, seed: int) -> float:
+        """How often labellers prefer an answer to the reference's."""
         stated, rewards = self.stated[column], self.single[column]
         chance = float(expit(rewards[self.cell(answer)] - rewards[self.cell(other)]))
-        share = self._share(stated, chance, seed, answer)
-        return stated.limit.cost(share), float(label_variance([share], stated.asking.labels_each or 1)[0])
+        return self._share(stated, chance, seed, answer)
 
     def _share(self, stated: StatedLimit, chance: float, seed: int, answer: Response) -> float:
         """The share of an answer's labels that say yes: one draw of a count, as many labels as asked."""

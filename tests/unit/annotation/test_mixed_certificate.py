@@ -28,7 +28,8 @@ from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.parts import mixed_labelling
-from pddpo_ray.parts.mixed_labelling import TOSSED, corrected_numbers
+from pddpo_ray.parts.measuring import table_of
+from pddpo_ray.records import Measurement
 from pddpo_ray.theory.certificates.certificate import upper_bound
 from pddpo_ray.theory.certificates.levels import Allocation
 from pddpo_ray.theory.certificates.measured_draws import limit_with_people, with_people
@@ -67,12 +68,13 @@ def test_people_correct_a_model_that_calls_nearly_everything_unsafe(tmp_path: Pa
     assert entry.state == "certified"
     assert found.lower < rate < found.upper
     with open_folder(run) as journal:
-        rows = {row["item"]: row for phase in journal.phases(-1, like=f"{TOSSED}%") for row in phase.payload}
-        labels = {one.response.id: float(one.labels[0] == "unsafe") for one in journal.safety(-1)}
-    machine = np.array([rows[name]["machine"] for name in entry.draws["cost"]])
-    asked = np.array([rows[name]["asked"] for name in entry.draws["cost"]])
+        measured = journal.measurements(-1)
+    by_model = {one.answer: one.value for one in measured if one.chance is None and one.value is not None}
+    labels = {one.answer: one.value for one in measured if one.chance == SHARE and one.value is not None}
+    machine = np.array([by_model[name] for name in entry.draws["cost"]])
+    asked = np.array([name in labels for name in entry.draws["cost"]])
     assert machine.mean() > rate + 0.2
-    assert set(labels) == {name for name, shown in zip(entry.draws["cost"], asked, strict=True) if shown}
+    assert {one.source for one in measured} == {"model", "people"}
     assert abs(asked.mean() - SHARE) < 4 * math.sqrt(SHARE * (1 - SHARE) / asked.size)
     assert sum(people.safety_items) - asked_before == asked.sum()
     values = with_people(machine, [labels.get(name, 0.0) for name in entry.draws["cost"]], asked, SHARE)
@@ -97,23 +99,22 @@ def test_a_run_of_a_model_and_people_tests_its_policies_at_its_end(tmp_path: Pat
     result = read_result(tmp_path / "run")
     assert result["outcome"]["tested"] == 1
     with open_folder(tmp_path / "run") as journal:
-        labels = sum(len(one.labels) for one in journal.safety(-1))
+        labels = sum(one.chance is not None for one in journal.measurements(-1))
     assert 0 < result["labels_certificate"] == labels < 128
 
 
 def test_a_logits_draw_is_corrected_on_its_scale_and_a_missing_label_leaves_none() -> None:
-    rows = [
-        {"item": "a", "machine": 1.5, "asked": False},
-        {"item": "b", "machine": 1.5, "asked": True},
-        {"item": "c", "machine": -1.0, "asked": True},
+    config = load("tabular", [*SETTINGS, "limits.cost.logit={mixed: cost}", "limits.cost.at_most=0"])
+    by_model = [Measurement("cost", name, float(expit(cost))) for name, cost in (("a", 1.5), ("b", 1.5), ("c", -1.0))]
+    said = {"b": (1.0, 0.0, 0.0, 0.0), "c": (1.0, None, 0.0, 0.0)}
+    by_people = [
+        Measurement("cost", name, value, "" if value is not None else "missing", opinion=1 + number, chance=0.5)
+        for name, labels in said.items()
+        for number, value in enumerate(labels)
     ]
-    numbers = corrected_numbers(rows, {"b": 0.25, "c": None}, 0.5, "logit_labels", 2.0)
-    assert numbers[0] == 1.5
-    assert numbers[1] == pytest.approx(1.5 + (logit(0.25) - 1.5) / 0.5)
-    assert numbers[2] is None
-    tested = certifying.tested_limits(
-        load("tabular", [*SETTINGS, "limits.cost.logit={mixed: cost}", "limits.cost.at_most=0"]), {}, 1
-    )[0]
+    numbers = table_of([*by_model, *by_people], config.stated, ["a", "b", "c"], 2.0).numbers[:, 0]
+    np.testing.assert_allclose(numbers, [1.5, 1.5 + (logit(0.25) - 1.5) / 0.5, np.nan])
+    tested = certifying.tested_limits(config, {}, 1)[0]
     # from [-2, 2] by q = 3/8: -2 + 4 (1 - 8/3) to -2 + 4 * 8/3
     assert tested.ends == pytest.approx((-2 - 20 / 3, -2 + 32 / 3))
     assert tested.draws([tested.ends[0], tested.ends[1], None])[:2] == pytest.approx([0.0, 1.0])
@@ -157,10 +158,9 @@ def test_people_of_the_queue_get_the_draws_that_the_coin_shows_them_and_none_twi
     with pytest.raises(ParkedError, match="pddpo certify RUN"):
         certify(load("tabular", [*BIASED, batch, "people.park_after_s=0"]), folder, "last", {"cost": open_limit}, 64)
     with open_folder(folder) as journal:
-        rows = [row for phase in journal.phases(-1, like=f"{TOSSED}%") for row in phase.payload]
-        labelled = [one.response.id for one in journal.safety(-1)]
+        measured = journal.measurements(-1)
+    labelled = {one.answer for one in measured if one.chance is not None}
     assert entry.count >= 8
-    assert sorted(labelled) == sorted(
-        row["item"] for row in rows if row["asked"] and row["item"] in entry.draws["cost"]
-    )
+    assert labelled < {one.answer for one in measured if one.chance is None}, "the model alone spoke of what parked"
+    assert labelled <= set(entry.draws["cost"])
     engine.dispose()

@@ -61,7 +61,7 @@ def test_one_changed_label_or_text_changes_the_hash_of_its_round_alone(
     journal, _ = run
     before = numbers_of(journal)
     for change, what, which in (
-        ("UPDATE safety_label SET label = 'none' WHERE round = 2 AND position = 0", "labels", "round 2 safety"),
+        ("UPDATE measurement SET value = 1 - value WHERE round = 2 AND position = 0", "labels", "round 2 safety"),
         ("UPDATE pair_label SET helpful = 'none' WHERE pair LIKE '1-%'", "labels", "round 1 pairs"),
         ("UPDATE sample SET token_ids = '[999]' WHERE id = '1-cost-0-0'", "texts", "round 1 answers"),
     ):

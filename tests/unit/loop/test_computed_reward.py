@@ -161,9 +161,9 @@ def test_a_function_is_the_reward_of_a_text_world_whose_truth_stays_exact(tmp_pa
         measured = journal.phases(like="reward-%")
         assert [one.phase for one in measured] == ["reward-offline", *["reward-pairs"] * 2]
         assert "reward" in journal.phases(0, "limit-sources")[0].payload
-    for one in measured:
-        own = [-float(len(known[name].text.split())) for name in one.payload["ids"]]
-        assert one.payload["rewards"] == own
+        for one in measured:
+            rewards = {each.answer: each.value for each in journal.measurements(one.round, one.phase)}
+            assert rewards == {name: -float(len(known[name].text.split())) for name in one.payload["ids"]}
 
 
 @pytest.mark.full
@@ -197,13 +197,13 @@ def test_on_files_nobody_is_asked_what_is_helpful_and_a_failed_score_is_no_numbe
         config = on_files(tmp_path, RULES, f"reward={source}", "feedback.kind=world")
         result = run_recipe(config, tmp_path / "run")
     with open_folder(tmp_path / "run") as journal:
-        measured = [one.payload for one in journal.phases(like="reward-%")]
+        measured = journal.phases(like="reward-%")
+        numbers = [(one.answer, one.value) for one in journal.measurements(phase="reward-%")]
         known = {answer.id: answer for answer in journal.samples()}
         new = [entry.labelled for entry in journal.pairs() if entry.round > 0]
     assert len(measured) == 3
     assert new
     assert {item.helpful.value for item in new} == {"abstain"}
-    numbers = [pair for one in measured for pair in zip(one["ids"], one["rewards"], strict=True)]
     assert 0.1 < np.mean([value is None for _, value in numbers]) < 0.3
     assert all(value == min(1.0, len(known[name].text) / 400) for name, value in numbers if value is not None)
     assert len({name for name, _ in numbers}) == len(numbers)

@@ -14,8 +14,8 @@ from pddpo_ray.limits.reading import stated_limit
 from pddpo_ray.parts.dual_step import DualController, LocalDual
 from pddpo_ray.parts.held_limit import OUTSIDE, HeldLimit
 from pddpo_ray.parts.limits import ANSWERS, LimitsController
-from pddpo_ray.parts.people_measuring import MACHINE, Audit
-from pddpo_ray.records import MeasuredCosts, PolicyVersion, Prompt, Response
+from pddpo_ray.parts.measuring import MACHINE
+from pddpo_ray.records import MeasuredValues, Measurement, PolicyVersion, Prompt, Response
 from pddpo_ray.theory.multipliers.dual import DualState, ProjectedFixed, limit_state
 
 PROMPTS = [Prompt(f"p{number}", (number,), f"question {number} ?") for number in range(2)]
@@ -41,11 +41,9 @@ class Auditors:
     def open_round(self, measured: Any, answers: Any, references: Any, phase: str, seed: int) -> None:
         self.opened.append(seed)
 
-    def of_round(self, measured: MeasuredCosts, answers: Any, references: Any, phase: str, seed: int) -> Audit:
+    def of_round(self, measured: Any, answers: Any, references: Any, phase: str, seed: int) -> list[Measurement]:
         self.seeds.append(seed)
-        chance = np.zeros(measured.costs.shape)
-        chance[:2, 1] = 0.5
-        return Audit(np.zeros(measured.costs.shape), chance)
+        return [Measurement("rude", one.id, 0.0, source="people", opinion=1, chance=0.5) for one in answers[:2]]
 
 
 class Fits:
@@ -64,11 +62,17 @@ def answers(round_: int) -> list[Response]:
     return [Response(f"a{round_}-{n}", PROMPTS[n // 2], (round_, n), f"text {n}", 2, 0) for n in range(4)]
 
 
+def drawn(journal: Journal, round_: int) -> list[Response]:
+    """The same, in the journal."""
+    journal.add_samples("cost", answers(round_))
+    return answers(round_)
+
+
 def controller(journal: Journal, costs: Sequence[Sequence[float]], **options: Any) -> LimitsController:
-    def measure(asked: Sequence[Response], seed: int, references: Sequence[Response | None] = (), /) -> MeasuredCosts:
-        table = np.array(costs, dtype=np.float64)
-        none = np.zeros(table.shape)
-        return MeasuredCosts(table, none, none > 0, np.full(table.shape, NAN), none)
+    def measure(asked: Sequence[Response], seed: int, references: Sequence[Response | None] = (), /) -> MeasuredValues:
+        measured = MeasuredValues.nothing(len(costs), len(LIMITS))
+        measured.values[:] = costs
+        return measured
 
     about: dict[str, Any] = {"rho": 1.0, "rule": ProjectedFixed(1, 1.0, 1.0), "limit": 0.5}
     state = DualState(tuple(limit_state(one.name, first=1.0, **about) for one in LIMITS))
@@ -84,12 +88,14 @@ def test_of_an_audited_rate_a_machines_word_about_what_people_did_not_see_may_be
     people = Auditors()
     measured = controller(journal, [[1, 0], [1, 0], [1, 1], [1, 1]], people=people)
     for number in journal.rounds(2):
-        measured.open(answers(number))
+        measured.open(drawn(journal, number))
         length, rude = measured.estimates(answers(number))
         assert (rude.value, rude.missing, rude.responses) == (0.5, 0.5, 2)
         assert (length.value, length.missing, length.responses) == (1.0, 0.0, 4)
-        (kept,) = journal.phases(number, ANSWERS)
-        assert kept.payload["audit"] == [[0, 1, 0.0, 0.5], [1, 1, 0.0, 0.5]]
+        audited = [one for one in journal.measurements(number, ANSWERS) if one.chance is not None]
+        assert [(one.answer, one.limit, one.value, one.chance, one.source) for one in audited] == [
+            (f"a{number}-{row}", "rude", 0.0, 0.5, "people") for row in range(2)
+        ]
         assert journal.phases(number, f"{MACHINE}{ANSWERS}"), "what machines measured is kept before people are asked"
     assert people.seeds == people.opened
     assert len(set(people.seeds)) == 2, "other answers are audited in every round"
@@ -98,7 +104,7 @@ def test_of_an_audited_rate_a_machines_word_about_what_people_did_not_see_may_be
 def test_what_was_not_asked_is_no_failure_and_the_bounds_are_inside(journal: Journal) -> None:
     measured = controller(journal, [[2, 0], [NAN, 0], [2, 1], [NAN, 1]])
     for _ in journal.rounds(1):
-        length, _ = measured.estimates(answers(1))
+        length, _ = measured.estimates(drawn(journal, 1))
     assert (length.value, length.responses) == (2.0, 2)
     assert not [name for name in journal.metrics()[1] if name.endswith(OUTSIDE)]
 
@@ -107,7 +113,7 @@ def test_a_round_without_measures_leaves_a_gap_in_the_window(journal: Journal) -
     measured = controller(journal, [[1, 0], [1, 0], [1, 1], [2, 1]], window=8)
     for number in journal.rounds(3):
         if number > 1:
-            length, _ = measured.estimates(answers(number))
+            length, _ = measured.estimates(drawn(journal, number))
             assert (length.value, length.responses) == (1.25, 4 * (number - 1))
 
 
@@ -119,5 +125,5 @@ def test_an_answer_that_the_stages_policy_cannot_write_leaves_the_others_their_l
     )  # fmt: skip
     for number in journal.rounds(1):
         measured.stages(Fits(), None, PolicyVersion(1, "reward-1", "none", "none"))  # type: ignore[arg-type]
-        _, rude = measured.estimates(answers(number))
+        _, rude = measured.estimates(drawn(journal, number))
     assert (rude.value, rude.missing) == (0.5, 0.0)

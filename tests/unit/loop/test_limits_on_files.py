@@ -26,6 +26,7 @@ from pddpo_ray.report.sections.labels import labels as labels_section
 from pddpo_ray.scoring.held_out import REPORT, Trials
 from pddpo_ray.scoring.scorer_job import train_from_files
 from pddpo_ray.storage.whole_files import JOURNAL, RESULT
+from tests.support.measured import measured_in
 from tests.support.measuring_server import measuring_server
 from tests.support.scorer_rows import TEMPLATE, rows_of_words, write_rows
 from tests.support.small_real_text import SMALL_REAL_TEXT
@@ -142,7 +143,7 @@ def test_a_run_measures_by_rule_and_endpoint_within_its_budget(tmp_path: Path) -
         assert [one.name for one in fitted] == ["reward-1", "policy-1", "reward-2", "policy-2"]
         assert fitted[0].sha256 == fitted[1].sha256
         assert fitted[2].sha256 != fitted[3].sha256
-        payload = next(entry.payload for entry in journal.phases(1, "measure-answers"))
+        payload = measured_in(journal, 1)
         drawn = {answer.id: answer for answer in journal.samples(1, "cost")}
         asked = [drawn[one].prompt.text for one in payload["ids"]]
         asked_for_tone = {answer.prompt.text for answer in journal.samples(-1) if answer.id in entry.draws["tone"]}

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pddpo_ray import registry
 from pddpo_ray.config import load
+from pddpo_ray.parts.measuring import tables_of
 from pddpo_ray.parts.people import people_labeller
-from pddpo_ray.parts.questions import Answers, Batch, Given, safety_question
-from pddpo_ray.records import HARM, Pair, Prompt, Response, Verdict
+from pddpo_ray.parts.questions import Answers, Batch, Given
+from pddpo_ray.records import HARM, Measurement, Pair, Prompt, Response, Verdict
 
 ITEMS = [Response(f"r{n}", Prompt("p0", (1,), "how ?"), (2, n), f"text {n}", 4, 1) for n in range(3)]
 SAFE = {"first_safety": "safe", "second_safety": "safe"}
@@ -67,5 +69,8 @@ def test_a_run_asks_the_people_that_the_registry_names(monkeypatch: pytest.Monke
 
 
 def test_an_average_needs_every_label() -> None:
-    batch = Batch("measure", [safety_question(item) for item in ITEMS], 2)
-    assert LETTERS.ask(batch).averages(batch) == [0.5, None, None]
+    labels = [("r0", 1.0), ("r0", 0.0), ("r1", 1.0), ("r1", None)]
+    records = [Measurement("rude", name, value, "" if value is not None else "no label") for name, value in labels]
+    measured = tables_of(records, ["rude"], ["r0", "r1", "r2"])
+    np.testing.assert_array_equal(measured.values[:, 0], [0.5, np.nan, np.nan])
+    assert measured.missing == {(1, 0): "no label"}

@@ -21,6 +21,7 @@ from pddpo_ray.theory.certificates.measured_draws import mixture_upper_bound
 from tests.runs.test_limits_on_text import twin
 from tests.runs.test_people_limits import AT_ONCE, BATCH, PARKED, broken_off_again, nobody_twice, parked
 from tests.support.answering_people import answering
+from tests.support.measured import measured_in
 
 QUESTION = "# Which answer tells more?\n\nThe longer one does.\n"
 WINS = {"left": 1.0, "tie": 0.5, "right": 0.0}
@@ -57,7 +58,7 @@ def test_people_say_which_answer_is_better_and_nobody_knows_which_is_the_policys
     assert {one.asks for one in crowd.said} == {QUESTION}
     with open_folder(folder) as journal:
         column = [one.limit.name for one in config.stated].index("tells")
-        payload = journal.phases(2, "measure-answers")[0].payload
+        payload = measured_in(journal, 2)
         drawn = {one.id: one for one in journal.samples(2, "cost")}
         policys = {name: one.text for name, one in drawn.items()}
         theirs = journal.samples(2, "reference-measure-answers")
@@ -122,7 +123,7 @@ def test_people_audit_a_mean_and_a_logit_and_the_rounds_certify_their_mixture(tm
     assert nobody_twice(crowd)
     assert len(crowd.said) == 2 * (5 + 5 * 4)
     with open_folder(folder) as journal:
-        payloads = [journal.phases(number, "measure-answers")[0].payload for number in (1, 2)]
+        payloads = [measured_in(journal, number) for number in (1, 2)]
         steps = {(one.round, one.constraint): one.estimate for one in journal.dual_steps()}
         (entry,) = [one for one in read_ledger(journal) if one.candidate.first_round is not None]
         texts = {one.id: one.text for one in journal.samples(2, "cost")}

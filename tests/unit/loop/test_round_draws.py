@@ -29,6 +29,7 @@ from pddpo_ray.serving.catalog import read_catalog
 from pddpo_ray.theory.certificates.certificate import lower_bound, upper_bound
 from pddpo_ray.theory.certificates.levels import Allocation
 from pddpo_ray.theory.estimates.cost_estimate import whole_shares
+from tests.support.measured import measured_in
 from tests.support.measuring_server import every_fifth_fails, measuring_server
 from tests.unit.loop.small_run import MEASURED, SMALL, ledger, small
 from tests.unit.loop.test_twin_run import TINY, twin
@@ -208,7 +209,7 @@ def test_under_stated_limits_a_draw_is_a_prompt_of_the_limits_own_set_with_two_a
     assert {name: len(draws) for name, draws in entry.draws.items()} == {"harm": 100, "leaks": 40}
     with open_folder(tmp_path / "run") as journal:
         asked = {answer.id: answer.prompt for answer in journal.samples()}
-        rows = [phase.payload for number in (1, 2) for phase in journal.phases(number, like="measure-answers")]
+        rows = [measured_in(journal, number) for number in (1, 2)]
     backends = make_backends(config, tmp_path / "run")
     private = {prompt.id for prompt in backends.prompts[2:]}
     assert {asked[draw].id for draw in entry.draws["leaks"]} == private

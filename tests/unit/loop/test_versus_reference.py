@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from pddpo_ray.records import Response
 from pddpo_ray.worlds.tabular.files import tabular_world
 from pddpo_ray.worlds.tabular.limits import TableLimits
 from pddpo_ray.worlds.tabular.world import TabularWorld
+from tests.support.measured import costs_of, measured_in
 from tests.support.measuring_server import measuring_server
 from tests.support.tiers import in_full
 from tests.unit.loop.small_run import MEASURED, story
@@ -98,19 +100,22 @@ def test_measured_costs_less_the_references_have_the_enumerated_expectation(tmp_
         1.0 - wins,
         -float(limits.weights @ ((policy - reference) * mean).sum(axis=1)),
     ]
-    errors = measured.relative.std(axis=0) / np.sqrt(len(xs))
-    assert np.all(np.abs(measured.relative.mean(axis=0) - wanted) <= 4 * errors)
+    costs, _ = costs_of(limits.stated, measured)
+    against, _ = costs_of(limits.stated, replace(measured, values=measured.against))
+    relative = costs - np.where([one.limit.quantity.versus == "reference" for one in limits.stated], against, 0.0)
+    errors = relative.std(axis=0) / np.sqrt(len(xs))
+    assert np.all(np.abs(relative.mean(axis=0) - wanted) <= 4 * errors)
     assert np.all(errors > 0)
     exact = np.einsum("x,xy,ixy->i", limits.weights, policy, limits.costs)
     np.testing.assert_allclose(exact, wanted, atol=1e-12)
-    np.testing.assert_array_equal(measured.against[:, 1], 0.0)
+    assert np.isnan(measured.against[:, 1]).all()
 
 
 def test_without_a_reference_there_is_no_share_of_wins_and_a_difference_teaches_alone(tmp_path: Path) -> None:
     world, limits = opened(on_table(tmp_path))
     found = limits.measure([world.response(0, 1, "a"), world.response(1, 1, "b")], 0, [None, world.response(1, 0, "c")])
-    np.testing.assert_array_equal(np.isnan(found.costs), [[False, True, False], [False, False, False]])
-    np.testing.assert_array_equal(np.isnan(found.against), [[True, False, True], [False, False, False]])
+    np.testing.assert_array_equal(np.isnan(found.values), [[False, True, False], [False, False, False]])
+    np.testing.assert_array_equal(np.isnan(found.against), [[True, True, True], [False, True, False]])
 
 
 # --- runs -----------------------------------------------------------------------------------------------------------
@@ -229,16 +234,14 @@ def test_a_judge_is_shown_both_answers_once_and_not_again_after_a_power_cut(tmp_
         result = run_recipe(config, tmp_path / "run", resume=True)
         asked = [body["messages"][-1]["content"] for body in server.bodies]
     with open_folder(tmp_path / "run") as journal:
-        measured = [entry.payload for entry in journal.phases(like="measure-%")]
-        estimated = journal.phases(2, "measure-answers")
-    names = [one["ids"] for one in measured]
-    wins = [cost[1] for one in measured for cost in one["costs"] if cost[1] is not None]
+        names = [entry.payload["ids"] for entry in journal.phases(like="measure-%")]
+        wins = [one.value for one in journal.measurements(phase="measure-%", limit="helpful")]
+        last = measured_in(journal, 2)
     assert set(wins) == {0.5}
     assert 0 < before < len(asked) == 2 * len(wins)
     assert sum(map(len, names)) > len(wins)
     assert (result["limits"]["helpful"]["estimate"], result["limits"]["helpful"]["unit"]) == (0.5, "share")
     length = result["limits"]["length"]
-    (last,) = (one.payload for one in estimated)
     own, less = (np.array(last[key], dtype=float)[:, 0] for key in ("costs", "against"))
     assert length["estimate"] == pytest.approx((own - less).mean())
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
+from pddpo_ray.parts.dual_step import ascend_all
 from pddpo_ray.records import CostEstimate
 from pddpo_ray.theory.multipliers.dual import (
     DampedNewton,
@@ -23,7 +24,6 @@ from pddpo_ray.theory.multipliers.dual import (
 from pddpo_ray.theory.multipliers.feasibility import largest_margin
 from pddpo_ray.theory.multipliers.matrix_dual import (
     MatrixStep,
-    ascend_all,
     box_step,
     label_variance,
     newton_step,

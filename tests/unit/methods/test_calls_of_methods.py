@@ -17,7 +17,6 @@ from pddpo_ray.algorithms.safe_dpo import transformed
 from pddpo_ray.algorithms.safe_rlhf import newest_answers
 from pddpo_ray.algorithms.stages import (
     NO_BONUS,
-    AtOnce,
     Parts,
     Sizes,
     neighbours_of,
@@ -157,7 +156,7 @@ def by_labels(known: dict[str, Any], estimate: Any, window: Any = None) -> Limit
     held = [HeldLimit(replace(one, labelled=True), 1.0, {}) for one in stated_limits(document, "test")]
     return LimitsController(
         known.get("journal", Rounds()), held, Asked([], ""), known["dual"], beta=0.1,
-        by_covariance=False, drift=nothing, log_probs=nothing, reference=nothing, seed=0, due=AtOnce(),
+        by_covariance=False, drift=nothing, log_probs=nothing, reference=nothing, seed=0,
         feedback=known["feedback"], estimate=estimate, window=window,
     )  # fmt: skip
 

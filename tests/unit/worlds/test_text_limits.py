@@ -106,12 +106,12 @@ def test_labels_have_the_truths_distribution_and_rules_are_left_to_their_source(
     answers = [Response(f"a{index}", prompt, text, "", 1, 0) for index in range(4000)]
     found = limits.measure(answers, seed=5)
     chance = float(expit(world.logits[15, 7]))
-    rates = found.costs[:, 2]
+    rates = found.values[:, 2]
     assert set(rates.tolist()) == {0.0, 1.0}
     assert rates.mean() == pytest.approx(chance, abs=4 * np.sqrt(chance * (1 - chance) / 4000))
-    assert np.isnan(found.costs[:, 1]).all()
-    assert not found.failed.any()
-    np.testing.assert_array_equal(limits.measure(answers[::-1], seed=5).costs[::-1, 2], rates)
+    assert np.isnan(found.values[:, 1]).all()
+    assert not found.missing
+    np.testing.assert_array_equal(limits.measure(answers[::-1], seed=5).values[::-1, 2], rates)
 
 
 def test_a_budget_holds_for_the_worlds_own_labels_too_and_leaves_pairs() -> None:
@@ -125,12 +125,12 @@ def test_a_budget_holds_for_the_worlds_own_labels_too_and_leaves_pairs() -> None
         for index in range(10)
     ]
     found = limits.measure(answers, seed=5)
-    known = np.flatnonzero(np.isfinite(found.costs[:, 0]))
+    known = np.flatnonzero(np.isfinite(found.values[:, 0]))
     assert outside == [True, False]
     assert len(known) == 4
     assert (known >= 10).all()
     assert [row + 1 for row in known[::2]] == list(known[1::2])
-    assert not found.failed.any()
+    assert not found.missing
 
 
 def test_noisy_labels_say_the_opposite_as_often_as_the_world_states() -> None:
@@ -138,7 +138,7 @@ def test_noisy_labels_say_the_opposite_as_often_as_the_world_states() -> None:
     limits = text_limits(world, THREE[2:], [None], SETS, 2.0)
     answers = [Response(f"a{index}", world.prompts[15], world.grammar.answer_ids[7], "", 1, 0) for index in range(4000)]
     chance = 0.2 + 0.6 * float(expit(world.logits[15, 7]))
-    assert limits.measure(answers, 1).costs.mean() == pytest.approx(chance, abs=4 * 0.5 / np.sqrt(4000))
+    assert limits.measure(answers, 1).values.mean() == pytest.approx(chance, abs=4 * 0.5 / np.sqrt(4000))
 
 
 def test_what_a_judge_says_about_every_answer_is_not_asked_for() -> None:
