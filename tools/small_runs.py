@@ -94,7 +94,11 @@ VARIANTS: dict[str, list[str]] = {
 }
 """What a recipe of O-PD-DPO on a table may choose."""
 BY_RECIPE: dict[str, list[str]] = {
-    "text-world-people": ["limits.cost={rate: {people: {}}, at_most: 50 %, learned_from: comparisons}", *PEOPLE],
+    "text-world-people": [
+        "world.family={kind: drawn, limit: {kind: rate, at_most: 0.5}}",
+        "limits.cost={rate: {people: {}}, at_most: 50 %, learned_from: comparisons}",
+        *PEOPLE,
+    ],
     **{name: ["dual.first=1.0"] for name in ("pd-dpo-fixed", "sacpo", "mocan", "pecan", "pd-dpo-adalag")},
     "c-dpo": ["dual.first=1.0", "dual.rule.first_step=null"],
     "tabular-two-limits": ["limits.privacy.labels_each=8"],

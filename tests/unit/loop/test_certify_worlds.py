@@ -26,13 +26,14 @@ from pddpo_ray.theory.certificates.levels import Allocation
 from tests.runs.test_text_run import tiny_text
 from tests.support.measuring_server import every_fifth_fails, measuring_server
 from tests.unit.loop.small_run import MEASURED, SMALL
-from tests.unit.loop.test_twin_run import TINY, twin
-from tools.small_runs import FIRST_WORLD
+from tests.unit.loop.test_twin_run import RATE_FAMILY, TINY, twin
+from tools.small_runs import WORLD
 
 BATCH_DRAWS = 64
 MANY = 60 * BATCH_DRAWS
 RATE = (
-    *FIRST_WORLD,
+    *WORLD,
+    RATE_FAMILY,
     "limits.cost={rate: {world: cost}, learned_from: comparisons}",
     "limits.cost.labels_each=1",
     "limits.cost.at_most=0.6",

@@ -32,8 +32,7 @@ from pddpo_ray.theory.estimates.cost_estimate import whole_shares
 from tests.support.measured import measured_in
 from tests.support.measuring_server import every_fifth_fails, measuring_server
 from tests.unit.loop.small_run import MEASURED, SMALL, ledger, small
-from tests.unit.loop.test_twin_run import TINY, twin
-from tools.small_runs import FIRST_WORLD
+from tests.unit.loop.test_twin_run import RATE_FAMILY, TINY, twin
 
 RATE = (
     "limits.cost={rate: {world: cost}, learned_from: comparisons}",
@@ -310,7 +309,7 @@ def test_few_of_thirty_runs_have_a_mixture_or_a_tail_outside_its_bounds(tmp_path
 
 @pytest.mark.run
 def test_the_twin_certifies_a_tail_of_its_rounds(tmp_path: Path) -> None:
-    config = twin(*TINY, *FIRST_WORLD, *RATE, "rounds=3", "certificate.mixtures=[2]")
+    config = twin(*TINY, RATE_FAMILY, *RATE, "rounds=3", "certificate.mixtures=[2]")
     result = run_recipe(config, tmp_path / "run")
     (entry,) = ledger(tmp_path / "run")
     assert entry.candidate.policy == "the mixture of rounds 2 to 3"

@@ -18,7 +18,7 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.storage.whole_files import WEIGHTS
 from tests.unit.loop.small_run import story
-from tools.small_runs import FIRST_WORLD
+from tools.small_runs import WORLD
 
 SMALL = (
     "rounds=6",
@@ -31,7 +31,7 @@ SMALL = (
     "explore.calibration=960",
 )
 TINY = (
-    *FIRST_WORLD,
+    *WORLD,
     "feedback.responses=24",
     "limits.cost.labels_each=4",
     "offline.pairs=96",
@@ -42,6 +42,7 @@ TINY = (
     "rollout.candidates=4",
     "method.answers=16",
 )
+RATE_FAMILY = "world.family={kind: drawn, limit: {kind: rate, at_most: 0.6}}"
 FIXED = ("dual.rule={kind: fixed}", "rounds=1", "dual.first=0.7")
 
 
