@@ -15,7 +15,7 @@ from scipy.special import expit
 
 import pddpo_ray
 from pddpo_lab.compare.suite import SUITES
-from pddpo_ray.config import DrawnFamilyConfig, LogitLimitConfig, RateLimitConfig, load
+from pddpo_ray.config import DrawnFamilyConfig, LogitLimitConfig, RateLimitConfig, TextWorldConfig, load
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import HARM, Pair, Response
 from pddpo_ray.storage.whole_files import cache_folder
