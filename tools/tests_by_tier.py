@@ -6,6 +6,8 @@ A subject is a folder of `tests` or `tests/unit`; tiers are those of CONTRIBUTIN
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -38,7 +40,8 @@ class Counted:
 
 def main() -> None:
     counted = Counted()
-    pytest.main(["--collect-only", "-qq", "-p", "no:terminal"], plugins=[counted])
+    with redirect_stdout(StringIO()):
+        pytest.main(["--collect-only", "-q"], plugins=[counted])
     rows = sorted({subject for subject, _ in counted.tests})
     print(f"| subject | {' | '.join(TIERS)} |\n|---|{'---:|' * len(TIERS)}")
     for subject in rows:
