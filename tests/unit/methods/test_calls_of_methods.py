@@ -182,7 +182,7 @@ def asked(number: int) -> Calls:
     """One estimate of each constraint from fresh answers."""
     return [
         ("prompts.draw", 5),
-        ("rollout.sample", "5 prompts", f"policy-{number}", (), 1),
+        ("rollout.sample", "5 prompts", f"policy-{number}", ("each", 1)),
         ("feedback.open_safety", f"answers-{number}", 3),
     ]
 
@@ -196,7 +196,7 @@ def observe(version: str, number: int, multiplier: float | None, estimate: Any =
     return [
         ("rollout.publish", version),
         ("prompts.draw", 5),
-        ("rollout.sample", "5 prompts", version, (), 1),
+        ("rollout.sample", "5 prompts", version, ("each", 1)),
         ("feedback.open_safety", f"answers-{number}", 3),
         *answered(number),
         ("dual.observe", [estimate or labels(number, name) for name in ("harm", "length")], ("multiplier", multiplier)),
@@ -217,7 +217,7 @@ def test_pd_dpo_fits_the_reward_once_and_a_chain_of_cost_fits_in_every_round() -
                 ("trainer.fit", cost(f"policy-{2 * number}", 0.25), "D_length"),
                 ("rollout.publish", version),
                 ("prompts.draw", 5),
-                ("rollout.sample", "5 prompts", version, (), 1),
+                ("rollout.sample", "5 prompts", version, ("each", 1)),
                 ("feedback.open_safety", f"answers-{number}", 3),
                 *answered(number),
                 ("dual.step", [labels(number, name) for name in ("harm", "length")], None),
@@ -238,7 +238,7 @@ def test_adalag_answers_to_a_window_of_each_constraints_labels() -> None:
             ("trainer.fit", cost(f"policy-{2 * number}", 0.25), "D_length"),
             ("rollout.publish", f"policy-{2 * number + 1}"),
             ("prompts.draw", 5),
-            ("rollout.sample", "5 prompts", f"policy-{2 * number + 1}", (), 1),
+            ("rollout.sample", "5 prompts", f"policy-{2 * number + 1}", ("each", 1)),
             ("feedback.open_safety", f"answers-{number}", 3),
             *answered(number),
         ]
@@ -418,7 +418,7 @@ def test_pecan_scores_by_two_policies_and_sets_their_zero_where_it_asks_for_a_mu
         ("scores.reference_answers", "reference"),
         *policies,
         *asked(1)[:1],
-        ("rollout.sample", "5 prompts", "reference", (), 1),
+        ("rollout.sample", "5 prompts", "reference", ("each", 1)),
         *asked(1)[2:],
         *answered(1),
         ("scores.anchored", "scores.policies", ANSWERS, 0.75),
