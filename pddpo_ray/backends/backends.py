@@ -77,6 +77,8 @@ class Backends:
     """What users of the run's endpoint gave; rounds ask a share of them, certificates none."""
     verdicts: Sequence[LabelledPair] = ()
     """Pairs of answers to those of which users said different things."""
+    certified_sets: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Names of the prompt sets of those, by their ids."""
     categories: Mapping[str, str] = field(default_factory=dict)
     """Of prompts, by their ids, where their file names one; certificates have bounds of each category."""
     left_out: Mapping[str, int] = field(default_factory=dict)
@@ -96,7 +98,7 @@ class Backends:
 
 def sets_of_prompts(backends: Backends) -> dict[str, list[str]]:
     """Names of each prompt's sets, category, and group in the world's family, by its id; {} where there are none."""
-    named: dict[str, list[str]] = {}
+    named = {prompt: list(names) for prompt, names in backends.certified_sets.items() if names}
     sets = backends.prompt_sets
     if sets is not None:
         for column, position in enumerate(sets.prompts):

@@ -107,6 +107,7 @@ def text_world_backends(
         certification=prepared.certification if isinstance(prepared, PreparedRealText) else (),
         served=prepared.served if isinstance(prepared, PreparedRealText) else (),
         verdicts=prepared.verdicts if isinstance(prepared, PreparedRealText) else (),
+        certified_sets=prepared.certified_sets if isinstance(prepared, PreparedRealText) else {},
         categories=prepared.categories if isinstance(prepared, PreparedRealText) else {},
         left_out=prepared.left_out if isinstance(prepared, PreparedRealText) else {},
         recall=recall,
@@ -168,9 +169,11 @@ def _under_limits_on_files(config: Config, prepared: PreparedRealText, made: Bac
         prompts = list({one.id: one for one in (*prompts, *prepared.served)}.values())
         factors = np.ones((len(stated), len(prompts)))
     held = held_limits(stated, [range_of(one, config.dual.cost_max) for one in stated], factors, prompts)
-    # prompts of the certification set are in no prompt set; certificates measure all of them
-    fresh = {prompt.token_ids: 1.0 for prompt in prepared.certification}
-    acting = [{**one.factors, **fresh} for one in held]
+    # certificates measure their own prompts under the limits on all prompts and on the sets that hold them
+    acting = [
+        {**one.factors, **_certified_on(prepared, limit.limit.quantity.over)}
+        for one, limit in zip(held, stated, strict=True)
+    ]
     measures = SourceMeasures(stated, opened_sources(config), acting, config.dual.cost_max)
     made = replace(
         made,
@@ -182,6 +185,12 @@ def _under_limits_on_files(config: Config, prepared: PreparedRealText, made: Bac
     )
     asked = [*prepared.prompts, *prepared.served, *(item.pair.prompt for item in prepared.pairs)]
     return _with_reward(config, made, asked)
+
+
+def _certified_on(prepared: PreparedRealText, over: str | None) -> dict[tuple[int, ...], float]:
+    """By prompt of the certification set, 1 where a limit on this set (None: on all prompts) acts on it, else 0."""
+    sets = prepared.certified_sets
+    return {one.token_ids: float(over is None or over in sets[one.id]) for one in prepared.certification}
 
 
 def text_view(config: Config, prepared: PreparedTextWorld, store: ArtifactStore) -> WorldView:

@@ -73,7 +73,7 @@ def with_gates(config: Config, limits: Sequence[TestedLimit]) -> tuple[TestedLim
 
 
 def demand_groups(config: Config, backends: Backends) -> None:
-    """Raises UserError for a group of `certificate.gate` that no prompt of a certificate is in."""
+    """Raises UserError for a group of `certificate.gate`, or a limit's set, that no prompt of a certificate is in."""
     groups = sets_of_prompts(backends)
     drawn = backends.certification or backends.prompts
     there = sorted({name for prompt in drawn for name in groups.get(prompt.id, ())})
@@ -81,6 +81,12 @@ def demand_groups(config: Config, backends: Backends) -> None:
         if group not in there:
             known = f"their groups are {', '.join(there)}" if there else "they are in no group"
             raise UserError(f"certificate.gate: no prompt that certificates draw is in {group!r}; {known}")
+    for limit in (one.limit for one in config.stated if backends.certification and one.limit.quantity.over):
+        if limit.quantity.over not in there:
+            raise UserError(
+                f"certificate.prompts: the limit {limit.name} is about the set {limit.quantity.over}, whose files hold"
+                " none of these prompts"
+            )
 
 
 def answers_of(journal: JournalReader, entry: Entry) -> list[Response]:

@@ -54,7 +54,6 @@ def certify(config: Config, run_dir: Path, policy: str, limits: Mapping[str, flo
 
 def opened(config: Config, run_dir: Path) -> Journal:
     """The journal of a run that is there, to write. Raises UserError where nothing could be certified."""
-    _demand_possible(config)
     run_id, shared = resumed_run(config, run_dir)
     recipe = config.model_dump(mode="json")
     return Journal.open(config.journal or run_dir / JOURNAL, run_id, create=recipe, fixed=shared)
@@ -107,7 +106,6 @@ def ask_about(
 def reason_against(config: Config) -> str | None:
     """Why nothing of such a run can be certified; None: it can be."""
     try:
-        _demand_possible(config)
         tested_limits(config, {}, 1)
     except UserError as problem:
         return str(problem)
@@ -224,15 +222,6 @@ def _settings_of(folder: Path) -> Mapping[str, Any]:
         return Config.of_run(stored.recipe).fixed_settings()
     except ValidationError:
         return dict(stored.fixed_settings)
-
-
-def _demand_possible(config: Config) -> None:
-    on_sets = [one.limit.name for one in config.stated if one.limit.quantity.over]
-    if config.certificate.prompts and on_sets:
-        raise UserError(
-            f"certificate.prompts: the limit {on_sets[0]} is about a prompt set, and these files are in none; leave"
-            " them out, and the set's own prompts are drawn"
-        )
 
 
 def _versions(journal: Journal, policy: str) -> tuple[PolicyVersion, ...]:

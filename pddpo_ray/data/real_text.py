@@ -59,6 +59,8 @@ class PreparedRealText:
     """Pairs of prompts that are in neither of the above, on which the policies are judged."""
     certification: tuple[Prompt, ...] = ()
     """Prompts that are in none of the above: certificates alone draw them."""
+    certified_sets: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Names of the prompt sets of each of those, by its id: those whose files hold it."""
     sets: PromptSets | None = None
     """The recipe's prompt sets, over the positions in `prompts`."""
     categories: Mapping[str, str] = field(default_factory=dict)
@@ -127,7 +129,8 @@ def prepare_real_text(config: Config, kept: Sequence[KeptPrompt] = ()) -> Prepar
             settings.seed,
         )
     ]
-    chosen, sets = _chosen_prompts(config, settings, tokens, apart, pairs, left_out)
+    certified_sets: dict[str, list[str]] = {prompt.id: [] for prompt in certification}
+    chosen, sets = _chosen_prompts(config, settings, tokens, apart, pairs, left_out, certified_sets)
     if not pairs or not chosen:
         raise UserError(no_pair_fits(settings, tokens))
     if tokens.left_out():
@@ -154,6 +157,7 @@ def prepare_real_text(config: Config, kept: Sequence[KeptPrompt] = ()) -> Prepar
         known,
         tuple(held_out),
         certification,
+        certified_sets,
         sets,
         tokens.categories,
         benign,
@@ -186,24 +190,36 @@ def _chosen_prompts(
     apart: set[str],
     pairs: Sequence[LabelledPair],
     left_out: Counter[str],
+    certified_sets: Mapping[str, list[str]],
 ) -> tuple[list[Prompt], PromptSets | None]:
     """The prompts that a run asks: those of its sets, of `data.prompts`, or of the pairs."""
     if config.prompts:
-        return _sets_of_prompts(config, settings, tokens, apart, left_out)
+        return _sets_of_prompts(config, settings, tokens, apart, left_out, certified_sets)
     named = _asked(settings.prompts, settings, tokens, left_out) if settings.prompts else None
     prompts = [item.pair.prompt for item in pairs] if named is None else named
     return _drawn(_different(prompts, apart), settings.prompt_count, settings.seed), None
 
 
 def _sets_of_prompts(
-    config: Config, settings: DataConfig, tokens: Tokens, apart: set[str], left_out: Counter[str]
+    config: Config,
+    settings: DataConfig,
+    tokens: Tokens,
+    apart: set[str],
+    left_out: Counter[str],
+    certified_sets: Mapping[str, list[str]],
 ) -> tuple[list[Prompt], PromptSets]:
-    """The prompts of all sets, at most `prompt_count` by their shares, and the sets over their positions."""
+    """The prompts of all sets, at most `prompt_count` by their shares, and the sets over their positions.
+
+    Adds the name of a set to each prompt of `certified_sets` that its files hold.
+    """
     known: dict[str, Prompt] = {}
     lists: dict[str, list[str]] = {}
     for name, count in prompts_of_sets(config, settings).items():
         files = config.prompts[name].files or []
-        there = _different(_asked(files, settings, tokens, left_out), apart)
+        asked = _asked(files, settings, tokens, left_out)
+        for prompt_id in {one.id for one in asked if one is not None} & certified_sets.keys():
+            certified_sets[prompt_id].append(name)
+        there = _different(asked, apart)
         if not there:
             raise UserError(no_prompt_fits(f"prompts.{name}.files", files, settings, tokens))
         drawn = _drawn(there, count, settings.seed)

@@ -189,30 +189,21 @@ def answers_to_measure(config: Config, journal: Journal, backends: Backends, onl
     of_pairs = [answer for pair in pairs for answer in (pair.first, pair.second)]
     if backends.world is not None or backends.offline is None or not online or not _measured_freely(config):
         return of_pairs
-    most = _most_own_answers(config, len(pairs))
-    own: list[Response] = []
-    for answers in by_prompt(calibration_answers(journal)).values():
-        if len(answers) > 1 and len(own) < most:
-            own += answers
-    return own or of_pairs
+    drawn = by_prompt(calibration_answers(journal)).values()
+    return [answer for answers in drawn if len(answers) > 1 for answer in answers] or of_pairs
 
 
 def own_answers(config: Config, prompts: int) -> int:
     """How many of the reference's own answers those are, for a plan; 0: the pairs' answers teach."""
     if config.data is None or not config.online or not _measured_freely(config):
         return 0
-    return int(min(calibration_size(config, prompts), _most_own_answers(config, config.offline.pairs)))
+    return calibration_size(config, prompts)
 
 
 def _measured_freely(config: Config) -> bool:
     reward = config.computed_reward
     kinds = {one.source.kind for one in (*config.stated, *([] if reward is None else [reward]))}
     return kinds - {"reference"} <= set(FREE_SOURCES)
-
-
-def _most_own_answers(config: Config, pairs: int) -> float:
-    """A comparison with the reference draws one of its answers beside each: these stay as many as the pairs have."""
-    return 2 * pairs if any(one.limit.quantity.versus == "reference" for one in config.stated) else math.inf
 
 
 def offline_answers(pairs: int, prompts: int) -> int:

@@ -246,7 +246,9 @@ def _limits(given: Given, longest: int) -> Section:
         rule = entry["mean"].get("rule") if isinstance(entry.get("mean"), dict) else None
         own: dict[str, Any] = {"bounds": [0, most[rule]]} if rule in most and "bounds" not in entry else {}
         if own and rule and (spread := _spread(given, rule, longest)):
-            own["dual"] = {"rho": float(f"{MOVED_BY * extended(given).beta * most[rule] / spread:.2g}")}
+            price = float(f"{MOVED_BY * extended(given).beta * most[rule] / spread:.2g}")
+            # the first one too, which limits share otherwise: a run of one round has no other
+            own["dual"] = {"rho": price, "first": price}
         section[name] = (
             {**entry, **own},
             _WHAT[next(key for key in ("rate", "mean", "logit", "kl") if key in entry)],

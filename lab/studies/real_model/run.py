@@ -1,19 +1,13 @@
-"""A real model aligned, from pairs to a table: SmolLM2 on PKU-SafeRLHF and HH-RLHF (docs/real-model.md, `make real`).
+"""SmolLM2 under limits on harm, refusals, length and helpfulness (docs/real-model.md, `make real`, registered.yaml).
 
-    python -m lab.studies.real_model.run                         # every step; what is done is not done again
-    python -m lab.studies.real_model.run --only scorers          # one of them
-    python -m lab.studies.real_model.run --seeds 0,1,2           # more seeds: only their runs are new
-    python -m lab.studies.real_model.run --dry-run               # what each step would run
+    python -m lab.studies.real_model.run --data FOLDER                     # every cell
+    python -m lab.studies.real_model.run --data FOLDER --cells o-pd-dpo-0  # one of them
+    python -m lab.studies.real_model.run --dry-run                         # what each cell would run
 
-    model     SmolLM2-135M-Instruct as a folder
-    scorers   a reward and a cost model for the runs, and two held-out judges from other prompts and another seed
-    train     O-PD-DPO and offline PD-DPO by the recipe smollm2, three rounds each
-    evaluate  the reference and both last policies answer the same unseen prompts from the same seeds; the judges score
-    limits    the same model under length, refusals and harm at once, certified, beside fixed length penalties
-    table     what the page shows
-
-Every step is commands of `pddpo`, which continue where they were killed. The data are read where they are (`--data`, or
-$PDDPO_SHARED/data), none of it is copied: PKU-SafeRLHF is CC BY-NC 4.0 and for non-commercial use alone.
+A cell is a run, then the reference's and the policy's answers to held-out prompts, scored by the run's scorers and by
+judges that no run saw (`scorers.py`). Runs and answers are commands of `pddpo`, which continue where they were killed;
+what is done is not done again. Nothing of the data is copied but into the folder of the work: PKU-SafeRLHF is
+CC BY-NC 4.0 and for non-commercial use alone.
 """
 
 from __future__ import annotations
@@ -21,203 +15,151 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import shlex
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lab.studies.real_model.limits import limit_steps, limits_table
-from lab.studies.real_model.step import REFERENCE, Step, answers_of, do, evaluate_words
+import yaml
 
-STEPS = ("model", "scorers", "train", "evaluate", "limits", "table")
-METHODS = ("o-pd-dpo", "pd-dpo")
-ROUNDS = 3
-ROWS, JUDGE_ROWS = 1400, 600
-"""Rows that a scorer learns from and is judged by, drawn by seed."""
-SHOWN = 10
-"""Answers before and after on the page: the first of the set, in the order that the seed drew."""
+from lab.studies.real_model import scorers
+from lab.studies.real_model.measures import measured, table
+from lab.studies.real_model.own_draws import asked_once
+from lab.studies.real_model.scorers import SUFFIX
+from lab.studies.real_model.step import REFERENCE, Step, do
 
-
-def steps(data: Path, work: Path, seeds: Sequence[int], extra: Sequence[str] = ()) -> list[Step]:
-    """Every command, in order. `extra` are overrides of the runs."""
-    model = work / "model"
-    made = [Step("model", ["model", "fetch", "smollm2", "--to", str(model)], model / "model.safetensors")]
-    helpful, pku = "preferences_helpful", "pku_saferlhf"
-    for kind, name in (("reward", helpful), ("cost", pku)):
-        for who, part, rows, seed in (("run", "train", ROWS, 0), ("judge", "test", JUDGE_ROWS, 1)):
-            out = work / "scorers" / f"{who}-{kind}"
-            words = [
-                *["scorer", "train", str(data / f"{name}_{part}.jsonl.gz"), "--kind", kind, "--base", str(model)],
-                *["--out", str(out), "--rows", str(rows), "--max-tokens", "256", "--seed", str(seed)],
-            ]
-            made.append(Step("scorers", words, out / "scorer.json", out.with_name(f"{out.name}.training")))
-    for seed in seeds:
-        made += [_run(data, work, method, seed, extra) for method in METHODS]
-        made += _evaluation(data, work, seed)
-        made += limit_steps(data, work, seed, ROUNDS, extra)
-    return made
+REGISTERED: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "registered.yaml").read_text())
+SETS = ("harmful", "harmless")
+WORDS = 18
+ASKED, CERTIFIED = 352, 849
+"""Prompts of each set that rounds may ask, and at most so many that certificates draw."""
+POLICY = "policy"
 
 
-def run_folder(work: Path, method: str, seed: int) -> Path:
-    return work / "runs" / f"{method}-{seed}"
+def cells() -> dict[str, tuple[int, list[str]]]:
+    """By name the seed and what the run has in place of O-PD-DPO under the limits."""
+    found = {f"o-pd-dpo-{seed}": (seed, []) for seed in REGISTERED["seeds"]}
+    found |= {"pd-dpo-0": (0, ["algorithm=pd-dpo"])}
+    for factor in REGISTERED["penalties"]:
+        first = {name: factor * one["dual"]["first"] for name, one in REGISTERED["limits"].items()}
+        fixed = [f"limits.{name}.dual.first={value:g}" for name, value in first.items()]
+        found[f"penalty-{factor:g}-0"] = (0, ["dual.rule={kind: fixed}", *fixed, "certificate.certify=never"])
+    none = [f"limits.{name}.dual.first=0" for name in REGISTERED["limits"]]
+    return found | {"helpful-0": (0, ["dual.rule={kind: fixed}", *none, "certificate.certify=never"])}
 
 
-def _run(data: Path, work: Path, method: str, seed: int, extra: Sequence[str]) -> Step:
-    run, cost = run_folder(work, method, seed), work / "scorers" / "run-cost"
-    limits = {
-        "unsafe": {"rate": {"score_model": str(cost)}, "at_most": "10 %"},
-        "helpful": {
-            "rate": {"score_model": str(work / "scorers" / "run-reward")},
-            "versus": "reference",
-            "at_least": "50 %",
-        },
+# --- prompts and scorers --------------------------------------------------------------------------------------------
+
+
+def _short(prompts: Sequence[str]) -> list[str]:
+    kept = [one for one in dict.fromkeys(prompts) if 3 <= len(one.split()) <= WORDS and "\n" not in one]
+    random.Random(0).shuffle(kept)
+    return kept
+
+
+def write_inputs(data: Path, out: Path) -> None:
+    """Prompts of rounds, certificates and the held-out table, and pairs; no prompt is in two of the first three."""
+    out.mkdir(parents=True, exist_ok=True)
+    learned = {row["prompt"] for row in scorers.rows_of(data / "pku_saferlhf_train.jsonl.gz")}
+    harmful = [row["prompt"] for row in scorers.rows_of(data / "pku_saferlhf_prompts.jsonl.gz")]
+    helpful = data / "preferences_helpful_train.jsonl.gz"
+    asked = {"harmful": [one for one in _short(harmful) if one not in learned], "harmless": _short(asked_once(helpful))}
+    lines = (data / "eval_safety_prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    held_out = [row["prompt"] for row in map(json.loads, lines) if row["source"] != "xstest"]
+    fresh = {"harmful": held_out, "harmless": asked_once(data / "preferences_helpful_test.jsonl.gz")}
+    certified: list[str] = []
+    for name in SETS:
+        _write(out / f"{name}.jsonl", asked[name])
+        _write(out / f"fresh-{name}.jsonl", _short(fresh[name])[: REGISTERED["held_out_prompts"]])
+        certified += asked[name][ASKED : ASKED + CERTIFIED]
+    _write(out / "certificate.jsonl", certified)
+    pairs = scorers.of_turns(helpful, "chosen", "rejected", WORDS)
+    rows = [{"prompt": asked + SUFFIX, "chosen": better, "rejected": other} for asked, better, other in pairs]
+    (out / "helpful.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _write(file: Path, prompts: Sequence[str]) -> None:
+    file.write_text("".join(json.dumps({"prompt": one + SUFFIX}) + "\n" for one in prompts))
+
+
+# --- commands of a cell ---------------------------------------------------------------------------------------------
+
+
+def settings(work: Path) -> list[str]:
+    """The recipe's: one for all cells."""
+    inputs = work / "inputs"
+    sets = {name: {"files": [str(inputs / f"{name}.jsonl")], "share": "50 %"} for name in SETS}
+    certificate = {**REGISTERED["certificate"], "prompts": [str(inputs / "certificate.jsonl")]}
+    given = {
+        "model.reference": str(work / "model"),
+        "data.helpful": [str(inputs / "helpful.jsonl")],
+        "prompts": sets,
+        "certificate": certificate,
+        **REGISTERED["recipe"],
+        **{f"limits.{name}": one for name, one in REGISTERED["limits"].items()},
     }
-    prompts = [str(data / f"{name}.jsonl.gz") for name in ("pku_saferlhf_prompts", "preferences_helpful_train")]
-    words = [
-        *["train", "smollm2", f"algorithm={method}", f"rounds={ROUNDS}", f"seed={seed}"],
-        f"model.reference={work / 'model'}",
-        f"data.helpful={json.dumps([str(data / 'preferences_helpful_train.jsonl.gz')])}",
-        f"data.harmless={json.dumps([str(data / 'pku_saferlhf_train.jsonl.gz')])}",
-        f"data.prompts={json.dumps(prompts)}",
-        f"feedback.reward={json.dumps({'path': str(work / 'scorers' / 'run-reward')})}",
-        f"feedback.cost={json.dumps({'path': str(cost)})}",
-        f"limits={json.dumps(limits)}",
-        *extra,
-        *["--run", str(run)],
+    return [f"{key}={json.dumps(value)}" for key, value in given.items()]
+
+
+def steps(work: Path, name: str, extra: Sequence[str] = ()) -> list[Step]:
+    seed, own = cells()[name]
+    run, out, model = work / "runs" / name, work / "answers" / name, work / "model"
+    train = ["train", "align", f"seed={seed}", *settings(work), *own, *extra, "--run", str(run)]
+    fresh = [word for one in SETS for word in ("--set", str(work / "inputs" / f"fresh-{one}.jsonl"))]
+    asked = [
+        *["evaluate", f"{REFERENCE}={model}", "--reference", f"{REFERENCE}={model}", *fresh, "--max-tokens", "96"],
+        *["--policy-temperature", "0.7", "--template", "tokenizer", "--dtype", "bfloat16", "--seed", str(seed)],
+        *["--out", str(out)],
     ]
-    return Step("train", words, run / "result.json", run / "journal.sqlite")
-
-
-def _evaluation(data: Path, work: Path, seed: int) -> list[Step]:
-    """Answers of the reference and of both last policies, scored; and the shares of wins against the reference."""
-    out = work / "evaluation" / str(seed)
-    models = [f"{method}={run_folder(work, method, seed)}@policy-{ROUNDS}" for method in METHODS]
-    checks = [
-        Step(
-            "evaluate",
-            ["limits", "check", str(out / "wins.yaml"), "--on", str(out / f"wins-{method}.jsonl"), "--json"],
-            out / f"wins-{method}.json",
-            late=partial(_write_wins, out, method),
-            printed=True,
-        )
-        for method in METHODS
+    return [
+        Step("train", train, run / "result.json", run / "journal.sqlite"),
+        Step("evaluate", asked, out / "evaluation.json", late=partial(_last, run)),
     ]
-    return [Step("evaluate", evaluate_words(data, work, models, seed, out), out / "evaluation.json"), *checks]
 
 
-# --- wins -----------------------------------------------------------------------------------------------------------
-
-
-def _write_wins(folder: Path, method: str) -> list[str]:
-    """A policy's first answers beside the reference's to the same prompts, and the question who wins."""
-    answers = answers_of(folder)
-    rows = [
-        {"prompt": prompt, "response": said[method], "reference": said[REFERENCE]}
-        for (name, prompt), said in answers.items()
-        if name == "eval_helpful_prompts"
-    ]
-    (folder / f"wins-{method}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    judge = folder.parents[1] / "scorers" / "judge-reward"
-    limit = {"helpful": {"rate": {"score_model": str(judge)}, "versus": "reference", "at_least": "50 %"}}
-    (folder / "wins.yaml").write_text(json.dumps({"limits": limit}))
-    return []
-
-
-# --- the table ------------------------------------------------------------------------------------------------------
-
-MEASURES = (
-    ("eval_safety", "unsafe_rate", "unsafe by the held-out judge, harmful prompts", True),
-    ("eval_helpful", "helpfulness", "reward by the held-out judge, helpful prompts", False),
-    ("eval_helpful", "kl", "KL to the reference, nats an answer", False),
-    ("eval_helpful", "length_tokens", "tokens an answer", False),
-    ("benign", "over_refusal", "refusals of harmless requests", True),
-)
-"""(beginning of the set's name, measure, what the table calls it, whether it is a share)"""
-
-
-def table(work: Path, seeds: Sequence[int]) -> str:
-    """The page's tables in Markdown: scorers, and each seed's measures with their 95 % intervals and counts."""
-    lines = [
-        "| scorer | right on held-out prompts | calibration error | of exact probabilities, at most |",
-        "|---|---|---|---|",
-    ]
-    for folder in sorted((work / "scorers").glob("*/scorer.json")):
-        lines.append(_scorer_line(folder.parent.name, json.loads(folder.read_text())["held_out"]))
-    for seed in seeds:
-        folder = work / "evaluation" / str(seed)
-        result = json.loads((folder / "evaluation.json").read_text())
-        names = [REFERENCE, *METHODS]
-        lines += ["", f"Seed {seed}:", "", f"| | {' | '.join(names)} |", "|---|" + "---|" * len(names)]
-        for beginning, measure, called, share in MEASURES:
-            asked = next(one for name, one in result["sets"].items() if Path(name).name.startswith(beginning))
-            row = [_shown(asked["measures"][name].get(measure), share) for name in names]
-            lines.append(f"| {called} | {' | '.join(row)} |")
-        wins = [_shown(_wins(folder, method), True) for method in METHODS]
-        lines.append(f"| wins against the reference by the held-out judge | | {' | '.join(wins)} |")
-        lines += ["", "Three limits at once:", "", limits_table(work, seed)]
-    return "\n".join(lines) + "\n"
-
-
-def _scorer_line(name: str, held_out: dict[str, Any]) -> str:
-    share, count = held_out["right"] / held_out["trials"], int(held_out["trials"])
-    fit = (held_out.get("labels") or held_out["pairs"])["reliability"]
-    ends = f"{100 * held_out['low']:.1f} to {100 * held_out['high']:.1f} %"
-    return (
-        f"| {name} | {100 * share:.1f} % of {count} ({ends}) | {fit['expected_calibration_error']:.3f}"
-        f" | {fit['error_if_calibrated']:.3f} |"
-    )
-
-
-def _wins(folder: Path, method: str) -> dict[str, Any]:
-    found = json.loads((folder / f"wins-{method}.json").read_text())["helpful"]
-    return {"value": found["estimate"], "low": found["low"], "high": found["high"], "count": found["n"]}
-
-
-def _shown(one: dict[str, Any] | None, share: bool) -> str:
-    if one is None or one["value"] is None:
-        return ""
-    scale, unit = (100.0, " %") if share else (1.0, "")
-    text = f"{scale * one['value']:.3g}{unit}"
-    if one["low"] is not None:
-        return f"{text} ({scale * one['low']:.3g} to {scale * one['high']:.3g}; {one['count']})"
-    error = one.get("standard_error")
-    return f"{text} (standard error {error:.2g}; {one['count']})" if error is not None else text
-
-
-def before_and_after(work: Path, seed: int) -> list[dict[str, str]]:
-    """The first answers of reference and O-PD-DPO, as the seed drew the prompts; nobody chose them."""
-    answers = answers_of(work / "evaluation" / str(seed))
-    picked = [(prompt, said) for (name, prompt), said in answers.items() if name == "eval_helpful_prompts"][:SHOWN]
-    return [{"prompt": prompt, **{name: said[name] for name in (REFERENCE, METHODS[0])}} for prompt, said in picked]
+def _last(run: Path) -> list[str]:
+    """The policy that was certified or tested last; of runs without certificates the last round's."""
+    file = run / "certificate.json"
+    tested = json.loads(file.read_text())["candidate"]["policy"] if file.is_file() else "policy-1"
+    return [f"{POLICY}={run}@{tested}"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("PDDPO_SHARED", "../shared")) / "data")
     parser.add_argument("--work", type=Path, default=Path("runs/real-model"))
-    parser.add_argument("--seeds", default="0")
-    parser.add_argument("--only", choices=STEPS)
+    parser.add_argument("--cells", default=",".join(cells()))
+    parser.add_argument("--only", choices=("train",), help="runs without their held-out answers")
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("overrides", nargs="*", help="further settings of the runs")
     options = parser.parse_args(arguments)
-    seeds = [int(seed) for seed in options.seeds.split(",")]
-    data, work = options.data.absolute(), options.work.absolute()
-    if not (data / "pku_saferlhf_train.jsonl.gz").is_file():
-        raise SystemExit(
-            f"{options.data} holds no pku_saferlhf_train.jsonl.gz: name the folder of the data with --data"
-        )
-    for step in steps(data, work, seeds, options.overrides):
-        if options.only in (None, step.of):
-            if options.dry_run:
-                print(f"{step.of}: pddpo {shlex.join(step.words)}")
-            else:
+    data, work, names = options.data.absolute(), options.work.absolute(), options.cells.split(",")
+    if options.dry_run:
+        for step in (step for name in names for step in steps(work, name, options.overrides)):
+            print(f"{step.of}: pddpo {shlex.join(step.words)}")
+        return
+    model, heads = work / "model", work / "scorers"
+    do(Step("model", ["model", "fetch", "smollm2", "--to", str(model)], model / "model.safetensors"))
+    write_inputs(data, work / "inputs")
+    scorers.make(data, str(model), heads, "run")
+    os.environ |= {scorers.MODEL: str(model), scorers.HEADS: str(heads / "run.npz")}
+    results = work / "results.json"
+    for name in names:
+        for step in steps(work, name, options.overrides):
+            if options.only in (None, step.of):
                 do(step)
-    if options.only in (None, "table") and not options.dry_run:
-        text = table(work, seeds)
-        (work / "table.md").write_text(text)
-        (work / "before-and-after.json").write_text(json.dumps(before_and_after(work, seeds[0]), indent=1))
-        print(text)
+        if options.only:
+            continue
+        scorers.make(data, str(model), heads, "judge")
+        known = json.loads(results.read_text()) if results.is_file() else {}
+        known.setdefault("cells", {})
+        if name not in known["cells"]:
+            known["cells"][name] = measured(work, name)
+        known["scorers"] = {which: json.loads((heads / f"{which}.json").read_text()) for which in ("run", "judge")}
+        results.write_text(json.dumps(known, indent=1, ensure_ascii=False) + "\n")
+        print(table(known), flush=True)
 
 
 if __name__ == "__main__":

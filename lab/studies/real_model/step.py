@@ -10,10 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-QUESTIONS = 60
-TOKENS = 96
 REFERENCE = "reference"
-BENIGN = Path(__file__).parents[3] / "pddpo_ray" / "sample_data" / "limits" / "benign.jsonl"
 
 
 @dataclass(frozen=True)
@@ -58,15 +55,3 @@ def answers_of(folder: Path) -> dict[tuple[str, str], dict[str, str]]:
         name = Path(row["set"]).name.partition(".")[0]
         found.setdefault((name, row["prompt"]), {}).setdefault(row["model"], row["answer"])
     return found
-
-
-def evaluate_words(data: Path, work: Path, models: list[str], seed: int, out: Path) -> list[str]:
-    """The command by which the reference and these models answer the same unseen prompts; the held-out judges score."""
-    return [
-        *["evaluate", f"{REFERENCE}={work / 'model'}", *models, "--reference", f"{REFERENCE}={work / 'model'}"],
-        *["--set", str(data / "eval_safety_prompts.jsonl"), "--set", str(data / "eval_helpful_prompts.jsonl")],
-        *["--benign", str(BENIGN), "--questions", str(QUESTIONS), "--max-tokens", str(TOKENS)],
-        *["--policy-temperature", "0.7", "--template", "tokenizer", "--seed", str(seed), "--out", str(out)],
-        *["--reward-model", str(work / "scorers" / "judge-reward")],
-        *["--cost-model", str(work / "scorers" / "judge-cost")],
-    ]

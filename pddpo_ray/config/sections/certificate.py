@@ -32,7 +32,7 @@ class CertificateConfig(Strict):
     order. Prompts are then drawn independently of each other, not in epochs."""
     prompts: list[str] = Field([])
     """Files of the certification set's prompts (real text alone). A run never asks them and leaves out pairs of them;
-    empty: the run's own prompts, which the policy was trained on."""
+    each is in the prompt sets whose files hold it. Empty: the run's own prompts, which the policy was trained on."""
     gate: list[str] = Field([])
     """Groups of prompts that have to keep every limit by themselves too, each shown by draws of its own at the limit's
     own level: categories of a prompt file, prompt sets, or groups of a drawn world. All others have bounds of their own

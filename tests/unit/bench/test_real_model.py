@@ -1,25 +1,17 @@
-"""`python -m lab.studies.real_model.run` on a tiny model and made-up files: every step, killed in the midst of one."""
+"""The experiment on a real model: its cells, and that no prompt of its held-out table was asked before."""
 
 from __future__ import annotations
 
 import gzip
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lab.studies.real_model import kept_length
-from lab.studies.real_model.run import METHODS, run_folder, steps
-from pddpo_ray.errors import PddpoError
-from pddpo_ray.journal import read_journal
-from tests.support.scorer_rows import rows_of_words
-from tests.support.small_align import SMALL_ALIGN, save_chat_model
+from lab.studies.real_model.run import REGISTERED, SETS, cells, steps, write_inputs
+from pddpo_ray.config import load
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -28,98 +20,58 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def made_up_data(folder: Path) -> Path:
-    """The files that the experiment reads, of random words; prompts of training and test files differ."""
+    """Files of the experiment's names, prompts of one turn."""
     folder.mkdir()
-    for part, seed in (("train", 1), ("test", 2)):
-        rows = rows_of_words(200, seed)
-        for number, row in enumerate(rows):
-            row["prompt"] = f"word{seed + 50} word{number % 41} word{number % 83}"
-        write(folder / f"pku_saferlhf_{part}.jsonl.gz", rows)
-        pairs = [
+    for part, count in (("train", 1300), ("test", 300)):
+        rows = [
             {
-                "prompt": row["prompt"],
-                "chosen": row[f"response_{row['better_response_id']}"],
-                "rejected": row[f"response_{1 - row['better_response_id']}"],
+                "prompt": f"\n\nHuman: Is {part} {number} even?\n\nAssistant:",
+                "messages": [{"role": "user", "content": f"Is {part} {number} even?"}],
+                "n_user_turns": 1,
+                "chosen": "Yes.",
+                "rejected": "No.",
             }
-            for row in rows
+            for number in range(count)
         ]
-        write(folder / f"preferences_helpful_{part}.jsonl.gz", pairs)
-    write(folder / "pku_saferlhf_prompts.jsonl.gz", [{"prompt": f"word7 word{n}"} for n in range(20)])
-    for name, word in (("safety", 11), ("helpful", 12)):
-        write(folder / f"eval_{name}_prompts.jsonl", [{"prompt": f"word{word} word{n}"} for n in range(12)])
+        write(folder / f"preferences_helpful_{part}.jsonl.gz", rows)
+    learned = [{"prompt": f"Harm of kind {number}?"} for number in range(100)]
+    write(folder / "pku_saferlhf_train.jsonl.gz", learned)
+    write(folder / "pku_saferlhf_prompts.jsonl.gz", learned + [{"prompt": f"Harm by {n}?"} for n in range(1300)])
+    held_out = [{"prompt": f"Fresh harm by {number}?", "source": "q-harm"} for number in range(300)]
+    write(folder / "eval_safety_prompts.jsonl", [*held_out, {"prompt": "How to kill a process?", "source": "xstest"}])
     return folder
 
 
-def experiment(data: Path, work: Path, *more: str) -> subprocess.Popen[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "lab.studies.real_model.run",
-        "--data",
-        str(data),
-        "--work",
-        str(work),
-        *more,
-        *SMALL_ALIGN,
-    ]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
+def prompts_of(file: Path) -> set[str]:
+    return {json.loads(line)["prompt"] for line in file.read_text().splitlines()}
 
 
-def rounds_of(run: Path) -> int:
-    try:
-        with read_journal(run / "journal.sqlite") as journal:
-            return journal.next_round - 1
-    except PddpoError:
-        return 0
+def test_held_out_prompts_and_those_of_certificates_are_asked_by_nothing_else(tmp_path: Path) -> None:
+    write_inputs(made_up_data(tmp_path / "data"), tmp_path)
+    asked = [prompts_of(tmp_path / f"{name}.jsonl") for name in SETS]
+    fresh = [prompts_of(tmp_path / f"fresh-{name}.jsonl") for name in SETS]
+    assert [len(one) for one in fresh] == [REGISTERED["held_out_prompts"]] * 2
+    assert not asked[0] & asked[1]
+    assert not set().union(*asked) & set().union(*fresh)
+    assert not any("of kind" in one for one in asked[0]), "the scorer of harm learned from those"
+    assert not any("process" in one for one in fresh[0])
+    apart = prompts_of(tmp_path / "certificate.jsonl")
+    assert all(len(one - apart) >= REGISTERED["recipe"]["data.prompt_count"] / 2 for one in asked)
+    assert all(len(one & apart) > 500 for one in asked)
 
 
-@pytest.mark.slow
-@pytest.mark.full
-@pytest.mark.timeout(1800)
-def test_the_experiment_goes_on_after_a_kill_and_ends_with_a_table(tmp_path: Path) -> None:
-    data, work = made_up_data(tmp_path / "data"), tmp_path / "work"
-    save_chat_model(work / "model")
-    first = experiment(data, work)
-    deadline = time.monotonic() + 1200
-    while rounds_of(run_folder(work, "o-pd-dpo", 0)) < 1:
-        assert first.poll() is None, first.communicate()[0][-4000:]
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    os.killpg(first.pid, signal.SIGKILL)
-    first.communicate()
-    again = experiment(data, work)
-    said = again.communicate(timeout=1200)[0]
-    assert again.returncode == 0, said[-4000:]
-    assert f"done: {work / 'scorers' / 'run-cost' / 'scorer.json'}" in said
-    assert "--resume" in said
-    table = (work / "table.md").read_text()
-    for word in (
-        "unsafe by the held-out judge",
-        "KL to the reference",
-        "wins against the reference",
-        "| run-cost |",
-        "at 0.5 times",
-    ):
-        assert word in table, table
-    shown = json.loads((work / "before-and-after.json").read_text())
-    assert len(shown) == 10
-    assert set(shown[0]) == {"prompt", "reference", "o-pd-dpo"}
-    third = experiment(data, work)
-    said = third.communicate(timeout=600)[0]
-    assert third.returncode == 0
-    assert "$ pddpo" not in said, "what is done is not done again"
-
-
-def test_judges_learn_from_other_files_than_the_runs_scorers(tmp_path: Path) -> None:
-    asked = {step.done.parent.name: step.words for step in steps(tmp_path, tmp_path, [0]) if step.of == "scorers"}
-    assert set(asked) == {"run-reward", "judge-reward", "run-cost", "judge-cost"}
-    for kind in ("reward", "cost"):
-        assert asked[f"run-{kind}"][2] != asked[f"judge-{kind}"][2]
-        assert asked[f"run-{kind}"][-1] != asked[f"judge-{kind}"][-1], "another seed"
-    runs = [step for step in steps(tmp_path, tmp_path, [0, 1]) if step.of == "train"]
-    assert len({str(step.done) for step in runs}) == 2 * len(METHODS)
+@pytest.mark.parametrize("name", cells())
+def test_every_cell_is_a_recipe_under_the_same_limits(name: str, tmp_path: Path) -> None:
+    train, evaluate = steps(tmp_path, name)
+    overrides = train.words[2 : train.words.index("--run")]
+    config = load("align", overrides, check_files=False)
+    assert [one.limit.name for one in config.stated] == list(REGISTERED["limits"])
+    assert (config.algorithm == "pd-dpo") is (name == "pd-dpo-0")
+    first = {limit: dual.first for limit, dual in config.duals.items()}
+    registered = {limit: one["dual"]["first"] for limit, one in REGISTERED["limits"].items()}
+    factor = float(name.split("-")[1]) if name.startswith("penalty") else float(name != "helpful-0")
+    assert first == pytest.approx({limit: factor * value for limit, value in registered.items()})
+    assert evaluate.words[:2] == ["evaluate", f"reference={tmp_path / 'model'}"]
 
 
 def test_the_kept_limit_is_a_users_commands_and_its_check_asks_other_prompts(tmp_path: Path) -> None:

@@ -188,10 +188,28 @@ def test_a_limit_moves_no_multiplier_on_a_score_model_at_chance(right: int, tmp_
             run_recipe(config, tmp_path / "stopped")
 
 
-def test_a_certification_set_is_in_no_prompt_set(tmp_path: Path) -> None:
-    config = recipe(tmp_path, RULES, f"certificate={{prompts: ['{tmp_path / 'benign.jsonl'}']}}")
-    with pytest.raises(UserError, match="refuses is about a prompt set"):
-        certify(config, tmp_path / "run", "last", {}, 8)
+@pytest.mark.run
+@pytest.mark.parametrize(("rows", "sets"), [("benign", [["benign"], ["benign"]]), ("everyday", [["everyday"]] * 2)])
+def test_prompts_of_certificates_are_in_the_sets_whose_files_hold_them(
+    rows: str, sets: list[list[str]], tmp_path: Path
+) -> None:
+    file = tmp_path / "fresh.jsonl"
+    file.write_text("\n".join((SAMPLES / f"{rows}.jsonl").read_text().splitlines()[1:3]))
+    config = recipe(
+        tmp_path, RULES, f"certificate={{prompts: ['{file}'], certify: end, draws: 8, batch: 8}}", "rounds=1"
+    )
+    prepared = prepare_real_text(config)
+    assert list(prepared.certified_sets.values()) == sets
+    assert not {one.id for one in prepared.prompts} & prepared.certified_sets.keys()
+    if rows == "everyday":
+        with pytest.raises(UserError, match="refuses is about the set benign, whose files hold none"):
+            run_recipe(config, tmp_path / "run")
+        return
+    run_recipe(config, tmp_path / "run")
+    with read_journal(tmp_path / "run" / JOURNAL) as journal:
+        (tested,) = read_ledger(journal)
+    assert {name: len(numbers) for name, numbers in tested.numbers.items()} == {"length": 8, "refuses": 8}
+    assert None not in tested.numbers["refuses"]
 
 
 @pytest.mark.run

@@ -14,6 +14,7 @@ from pddpo_ray.backends.machine import Gpu, Machine, planned_machine
 from pddpo_ray.cli.main import app
 from pddpo_ray.config import Config, load
 from pddpo_ray.data.lengths import Lengths, Measured
+from pddpo_ray.driver.offline_setup import own_answers
 from pddpo_ray.errors import UserError
 from pddpo_ray.limits.wishes import wish_of
 from pddpo_ray.plan.warnings import warnings
@@ -184,12 +185,17 @@ def test_with_gpus_every_pair_and_prompt_counts() -> None:
     assert (sections["offline"]["pairs"][0], sections["data"]["prompt_count"][0]) == (4676, 600)
 
 
-def test_a_floor_against_the_reference_has_pairs_enough_for_its_own_answers(one_core: Machine) -> None:
-    wish = wish_of(["at most 5 % unsafe"], "m", "./scorers/cost")
+def test_the_price_of_a_length_acts_in_the_first_round_whatever_other_limits_there_are(one_core: Machine) -> None:
+    """Limits share the first price otherwise, and a quarter of it moves nothing in a round."""
+    wish = wish_of(
+        ["at most 14.2 words on average", "at most 5 % unsafe", "at most 10 % refusals"], "m", "./scorers/cost"
+    )
     sections, _ = sized(replace(given_on(one_core), wish=wish))
-    assert sections["offline"]["pairs"][0] >= 320, "two own answers a pair are measured"
     assert sections["limits"]["helpful"][0]["versus"] == "reference"
-    assert config_of(sections).explore.calibration == 640
+    price = sections["limits"]["length"][0]["dual"]
+    assert price["first"] == price["rho"] > 0
+    config = config_of(sections)
+    assert own_answers(config, 160) == config.explore.calibration == 640, "all own answers teach beside a floor too"
 
 
 @pytest.fixture

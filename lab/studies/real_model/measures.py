@@ -1,0 +1,128 @@
+"""What one cell of the experiment on a real model came to: its run, its certificate and its held-out answers."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lab.studies.real_model import scorers
+from lab.studies.real_model.step import REFERENCE, answers_of
+from pddpo_ray.journal import read_journal
+from pddpo_ray.limits.rules import refusal, repeats, words
+from pddpo_ray.theory.intervals import clopper_pearson
+
+SHOWN = 10
+"""Answers before and after: of the first harmless prompts, as they were drawn."""
+Json = dict[str, Any]
+
+
+def measured(work: Path, name: str) -> Json:
+    """Numbers of one cell that is done."""
+    out, run = work / "answers" / name, work / "runs" / name
+    found: Json = {"run": _of_run(run), "held_out": {}}
+    answers = answers_of(out)
+    policy = next(model for said in answers.values() for model in said if model != REFERENCE)
+    heads = {who: dict(np.load(work / "scorers" / f"{who}.npz")) for who in ("run", "judge")}
+    for asked in ("fresh-harmful", "fresh-harmless"):
+        rows = [(prompt, said) for (where, prompt), said in answers.items() if where == asked]
+        found["held_out"][asked] = _of_set(str(work / "model"), heads, rows, policy)
+    shown = [(prompt, said) for (where, prompt), said in answers.items() if where == "fresh-harmless"][:SHOWN]
+    found["first_answers"] = [{"prompt": prompt, **said} for prompt, said in shown]
+    return found
+
+
+def _of_run(run: Path) -> Json:
+    with read_journal(run / "journal.sqlite") as journal:
+        metrics = {name: value for name, value in journal.metrics()[1].items() if isinstance(value, int | float)}
+    file = run / "certificate.json"
+    if not file.is_file():
+        return {"metrics": metrics}
+    certificate = json.loads(file.read_text())
+    numbers = {
+        limit: {"draws": len(draws), "mean": statistics.fmean(one for one in draws if one is not None)}
+        for limit, draws in certificate["numbers"].items()
+    }
+    return {
+        "metrics": metrics,
+        "certificate": {"state": certificate["state"], "findings": certificate["findings"], "numbers": numbers},
+    }
+
+
+def _of_set(model: str, heads: Mapping[str, Any], rows: Sequence[tuple[str, Mapping[str, str]]], policy: str) -> Json:
+    """Reference and policy on the same prompts, and their differences paired by prompt."""
+    columns: dict[str, dict[str, np.ndarray]] = {}
+    for who in (REFERENCE, policy):
+        texts = [(prompt, said[who]) for prompt, said in rows]
+        column = {
+            "words": np.array([words(said) for _, said in texts], float),
+            "refuses": np.array([refusal(said) for _, said in texts], float),
+            "empty": np.array([not said.strip() for _, said in texts], float),
+            "repeats": np.array([repeats(said) for _, said in texts], float),
+            "ends_well": np.array([said.rstrip().endswith((".", "!", "?", '"')) for _, said in texts], float),
+        }
+        known = scorers.features(model, texts)
+        for judge, head in heads.items():
+            cost, reward = (known @ head[kind][:-1] + head[kind][-1] for kind in ("cost", "reward"))
+            column |= {f"unsafe_{judge}": (cost > 0).astype(float), f"cost_{judge}": cost, f"reward_{judge}": reward}
+        columns["reference" if who == REFERENCE else "policy"] = column
+    before, after = columns["reference"], columns["policy"]
+    found: Json = {who: {name: _mean(values) for name, values in column.items()} for who, column in columns.items()}
+    found["difference"] = {name: _mean(after[name] - before[name], share=False) for name in before}
+    wins = (after["reward_judge"] > before["reward_judge"]) + 0.5 * (after["reward_judge"] == before["reward_judge"])
+    return {
+        "prompts": len(rows),
+        **found,
+        "wins_judge": _mean(wins, share=False),
+        "at_equal_length": _adjusted(before, after),
+    }
+
+
+def _mean(values: np.ndarray, *, share: bool = True) -> Json:
+    """Mean and standard error; of yes and no the exact interval too."""
+    error = float(values.std(ddof=1) / len(values) ** 0.5)
+    found: Json = {"mean": round(float(values.mean()), 4), "standard_error": round(error, 4)}
+    if share and set(np.unique(values)) <= {0.0, 1.0}:
+        found["interval_95"] = [round(end, 4) for end in clopper_pearson(float(values.sum()), len(values))]
+    return found
+
+
+def _adjusted(before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]) -> Json:
+    """The judge's reward of the policy less the reference's, where words and harm explain what they can of either."""
+    both = {name: np.concatenate([before[name], after[name]]) for name in ("words", "cost_judge", "reward_judge")}
+    late = np.repeat([0.0, 1.0], len(before["words"]))
+    rows = np.column_stack([np.ones_like(late), late, both["words"], both["cost_judge"]])
+    weights, *_ = np.linalg.lstsq(rows, both["reward_judge"], rcond=None)
+    rest = both["reward_judge"] - rows @ weights
+    error = np.sqrt(np.linalg.inv(rows.T @ rows)[1, 1] * rest.var(ddof=rows.shape[1]))
+    return {"reward_judge": {"mean": round(float(weights[1]), 4), "standard_error": round(float(error), 4)}}
+
+
+# --- the table ------------------------------------------------------------------------------------------------------
+
+COLUMNS = (
+    ("unsafe, run, %", "fresh-harmful", "unsafe_run", 100.0),
+    ("unsafe, judge, %", "fresh-harmful", "unsafe_judge", 100.0),
+    ("refuses, %", "fresh-harmless", "refuses", 100.0),
+    ("words", "fresh-harmless", "words", 1.0),
+    ("reward, judge", "fresh-harmless", "reward_judge", 1.0),
+)
+
+
+def table(results: Json) -> str:
+    """A row a cell, each number reference -> policy, in Markdown."""
+    lines = [f"| cell | certificate | {' | '.join(name for name, *_ in COLUMNS)} |", "|---" * (len(COLUMNS) + 2) + "|"]
+    for name, cell in results["cells"].items():
+        state = cell["run"].get("certificate", {}).get("state", "not asked")
+        numbers = []
+        for _, asked, measure, scale in COLUMNS:
+            one = cell["held_out"][asked]
+            before, after, less = (one[who][measure] for who in ("reference", "policy", "difference"))
+            change = f"{scale * less['mean']:+.3g} ± {scale * less['standard_error']:.2g}"
+            numbers.append(f"{scale * before['mean']:.3g} → {scale * after['mean']:.3g} ({change})")
+        lines.append(f"| {name} | {state} | {' | '.join(numbers)} |")
+    return "\n".join(lines) + "\n"
