@@ -33,7 +33,7 @@ def judged(helpful: list[float], harmless: list[float]) -> dict[str, Any]:
     return {
         "helpfulness": helpful, "harmlessness": harmless, "kl": [0.1] * len(helpful), "length": [12.0] * len(helpful),
         "agrees_better": [1.0, 0.0, 1.0], "agrees_safer": [0.5],
-        "reference": {"helpfulness": 0.2, "harmlessness": 0.1, "length": 11.0},
+        "reference": {"helpfulness": [0.2], "harmlessness": [0.1], "length": [11.0]},
         "scorers": {"reward": [1.0, 1.0, 0.0, 1.0], "cost": [0.0, 1.0]},
     }  # fmt: skip
 
