@@ -1,7 +1,7 @@
 """What every method of the study stands on: rows for the scorers, prompts, the reference's answers and their labels.
 
-The set of pairs is drawn and labelled once and is fixed: two of three own answers of the reference to each prompt, which
-one is better and which one is safer by the run's own reward and cost scorer. The judges learned from other prompts.
+The set of pairs is drawn and labelled once and is fixed: two of three own answers of the reference to each prompt, and
+which one is better and which one safer by the runs' reward and cost scorer. The judges learned from other prompts.
 """
 
 from __future__ import annotations
