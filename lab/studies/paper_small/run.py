@@ -106,6 +106,7 @@ def cell_of(row: Row) -> dict[str, Any]:
         "seconds": round(row["result"]["seconds"]),
         "steps": row["budget"]["optimiser_steps"],
         **{name: np.round(judged[name], 3).tolist() for name in names},
+        "judges": {kind: round(float(np.mean(hits)), 3) for kind, hits in judged["scorers"].items()},
         "reference": {name: np.round(judged["reference"][name], 3).tolist() for name in names},
         **{name: round(float(np.mean(judged[name])), 3) for name in ("kl", "length", "agrees_better", "agrees_safer")},
         "multiplier": np.round([*trace["multiplier"], *trace["next"][-1:]], 3).tolist(),

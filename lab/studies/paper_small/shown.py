@@ -104,6 +104,9 @@ def tables(results: Cells) -> str:
         right = f"{one['right']:g} of {one['trials']:g}, {100 * one['right'] / one['trials']:.1f} %"
         lines.append(f"| {name} | {right} | {100 * one['low']:.1f} to {100 * one['high']:.1f} % |")
     heads = ("method", "seeds", "reward", "−cost", "KL, nats", "agrees on better, safer", "multiplier")
+    for one in [cell for arm in found for cell in results[arm].values()][:1]:
+        agreed = ", ".join(f"{kind} {100 * share:.0f} %" for kind, share in one["judges"].items())
+        lines += ["", f"Labels of the pairs that methods learn from, with which the judges agree: {agreed}."]
     lines += ["", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for arm, label in known.items():
         if arm not in found:

@@ -25,7 +25,13 @@ def suite() -> Suite:
 def cell(helpful: float, harmless: float) -> dict[str, Any]:
     noise = np.random.default_rng(0).normal(size=(2, QUESTIONS))
     own = {"helpfulness": (helpful + 0.1 * noise[0]).tolist(), "harmlessness": (harmless + 0.1 * noise[1]).tolist()}
-    numbers = {"kl": 1.0, "agrees_better": 0.6, "agrees_safer": 0.6, "multiplier": [1.0], "date": "2026-11-28"}
+    numbers = {
+        "kl": 1.0,
+        "agrees_better": 0.6,
+        "agrees_safer": 0.6,
+        "multiplier": [1.0],
+        "judges": {"reward": 0.6, "cost": 0.6},
+    }
     return {"0": own | numbers | {"reference": {name: noise[0].tolist() for name in own}}}
 
 
