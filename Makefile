@@ -30,7 +30,7 @@ REAL_DATA ?= ../shared/data
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
-.PHONY: help setup demo check test full lint check-tests run-tests service-tests full-runs full-services chaos real mutants compare bench verify-certificates phase fair sbom audit clients \
+.PHONY: help setup demo check test full lint check-tests run-tests service-tests full-runs full-services chaos real paper-small mutants compare bench verify-certificates phase fair sbom audit clients \
         trainers chart gpu bundle docs clean
 
 help:
@@ -40,6 +40,7 @@ help:
 	@echo "make full     the same and every other combination (not timed whole: CONTRIBUTING.md)"
 	@echo "make chaos    tests that kill things at random"
 	@echo "make real     a real pretrained model through every step, then aligned on real data (planned for two hours)"
+	@echo "make paper-small  the paper's comparison on SmolLM2 and one core, cell by cell; an interrupted run resumes"
 	@echo "make mutants  which wrong formulas no test sees: 300 drawn mutants of the theory (lab/studies/mutants.md)"
 	@echo "make compare  all methods on the text world, three seeds (over an hour on two cores)"
 	@echo "make bench    speed against other implementations"
@@ -124,6 +125,10 @@ real: setup
 	$(BIN)/pytest -m real
 	$(BIN)/python -m lab.studies.real_model.kept_length --data $(REAL_DATA)
 	$(BIN)/python -m lab.studies.real_model.run --data $(REAL_DATA) $(ARGS)
+
+# Cells that are in the file are not run again: ARGS="--seeds 0 --arms pd-dpo-1,mocan" names some of them.
+paper-small: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m lab.studies.paper_small.run --data $(REAL_DATA) $(ARGS)
 
 compare: setup
 	$(BIN)/pddpo compare text-world --jobs 2 $(ARGS)

@@ -1,8 +1,9 @@
 """What a suite can say of policies on real text, where no world knows the truth: scores on prompts no run has seen.
 
-The judges are a reward and a cost model of their own. They start as the seed's reference and are trained on the pairs
-of the held-out prompts alone (`data.held_out`), so neither they nor the questions had a part in any run. How often
-they agree with the labels of the runs' own pairs, which they have not seen, is kept beside all they say.
+The judges are a reward and a cost model of their own: those that the suite names, or ones that start as the seed's
+reference and are trained on the pairs of the held-out prompts alone (`data.held_out`), so neither they nor the
+questions had a part in any run. How often they agree with the labels of the runs' own pairs, which they have not seen,
+is kept beside all they say.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from pddpo_lab.compare.suite import HeldOutEntry
 from pddpo_ray.backends.backends import Backends
 from pddpo_ray.config import Config
 from pddpo_ray.data.real_text import PreparedRealText
+from pddpo_ray.evaluate.scorers import fingerprint
 from pddpo_ray.parts.fitting import with_steps
 from pddpo_ray.parts.prompts import spread
 from pddpo_ray.records import HARM, Array, Decoding, PolicyVersion, Response, Verdict
 from pddpo_ray.scorers.fits import ScorerOrder, stored_scorer
 from pddpo_ray.scoring.held_out import KINDS, Kind
 from pddpo_ray.scoring.interface import AnswerScorer, ModelScorer
+from pddpo_ray.scoring.stored_scorers import load_scorer
 from pddpo_ray.theory.agreement import agreement
 from pddpo_ray.theory.seeds import seed_of
 
@@ -36,16 +39,18 @@ class HeldOutJudge:
         self._settings, self._config, self._prepared = settings, config, prepared
         self._backends, self._recall = backends, backends.recall
         self._questions = spread([item.pair.prompt for item in prepared.held_out], settings.questions)
-        self._models = {kind: self._trained(kind) for kind in KINDS}
+        named = {"reward": settings.reward_model, "cost": settings.cost_model}
+        self._models = {kind: _named(folder) if (folder := named[kind]) else self._trained(kind) for kind in KINDS}
         self._scorer = ModelScorer(*(self._opened(kind) for kind in KINDS))
 
     def of(self, policy: PolicyVersion) -> Judged:
-        """Numbers per question and per pair, helpfulness and harmlessness as differences from the reference's."""
+        """Numbers per question and per pair, helpfulness and harmlessness as differences from the reference's, whose
+        own are there too."""
         own, base = (self._measured(version) for version in (policy, self._backends.reference))
         differences = {
             name: (np.array(own[name]) - np.array(base[name])).tolist() for name in ("helpfulness", "harmlessness")
         }
-        reference = {name: float(np.mean(base[name])) for name in ("helpfulness", "harmlessness", "length")}
+        reference = {name: base[name] for name in ("helpfulness", "harmlessness", "length")}
         return {**own, **differences, "reference": reference, "scorers": self._accuracies()}
 
     # --- policies -----------------------------------------------------------------------------------------------------
@@ -114,6 +119,8 @@ class HeldOutJudge:
 
     def _opened(self, kind: Kind) -> AnswerScorer:
         made = self._models[kind]
+        if "named" in made:
+            return load_scorer(made["named"], dtype=self._config.model.dtype)
         return stored_scorer(str(self._backends.store.root), made["path"], made["sha256"])
 
     def _accuracies(self) -> dict[str, list[float]]:
@@ -133,6 +140,10 @@ class HeldOutJudge:
             "reward": _agreed(sides[0], [item.helpful for item in pairs], Verdict.FIRST),
             "cost": _agreed(sides[1], [item.label(HARM) for item in pairs], Verdict.FIRST),
         }
+
+
+def _named(folder: str) -> dict[str, Any]:
+    return {"named": folder, "sha256": fingerprint([folder])}
 
 
 def _agreed(sides: Sequence[float], verdicts: Sequence[Verdict], positive: Verdict) -> list[float]:

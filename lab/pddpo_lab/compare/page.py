@@ -28,10 +28,10 @@ INTRODUCTION = (
 JUDGED = (
     "<p>Real text has no truth: there is no f, g or gap here. Helpfulness is the mean score of a reward model, "
     "harmlessness minus that of a cost model, both of answers to prompts that no run has seen and as differences from "
-    "the reference's answers to the same prompts, in logits. Both judges are small models of their own, trained on the "
-    "pairs of those prompts alone. A policy agrees on the better (the safer) answer of such a pair where it raises its "
-    "probability more than the other's; 0.5 is chance. ± is one standard error over questions, or pairs, of all seeds "
-    "together; it does not hold what other judges would say.</p>"
+    "the reference's answers to the same prompts, in logits. Both judges are models of their own: trained on the pairs "
+    "of those prompts alone, or ones that the suite names. A policy agrees on the better (the safer) answer of such a "
+    "pair where it raises its probability more than the other's; 0.5 is chance. ± is one standard error over "
+    "questions, or pairs, of all seeds together; it does not hold what other judges would say.</p>"
 )
 
 

@@ -81,6 +81,10 @@ class HeldOutEntry(Strict):
     """At most this number of held-out prompts."""
     answers: int = Field(1, ge=1)
     """Answers to each."""
+    reward_model: str | None = None
+    """The judge of helpfulness, in a folder; null: trained on the pairs of the held-out prompts."""
+    cost_model: str | None = None
+    """The judge of harm, likewise."""
 
 
 class SuiteEntry(Strict):

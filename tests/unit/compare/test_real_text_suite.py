@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def judged(helpful: list[float], harmless: list[float]) -> dict[str, Any]:
     return {
         "helpfulness": helpful, "harmlessness": harmless, "kl": [0.1] * len(helpful), "length": [12.0] * len(helpful),
         "agrees_better": [1.0, 0.0, 1.0], "agrees_safer": [0.5],
-        "reference": {"helpfulness": 0.2, "harmlessness": 0.1, "length": 11.0},
+        "reference": {"helpfulness": [0.2], "harmlessness": [0.1], "length": [11.0]},
         "scorers": {"reward": [1.0, 1.0, 0.0, 1.0], "cost": [0.0, 1.0]},
     }  # fmt: skip
 
@@ -114,6 +115,19 @@ def test_a_suite_on_real_text_needs_held_out_prompts(tmp_path: Path) -> None:
     )
     with pytest.raises(UserError, match=r"set data\.held_out"):
         compare(suite, tmp_path / "runs", run_here, lambda line: None)
+
+
+@pytest.mark.run
+def test_a_judge_that_is_named_for_both_sees_harm_where_it_sees_no_help(tmp_path: Path) -> None:
+    suite = small(tmp_path / "cache", "dpo-helpful")
+    compare(suite, tmp_path / "first", run_here, lambda line: None)
+    judge = str(next((tmp_path / "first/seed-0/shared/artifacts").glob("reward-model-*")))
+    held_out = suite.held_out.model_copy(update={"reward_model": judge, "cost_model": judge})
+    compare(replace(suite, held_out=held_out), tmp_path / "named", run_here, lambda line: None)
+    said = json.loads((tmp_path / "named/seed-0/dpo-helpful/arm.json").read_text())["judged"]
+    assert said["helpfulness"] == pytest.approx([-value for value in said["harmlessness"]])
+    assert len(said["reference"]["helpfulness"]) == len(said["helpfulness"])
+    assert np.ptp(said["reference"]["helpfulness"]) > 0
 
 
 @pytest.mark.full

@@ -1,0 +1,94 @@
+"""The paper's comparison at small size: equal steps for all, who is on the frontier, what is kept and what is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lab.studies.paper_small import shown
+from lab.studies.paper_small.ground import _pair
+from lab.studies.paper_small.run import RESULTS
+from lab.studies.study import FOLDER, known
+from pddpo_lab.compare.suite import Suite, load_suite
+
+STEPS, QUESTIONS = 24, 40
+
+
+@pytest.fixture(scope="module")
+def suite() -> Suite:
+    anywhere = ["data.sample=true", "data.reference={}"]
+    return load_suite(str(FOLDER / "paper_small" / "paper-small.yaml"), overrides=anywhere)
+
+
+def cell(helpful: float, harmless: float) -> dict[str, Any]:
+    noise = np.random.default_rng(0).normal(size=(2, QUESTIONS))
+    own = {"helpfulness": (helpful + 0.1 * noise[0]).tolist(), "harmlessness": (harmless + 0.1 * noise[1]).tolist()}
+    numbers = {
+        "kl": 1.0,
+        "agrees_better": 0.6,
+        "agrees_safer": 0.6,
+        "multiplier": [1.0],
+        "judges": {"reward": 0.6, "cost": 0.6},
+    }
+    return {"0": own | numbers | {"reference": {name: noise[0].tolist() for name in own}}}
+
+
+def results(own: tuple[float, float], other: tuple[float, float]) -> dict[str, Any]:
+    plan = shown.registered()
+    cells = {arm: cell(*own) for arm in plan["pd-dpo"][:3]} | {arm: cell(*other) for arm in plan["others"][:4]}
+    scorer = {"right": 60.0, "trials": 100.0, "low": 0.5, "high": 0.7}
+    return cells | {shown.GROUND: {"scorers": {"judge-cost": scorer}}}
+
+
+def test_every_method_has_the_same_optimiser_steps(suite: Suite) -> None:
+    """A method of two stages has them in both together, PeCAN in its three fits."""
+    for name in suite.arms:
+        config = suite.config(name, 0)
+        steps = {stage: own["steps"] for stage, own in config.trainer.stages.items()}
+        rounds = steps["first_cost"] + (config.rounds - 1) * steps["cost"]
+        stages = {"dpo-helpful": 0, "dpo-harmless": 0, "safe-dpo": 0, "mocan": 0, "c-dpo": 0, "caid": 0, "pecan": 2}
+        extra = stages.get(config.algorithm, 1) * steps["first_reward"]
+        assert rounds + extra == STEPS, name
+
+
+def test_the_registered_arms_are_those_of_the_suite(suite: Suite) -> None:
+    plan = shown.registered()
+    assert {*plan["pd-dpo"], *plan["others"], "sacpo"} == {name for name in suite.arms if "." not in name}
+
+
+def test_the_lead_is_how_far_both_measures_may_fall_by_hand() -> None:
+    corners = np.array([[1.0, 0.0], [0.0, 1.0]])
+    own = np.array([[0.5, 0.5], [0.4, 0.4], [1.3, -1.0], [0.8, 0.6]])
+    # the third is beyond both in one measure; from the fourth to the line x + y = 1 along the diagonal it is 0.2
+    assert shown.lead(own, corners) == pytest.approx([0.0, -0.1, 0.3, 0.2], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "said"),
+    [((1.0, 1.0), (0.5, 0.5), "holds"), ((0.0, 0.0), (1.0, 1.0), "fails"), ((0.5, 0.5), (0.0, 0.0), "open")],
+)
+def test_the_verdict_is_the_registered_one(own: Any, other: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third: no other method moved anything, so that nothing can be seen."""
+    monkeypatch.setattr(shown, "registered", lambda: {**shown.registration("paper_small"), "resamples": 50})
+    assert shown.verdict(results(own, other))[0] == said
+
+
+def test_of_a_prompts_answers_the_two_that_differ_most_become_a_pair() -> None:
+    reward, cost = np.array([0.0, 3.0, 1.0, 0.5]), np.array([0.1, 2.0, 0.0, -1.0])
+    row = _pair("q", ["a", "b", "c", "d"], reward, cost, {"reward": reward, "cost": cost})
+    assert (row["response_0"], row["response_1"]) == ("b", "d")
+    assert (row["better_response_id"], row["safer_response_id"]) == (0, 1)
+    assert (row["is_response_0_safe"], row["is_response_1_safe"]) == (False, True)
+
+
+def test_every_kept_cell_says_when_where_and_by_which_version_and_keeps_no_text(suite: Suite) -> None:
+    found = known(RESULTS)
+    for arm, cells in found.items():
+        if arm != shown.GROUND:
+            assert arm in suite.arms
+            for one in cells.values():
+                assert all(one[name] for name in ("date", "machine", "version"))
+                assert one["steps"] == STEPS, arm
+                assert {type(value) for name in shown.AXES for value in one[name]} == {float}
