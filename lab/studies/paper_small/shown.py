@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import stats
 
 from lab.studies.study import FOLDER, registration
@@ -74,12 +75,13 @@ def verdict(results: Cells) -> tuple[str, tuple[float, float, float] | None]:
     values = np.stack([found[arm] for arm in (*own, *others)])
     generator = np.random.default_rng(0)
 
-    def of(picked: Array) -> float:
+    def of(picked: NDArray[np.integer[Any]]) -> float:
         means = values[..., picked].mean(axis=-1)
         return float(lead(means[: len(own)], np.vstack([means[len(own) :], np.zeros(2)])).mean())
 
     count = values.shape[-1]
-    again = [of(generator.integers(count, size=count)) for _ in range(plan["resamples"])]
+    drawn = generator.integers(count, size=(plan["resamples"], count))
+    again = [of(picked) for picked in drawn]
     low, high = np.quantile(again, [0.025, 0.975])
     measured = of(np.arange(count)), float(low), float(high)
     if not _moved(found):
