@@ -26,8 +26,8 @@ OWN = "o-pd-dpo-0"
 """The cell whose draws teach."""
 NATS = 5.0
 """Price of one standard deviation of a measure within a prompt."""
-FRESH = slice(1300, 1348)
-"""Places in `harmful.jsonl` that neither rounds nor certificates reach."""
+FRESH, ASKED = 1300, 48
+"""From there on neither rounds nor certificates reach the prompts of `harmful.jsonl`; so many are asked."""
 
 
 @dataclass(frozen=True)
@@ -35,26 +35,32 @@ class Fit:
     lengths: bool
     """Whether words have a price too."""
     passes: float
+    seed: int = 0
 
 
-FITS = {"score": Fit(lengths=False, passes=1.0), "score-and-words": Fit(lengths=True, passes=1.5)}
+FITS = {
+    "score": Fit(lengths=False, passes=1.0),
+    "score-1": Fit(lengths=False, passes=1.0, seed=1),
+    "score-and-words": Fit(lengths=True, passes=1.5),
+}
 
 
 def fitted(work: Path, name: str) -> dict[str, Any]:
     """Curve, answers before and after, and what they measure."""
-    settings, trial = FITS[name], Trial(rate=5e-4, price=1.0, longest=96, draws=4)
+    settings = FITS[name]
+    trial = Trial(rate=5e-4, price=1.0, longest=96, draws=4, seed=settings.seed)
     with read_journal(work / "runs" / OWN / "journal.sqlite") as journal:
         drawn = [answers for answers in by_prompt(calibration_answers(journal)).values() if len(answers) == trial.draws]
     model = Model(trial, work / "model")
     rows = _priced(work, model, drawn, settings)
-    lines = (work / "inputs" / "harmful.jsonl").read_text().splitlines()[FRESH]
-    fresh = [json.loads(line)["prompt"] for line in lines]
-    before = _said(model, fresh, 99)
-    generator, count = np.random.default_rng(0), round(settings.passes * len(rows))
+    lines = (work / "inputs" / "harmful.jsonl").read_text().splitlines()[FRESH + ASKED * settings.seed :]
+    fresh = [json.loads(line)["prompt"] for line in lines[:ASKED]]
+    before = _said(model, fresh, 99 - 2 * settings.seed)
+    generator, count = np.random.default_rng(settings.seed), round(settings.passes * len(rows))
     order = np.concatenate([generator.permutation(len(rows)) for _ in range(int(np.ceil(settings.passes)))])[:count]
     optimizer = torch.optim.AdamW(model.trained, lr=trial.rate, betas=(0.9, 0.99), weight_decay=0.0)
     curve = own_draws.fit(model, optimizer, [rows[index] for index in order])
-    return {"curve": curve, "answers": [before, _said(model, fresh, 98)]}
+    return {"curve": curve, "answers": [before, _said(model, fresh, 98 - 2 * settings.seed)]}
 
 
 def _priced(work: Path, model: Model, drawn: list[list[Response]], settings: Fit) -> list[Drawn]:

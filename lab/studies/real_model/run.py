@@ -42,7 +42,7 @@ POLICY = "policy"
 
 def cells() -> dict[str, tuple[int, list[str]]]:
     """By name the seed and what the run has in place of O-PD-DPO under the limits."""
-    found = {f"o-pd-dpo-{seed}": (seed, []) for seed in REGISTERED["seeds"]}
+    found: dict[str, tuple[int, list[str]]] = {f"o-pd-dpo-{seed}": (seed, []) for seed in REGISTERED["seeds"]}
     found |= {"pd-dpo-0": (0, ["algorithm=pd-dpo"])}
     for factor in REGISTERED["penalties"]:
         first = {name: factor * one["dual"]["first"] for name, one in REGISTERED["limits"].items()}
