@@ -27,7 +27,7 @@ OWN = "o-pd-dpo-0"
 NATS = 5.0
 """Price of one standard deviation of a measure within a prompt."""
 FRESH, ASKED = 1300, 48
-"""From there on neither rounds nor certificates reach the prompts of `harmful.jsonl`; so many are asked."""
+"""From there on neither rounds nor certificates reach the prompts of `harmful.jsonl`; ASKED of them are asked."""
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ REGISTERED: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "registered
 SETS = ("harmful", "harmless")
 WORDS = 18
 ASKED, CERTIFIED = 352, 849
-"""Prompts of each set that rounds may ask, and at most so many that certificates draw."""
+"""Prompts of each set that rounds may ask, and at most CERTIFIED that certificates draw."""
 POLICY = "policy"
 
 
