@@ -75,8 +75,8 @@ class Drawn:
 class Model:
     """SmolLM2 with adapters, and a copy with merged weights that draws."""
 
-    def __init__(self, trial: Trial) -> None:
-        folder, self.trial = fetch("smollm2"), trial
+    def __init__(self, trial: Trial, folder: Path | None = None) -> None:
+        folder, self.trial = folder or fetch("smollm2"), trial
         torch.manual_seed(trial.seed)
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.end = self.tokenizer.convert_tokens_to_ids("<|im_end|>")
@@ -103,8 +103,11 @@ class Model:
         turns = [{"role": "user", "content": asked + SUFFIX}]
         return tuple(self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False))
 
+    def text(self, answer: Tokens) -> str:
+        return str(self.tokenizer.decode(answer, skip_special_tokens=True))
+
     def words(self, answer: Tokens) -> int:
-        return words(self.tokenizer.decode(answer, skip_special_tokens=True))
+        return words(self.text(answer))
 
     @torch.no_grad()
     def draw(self, prompts: Sequence[Tokens], n: int, seed: int) -> list[list[Tokens]]:

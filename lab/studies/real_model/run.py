@@ -2,7 +2,8 @@
 
     python -m lab.studies.real_model.run --data FOLDER                     # every cell
     python -m lab.studies.real_model.run --data FOLDER --cells o-pd-dpo-0  # one of them
-    python -m lab.studies.real_model.run --dry-run                         # what each cell would run
+    python -m lab.studies.real_model.run --data FOLDER --cells score       # one of the fits of `harm.py`
+    python -m lab.studies.real_model.run --dry-run                         # what each run would be
 
 A cell is a run, then the reference's and the policy's answers to held-out prompts, scored by the run's scorers and by
 judges that no run saw (`scorers.py`). Runs and answers are commands of `pddpo`, which continue where they were killed;
@@ -25,6 +26,7 @@ from typing import Any
 import yaml
 
 from lab.studies.real_model import scorers
+from lab.studies.real_model.harm import FITS, compared, fitted
 from lab.studies.real_model.measures import measured, table
 from lab.studies.real_model.own_draws import asked_once
 from lab.studies.real_model.scorers import SUFFIX
@@ -34,7 +36,7 @@ REGISTERED: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "registered
 SETS = ("harmful", "harmless")
 WORDS = 18
 ASKED, CERTIFIED = 352, 849
-"""Prompts of each set that rounds may ask, and at most so many that certificates draw."""
+"""Prompts of each set that rounds may ask, and at most CERTIFIED that certificates draw."""
 POLICY = "policy"
 
 
@@ -44,7 +46,7 @@ def cells() -> dict[str, tuple[int, list[str]]]:
     found |= {"pd-dpo-0": (0, ["algorithm=pd-dpo"])}
     for factor in REGISTERED["penalties"]:
         first = {name: factor * one["dual"]["first"] for name, one in REGISTERED["limits"].items()}
-        fixed = [f"limits.{name}.dual.first={value:g}" for name, value in first.items()]
+        fixed = [f"limits.{name}.dual={{rho: {2 * value:g}, first: {value:g}}}" for name, value in first.items()]
         found[f"penalty-{factor:g}-0"] = (0, ["dual.rule={kind: fixed}", *fixed, "certificate.certify=never"])
     none = [f"limits.{name}.dual.first=0" for name in REGISTERED["limits"]]
     return found | {"helpful-0": (0, ["dual.rule={kind: fixed}", *none, "certificate.certify=never"])}
@@ -130,14 +132,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("PDDPO_SHARED", "../shared")) / "data")
     parser.add_argument("--work", type=Path, default=Path("runs/real-model"))
-    parser.add_argument("--cells", default=",".join(cells()))
-    parser.add_argument("--only", choices=("train",), help="runs without their held-out answers")
+    parser.add_argument("--cells", default=",".join([*cells(), *FITS]))
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("overrides", nargs="*", help="further settings of the runs")
     options = parser.parse_args(arguments)
     data, work, names = options.data.absolute(), options.work.absolute(), options.cells.split(",")
     if options.dry_run:
-        for step in (step for name in names for step in steps(work, name, options.overrides)):
+        for step in (step for name in names if name in cells() for step in steps(work, name, options.overrides)):
             print(f"{step.of}: pddpo {shlex.join(step.words)}")
         return
     model, heads = work / "model", work / "scorers"
@@ -147,15 +148,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ |= {scorers.MODEL: str(model), scorers.HEADS: str(heads / "run.npz")}
     results = work / "results.json"
     for name in names:
-        for step in steps(work, name, options.overrides):
-            if options.only in (None, step.of):
-                do(step)
-        if options.only:
-            continue
+        for step in steps(work, name, options.overrides) if name in cells() else ():
+            do(step)
         scorers.make(data, str(model), heads, "judge")
-        known = json.loads(results.read_text()) if results.is_file() else {}
-        known.setdefault("cells", {})
-        if name not in known["cells"]:
+        known = json.loads(results.read_text()) if results.is_file() else {"cells": {}, "fits": {}}
+        if name in FITS and name not in known["fits"]:
+            fit = fitted(work, name)
+            known["fits"][name] = {**fit, "measures": compared(work, fit["answers"])}
+        elif name in cells() and name not in known["cells"]:
             known["cells"][name] = measured(work, name)
         known["scorers"] = {which: json.loads((heads / f"{which}.json").read_text()) for which in ("run", "judge")}
         results.write_text(json.dumps(known, indent=1, ensure_ascii=False) + "\n")

@@ -25,7 +25,7 @@ LAYERS, LONGEST, BATCH = 16, 128, 32
 DECAY = 1000.0
 """Of the head's squared norm, over standardised features."""
 HELD = 5
-"""One prompt in so many says how often the head is right."""
+"""One prompt in five says how often the head is right."""
 MODEL, HEADS = "PDDPO_REAL_MODEL", "PDDPO_REAL_HEADS"
 """Where `unsafe` and `helpful` find the base and the heads."""
 Text = tuple[str, str]
@@ -163,7 +163,7 @@ def of_harm(file: Path) -> list[Pair]:
 
 
 def of_turns(file: Path, higher: str, lower: str, most: int) -> list[Pair]:
-    """Pairs of one turn, of at most so many words of the prompt."""
+    """Pairs of one turn, whose prompt has at most `most` words."""
     return [
         (row["messages"][0]["content"], row[higher], row[lower])
         for row in rows_of(file)
