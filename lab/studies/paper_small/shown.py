@@ -14,7 +14,7 @@ from lab.studies.study import FOLDER, registration
 from pddpo_lab.compare.suite import load_suite
 from pddpo_ray.records import Array
 
-FIGURE = Path(__file__).parents[3] / "docs" / "images" / "paper-small.svg"
+FIGURE = Path(__file__).parents[3] / "docs" / "paper-small.svg"
 AXES = ("harmlessness", "helpfulness")
 GROUND = "ground"
 FIXED, OPEN = ("pd-dpo-half", "pd-dpo-1", "pd-dpo-2", "pd-dpo-4"), "open"
@@ -159,5 +159,4 @@ def draw(shown: Mapping[str, str], found: Mapping[str, Array]) -> None:
     unit = "over the reference, standard deviations"
     axes.set(xlabel=f"−cost {unit}", ylabel=f"reward {unit}")
     axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-    FIGURE.parent.mkdir(exist_ok=True)
     figure.savefig(FIGURE, metadata={"Date": None})
