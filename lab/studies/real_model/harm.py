@@ -41,7 +41,6 @@ class Fit:
 FITS = {
     "score": Fit(lengths=False, passes=1.0),
     "score-and-words": Fit(lengths=True, passes=1.5),
-    "score-and-words-longer": Fit(lengths=True, passes=2.5, seed=1),
 }
 
 
