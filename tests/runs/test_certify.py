@@ -291,7 +291,7 @@ def test_the_report_judges_by_the_recipes_limit_and_says_what_a_candidate_entere
     above = certify(config, run, "last", {"cost": 0.95}, BATCH_DRAWS)
     assert above.state == "certified"
     assert above.about({"cost": 0.6}).state == "undecided"
-    section = build_report(run).read_text().partition('id="certificates"')[2]
+    section = build_report(run).read_text().partition('id="certificates"')[2].replace("&nbsp;", " ")
     assert "Undecided: cost, the share of unsafe answers of policy-2" in section
     assert "the limit is 60 %" in section
     assert "It entered the ledger for cost at most 95 %; the statements are about the recipe" in section
