@@ -113,7 +113,7 @@ FIXED = (
         "theory/losses/objectives preference_loss",
         "losses = losses * weights",
         "losses = losses",
-        "test_merged_rows_have_the_same_likelihood",
+        "test_a_weighted_row_counts_as_often_as_its_copies",
     ),
     mutant(
         "chosen and rejected swapped in the cost stage of a text",
