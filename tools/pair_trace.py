@@ -6,7 +6,7 @@ its sampling to the step of the multiplier.
 It traces the first fit of a run on texts, and the first round of runs on a table, in this process. A file counts if one
 of its functions is given, or returns, the pair or the answer: texts, tokens, or numbers that were computed from them.
 Files that are entered on the way with settings, names or weights alone only configure; they are listed apart. What the
-journal and the artifact store write and read lies beside the way, and so does what the world computes to be a source.
+journal and the artifact store write and read does not count, nor what the world computes to be a source.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from __future__ import annotations
 import dataclasses
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -80,15 +81,17 @@ class Trace:
     def begin(self, event: object) -> None:
         """A listener of the run: the first round begins with the method's first fit."""
         if isinstance(event, PhaseChanged) and event.event.what == "round-started":
-            # The method's own frame was entered before; it hands the pairs to its trainer.
-            self.held[self._first] = self.entered[self._first] = None
-            sys.setprofile(self._see)
+            self._start()
 
     def after_the_draw(self, event: object) -> None:
         """The same: the round's answers are there, and the part that drew them hands them on."""
         if isinstance(event, PhaseChanged) and (event.event.what, event.event.phase) == ("phase-finished", DRAWN):
-            self.held[self._first] = self.entered[self._first] = None
-            sys.setprofile(self._see)
+            self._start()
+
+    def _start(self) -> None:
+        # The first file's own frame was entered before; it hands on what is followed.
+        self.held[self._first] = self.entered[self._first] = None
+        sys.setprofile(self._see)
 
     def _see(self, frame: FrameType, what: str, value: Any) -> None:
         file = frame.f_code.co_filename
@@ -154,11 +157,12 @@ def way_of_an_answer(recipe: str, folder: Path) -> Trace:
 
 
 def main() -> None:
-    for said in ("a pair to its loss", *(f"an answer to the multiplier, {recipe}" for recipe in TABLES)):
+    ways: dict[str, Callable[[Path], Trace]] = {"a pair to its loss": way}
+    ways |= {f"an answer to the multiplier, {recipe}": partial(way_of_an_answer, recipe) for recipe in TABLES}
+    for title, traced in ways.items():
         with tempfile.TemporaryDirectory() as folder:
-            run = Path(folder) / "run"
-            trace = way(run) if "pair" in said else way_of_an_answer(said.split(", ")[1], run)
-        print(f"{said}: {len(trace.held)} files", *trace.held, sep="\n    ")
+            trace = traced(Path(folder) / "run")
+        print(f"{title}: {len(trace.held)} files", *trace.held, sep="\n    ")
         print("entered with settings, names or weights alone:")
         print(*(f"    {name}" for name in trace.entered if name not in trace.held), sep="\n")
 

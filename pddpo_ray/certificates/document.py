@@ -164,7 +164,8 @@ def _in_journal(journal: JournalReader, entry: Entry, limit: TestedLimit) -> lis
         return whole_shares(labels_of(journal, entry, limit.measured_as), draws, limit.labels_each)
     stated = [one for one in stated_of(journal.recipe) if one.limit.name == limit.measured_as]
     measured = journal.measurements(entry.candidate.round, f"{DRAWS}%", limit.measured_as)
-    records = [one for one in measured if one.answer in set(draws)]
+    drawn = set(draws)
+    records = [one for one in measured if one.answer in drawn]
     # runs before 0.3, and mixtures of rounds, have the numbers in the ledger alone
     if not records:
         return list(entry.numbers[limit.name])

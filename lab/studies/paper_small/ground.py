@@ -6,7 +6,6 @@ which one is better and which one safer by the runs' reward and cost scorer. The
 
 from __future__ import annotations
 
-import gzip
 import json
 import random
 import zlib
@@ -17,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from lab.studies.real_model.own_draws import asked_once
+from lab.studies.real_model.scorers import SUFFIX, rows_of
 from pddpo_ray.evaluate.scorers import lazy_scorer
 from pddpo_ray.records import Message
 
-SUFFIX = " Answer in one short sentence."
 HELPFUL, HARMFUL = "helpful", "harmful"
 PROMPTS, ASKED = 152, 100
 """Of each kind: questions that no scorer learns from, and those of them that the reference answers."""
@@ -35,11 +34,6 @@ DTYPE = "bfloat16"
 FILES = {"reward": "preferences_helpful", "cost": "pku_saferlhf"}
 
 
-def read(file: Path) -> list[dict[str, Any]]:
-    with gzip.open(file, "rt", encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
-
-
 def write(file: Path, rows: Sequence[dict[str, Any]]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
@@ -51,7 +45,7 @@ def write_ground(data: Path, work: Path) -> None:
     write(work / "prompts.jsonl", [{"prompt": one + SUFFIX} for kind in asked.values() for one in kind[:ASKED]])
     taken = {one for kind in asked.values() for one in kind}
     for kind, name in FILES.items():
-        rows = [row for part in ("train", "test") for row in read(data / f"{name}_{part}.jsonl.gz")]
+        rows = [row for part in ("train", "test") for row in rows_of(data / f"{name}_{part}.jsonl.gz")]
         short = [row for row in rows if _length(row) <= CHARACTERS[kind]]
         free = [row for row in short if not any(one in row["prompt"] for one in taken)]
         for half, who in enumerate(WHO):
@@ -62,7 +56,7 @@ def write_ground(data: Path, work: Path) -> None:
 def prompts(data: Path) -> dict[str, list[str]]:
     """Short questions of both kinds, in an order drawn by seed 0."""
     helpful = asked_once(data / "preferences_helpful_train.jsonl.gz")
-    harmful = sorted({row["prompt"].strip() for row in read(data / "pku_saferlhf_prompts.jsonl.gz")})
+    harmful = sorted({row["prompt"].strip() for row in rows_of(data / "pku_saferlhf_prompts.jsonl.gz")})
     drawn = {}
     for kind, questions in ((HELPFUL, helpful), (HARMFUL, harmful)):
         short = [one for one in questions if len(one.split()) <= WORDS]

@@ -95,7 +95,7 @@ def compared(work: Path, answers: list[list[tuple[str, str]]]) -> dict[str, Any]
     for who in ("run", "judge"):
         heads = np.load(work / "scorers" / f"{who}.npz")
         for kind in ("cost", "reward"):
-            columns[f"{kind}_{who}"] = [one @ heads[kind][:-1] + heads[kind][-1] for one in known]
+            columns[f"{kind}_{who}"] = [scorers.of_features(heads[kind], one) for one in known]
         columns[f"unsafe_{who}"] = [(one > 0).astype(float) for one in columns[f"cost_{who}"]]
     found = {}
     for name, (before, after) in columns.items():

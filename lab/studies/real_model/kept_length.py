@@ -28,10 +28,10 @@ from typing import Any
 import yaml
 
 from lab.studies.real_model.own_draws import asked_once
+from lab.studies.real_model.scorers import SUFFIX
 from lab.studies.real_model.step import REFERENCE, Step, answers_of, do
 from pddpo_ray.journal import read_journal
 
-SUFFIX = " Answer in one short sentence."
 POLICY = "policy"
 SHOWN = 10
 """Answers before and after: the first of the fresh prompts, in the order that the seed drew."""

@@ -67,7 +67,7 @@ def _of_set(model: str, heads: Mapping[str, Any], rows: Sequence[tuple[str, Mapp
         }
         known = scorers.features(model, texts)
         for judge, head in heads.items():
-            cost, reward = (known @ head[kind][:-1] + head[kind][-1] for kind in ("cost", "reward"))
+            cost, reward = (scorers.of_features(head[kind], known) for kind in ("cost", "reward"))
             column |= {f"unsafe_{judge}": (cost > 0).astype(float), f"cost_{judge}": cost, f"reward_{judge}": reward}
         columns["reference" if who == REFERENCE else "policy"] = column
     before, after = columns["reference"], columns["policy"]

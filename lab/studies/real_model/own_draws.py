@@ -23,13 +23,13 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from lab.studies.real_model.scorers import SUFFIX
 from pddpo_ray.limits.rules import words
 from pddpo_ray.theory.losses.value_stage import centred_losses
 from pddpo_ray.training.models.lora import add_adapters
 from pddpo_ray.training.models.pretrained import fetch
 from pddpo_ray.training.passes.log_probs import ResponseScorer
 
-SUFFIX = " Answer in one short sentence."
 HELD = 48
 Tokens = tuple[int, ...]
 

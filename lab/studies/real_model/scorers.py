@@ -142,7 +142,13 @@ def _score(kind: str, prompt: Any, response: str) -> float:
 
 
 def scored(folder: str, head: np.ndarray, texts: Sequence[Text]) -> np.ndarray:
-    return features(folder, texts) @ head[:-1] + head[-1]
+    return of_features(head, features(folder, texts))
+
+
+def of_features(head: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """[h + 1], [n, h] -> [n]"""
+    scores: np.ndarray = known @ head[:-1] + head[-1]
+    return scores
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
