@@ -68,7 +68,7 @@ def prompts_of(config: Config) -> int:
     """Number of different prompts, of files at most; 0 for a table."""
     data, world = config.data, config.world
     if data is not None:
-        return data.prompt_count if data.prompts else min(data.prompt_count, config.offline.pairs)
+        return data.prompt_count if data.prompts or config.prompts else min(data.prompt_count, config.offline.pairs)
     return len(grammar_of(world).prompt_ids) if isinstance(world, TextWorldConfig) else 0
 
 

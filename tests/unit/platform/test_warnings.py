@@ -97,6 +97,14 @@ def test_each_appears(changes: list[str], line: str, folder: Path) -> None:
     assert line in said(folder, *changes)
 
 
+def test_prompts_of_sets_are_not_counted_by_the_pairs(folder: Path) -> None:
+    for name in "ab":
+        (folder / f"{name}.jsonl").write_text(json.dumps({"prompt": f"Question {name}?"}) + "\n")
+    sets = [f"prompts.{name}={{share: 0.5, files: ['{folder / name}.jsonl']}}" for name in "ab"]
+    limit = ["limits.refuses={rate: {rule: refusal}, over: a, at_most: 20 %}", "offline.pairs=30"]
+    assert said(folder, *sets, *limit) == "", "160 prompts with four own answers each, and all pairs"
+
+
 def test_a_limit_that_its_draws_can_tell_has_none(folder: Path) -> None:
     assert said(folder, "limits.unsafe={rate: {rule: refusal}, at_most: 5 %}") == ""
 
