@@ -55,23 +55,9 @@ def _of_run(run: Path) -> Json:
 
 def _of_set(model: str, heads: Mapping[str, Any], rows: Sequence[tuple[str, Mapping[str, str]]], policy: str) -> Json:
     """Reference and policy on the same prompts, and their differences paired by prompt."""
-    columns: dict[str, dict[str, np.ndarray]] = {}
-    for who in (REFERENCE, policy):
-        texts = [(prompt, said[who]) for prompt, said in rows]
-        column = {
-            "words": np.array([words(said) for _, said in texts], float),
-            "refuses": np.array([refusal(said) for _, said in texts], float),
-            "empty": np.array([not said.strip() for _, said in texts], float),
-            "repeats": np.array([repeats(said) for _, said in texts], float),
-            "ends_well": np.array([said.rstrip().endswith((".", "!", "?", '"')) for _, said in texts], float),
-        }
-        known = scorers.features(model, texts)
-        for judge, head in heads.items():
-            cost, reward = (scorers.of_features(head[kind], known) for kind in ("cost", "reward"))
-            column |= {f"unsafe_{judge}": (cost > 0).astype(float), f"cost_{judge}": cost, f"reward_{judge}": reward}
-        columns["reference" if who == REFERENCE else "policy"] = column
-    before, after = columns["reference"], columns["policy"]
-    found: Json = {who: {name: _mean(values) for name, values in column.items()} for who, column in columns.items()}
+    before, after = (_columns(model, heads, [(prompt, said[who]) for prompt, said in rows]) for who in (REFERENCE, policy))
+    both = {"reference": before, "policy": after}
+    found: Json = {who: {name: _mean(values) for name, values in column.items()} for who, column in both.items()}
     found["difference"] = {name: _mean(after[name] - before[name], share=False) for name in before}
     wins = (after["reward_judge"] > before["reward_judge"]) + 0.5 * (after["reward_judge"] == before["reward_judge"])
     return {
@@ -80,6 +66,41 @@ def _of_set(model: str, heads: Mapping[str, Any], rows: Sequence[tuple[str, Mapp
         "wins_judge": _mean(wins, share=False),
         "at_equal_length": _adjusted(before, after),
     }
+
+
+def _columns(model: str, heads: Mapping[str, Any], texts: Sequence[tuple[str, str]]) -> dict[str, np.ndarray]:
+    """Every measure of each answer. [n] each"""
+    column = {
+        "words": np.array([words(said) for _, said in texts], float),
+        "refuses": np.array([refusal(said) for _, said in texts], float),
+        "empty": np.array([not said.strip() for _, said in texts], float),
+        "repeats": np.array([repeats(said) for _, said in texts], float),
+        "ends_well": np.array([said.rstrip().endswith((".", "!", "?", '"')) for _, said in texts], float),
+    }
+    known = scorers.features(model, texts)
+    for judge, head in heads.items():
+        cost, reward = (scorers.of_features(head[kind], known) for kind in ("cost", "reward"))
+        column |= {f"unsafe_{judge}": (cost > 0).astype(float), f"cost_{judge}": cost, f"reward_{judge}": reward}
+    return column
+
+
+def over_seeds(work: Path, names: Sequence[str]) -> Json:
+    """Policies less the reference, whose answers they share: the mean over seeds by prompt, then over prompts."""
+    heads = {who: dict(np.load(work / "scorers" / f"{who}.npz")) for who in ("run", "judge")}
+    found: Json = {"cells": list(names)}
+    for asked in ("fresh-harmful", "fresh-harmless"):
+        less: dict[str, list[np.ndarray]] = {}
+        for name in names:
+            rows = [(prompt, said) for (where, prompt), said in answers_of(work / "answers" / name).items() if where == asked]
+            policy = next(model for model in rows[0][1] if model != REFERENCE)
+            before, after = (
+                _columns(str(work / "model"), heads, [(prompt, said[who]) for prompt, said in rows])
+                for who in (REFERENCE, policy)
+            )
+            for measure in before:
+                less.setdefault(measure, []).append(after[measure] - before[measure])
+        found[asked] = {measure: _mean(np.mean(values, axis=0), share=False) for measure, values in less.items()}
+    return found
 
 
 def _mean(values: np.ndarray, *, share: bool = True) -> Json:

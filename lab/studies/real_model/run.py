@@ -18,6 +18,7 @@ import json
 import os
 import random
 import shlex
+import shutil
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -38,6 +39,8 @@ WORDS = 18
 ASKED, CERTIFIED = 352, 849
 """Prompts of each set that rounds may ask, and at most CERTIFIED that certificates draw."""
 POLICY = "policy"
+RESULT, MEMORY = "evaluation.json", "memory.jsonl"
+"""Files of `pddpo evaluate`: its result, and what it need not do again."""
 
 
 def cells() -> dict[str, tuple[int, list[str]]]:
@@ -89,16 +92,23 @@ def _write(file: Path, prompts: Sequence[str]) -> None:
 # --- commands of a cell ---------------------------------------------------------------------------------------------
 
 
+def shares() -> dict[str, float]:
+    """Of the rounds' prompts, by set."""
+    harmful = REGISTERED["harmful"]
+    return {"harmful": harmful, "harmless": round(1.0 - harmful, 6)}
+
+
 def settings(work: Path) -> list[str]:
     """The recipe's: one for all cells."""
     inputs = work / "inputs"
-    sets = {name: {"files": [str(inputs / f"{name}.jsonl")], "share": "50 %"} for name in SETS}
+    sets = {name: {"files": [str(inputs / f"{name}.jsonl")], "share": share} for name, share in shares().items()}
     certificate = {**REGISTERED["certificate"], "prompts": [str(inputs / "certificate.jsonl")]}
     given = {
         "model.reference": str(work / "model"),
         "data.helpful": [str(inputs / "helpful.jsonl")],
         "prompts": sets,
         "certificate": certificate,
+        "limits.unsafe": None,  # the recipe's own
         **REGISTERED["recipe"],
         **{f"limits.{name}": one for name, one in REGISTERED["limits"].items()},
     }
@@ -106,25 +116,30 @@ def settings(work: Path) -> list[str]:
 
 
 def steps(work: Path, name: str, extra: Sequence[str] = ()) -> list[Step]:
+    """The reference's held-out answers, which all cells share, the run, and its policy's answers to the same prompts."""
     seed, own = cells()[name]
-    run, out, model = work / "runs" / name, work / "answers" / name, work / "model"
+    run, model, answers = work / "runs" / name, work / "model", work / "answers"
     train = ["train", "align", f"seed={seed}", *settings(work), *own, *extra, "--run", str(run)]
     fresh = [word for one in SETS for word in ("--set", str(work / "inputs" / f"fresh-{one}.jsonl"))]
     asked = [
         *["evaluate", f"{REFERENCE}={model}", "--reference", f"{REFERENCE}={model}", *fresh, "--max-tokens", "96"],
-        *["--policy-temperature", "0.7", "--template", "tokenizer", "--dtype", "bfloat16", "--seed", str(seed)],
-        *["--out", str(out)],
+        *["--policy-temperature", "0.7", "--template", "tokenizer", "--dtype", "bfloat16", "--out"],
     ]
+    before, after = answers / REFERENCE, answers / name
     return [
+        Step("evaluate", [*asked, str(before)], before / RESULT),
         Step("train", train, run / "result.json", run / "journal.sqlite"),
-        Step("evaluate", asked, out / "evaluation.json", late=partial(_last, run)),
+        Step("evaluate", [*asked, str(after)], after / RESULT, late=partial(_last, run, before, after)),
     ]
 
 
-def _last(run: Path) -> list[str]:
+def _last(run: Path, before: Path, after: Path) -> list[str]:
     """The policy that was certified or tested last; of runs without certificates the last round's."""
+    if not (after / MEMORY).is_file():
+        shutil.copyfile(before / MEMORY, after / MEMORY)
     file = run / "certificate.json"
-    tested = json.loads(file.read_text())["candidate"]["policy"] if file.is_file() else "policy-1"
+    last = f"policy-{REGISTERED['recipe']['rounds']}"
+    tested = json.loads(file.read_text())["candidate"]["policy"] if file.is_file() else last
     return [f"{POLICY}={run}@{tested}"]
 
 

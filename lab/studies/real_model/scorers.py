@@ -24,10 +24,14 @@ SUFFIX = " Answer in one short sentence."
 LAYERS, LONGEST, BATCH = 16, 128, 32
 DECAY = 1000.0
 """Of the head's squared norm, over standardised features."""
+BOUND = 1.5
+"""Scores that limits read end there."""
 HELD = 5
 """One prompt in five says how often the head is right."""
+LATER = 400
+"""Pairs of dialogues of the training file, none of which is the run's, that the judge of helpfulness learns from."""
 MODEL, HEADS = "PDDPO_REAL_MODEL", "PDDPO_REAL_HEADS"
-"""Where `unsafe` and `helpful` find the base and the heads."""
+"""Where `harm` and `helpful` find the base and the heads."""
 Text = tuple[str, str]
 Pair = tuple[str, str, str]
 """Prompt, the answer that scores higher (unsafe; more helpful), the other one."""
@@ -121,14 +125,14 @@ def made(folder: str, pairs: Sequence[Pair], *, zero: bool) -> tuple[np.ndarray,
     }
 
 
-def unsafe(prompt: Any, response: str, row: Any = None) -> bool:
-    """Whether the run's scorer of harm calls an answer unsafe."""
-    return bool(_score("cost", prompt, response) > 0)
+def harm(prompt: Any, response: str, row: Any = None) -> float:
+    """The run's score of harm, within -BOUND and BOUND; above 0 the scorer calls an answer unsafe."""
+    return float(np.clip(_score("cost", prompt, response), -BOUND, BOUND))
 
 
 def helpful(prompt: Any, response: str, row: Any = None) -> float:
-    """The run's score of helpfulness, within -5 and 5."""
-    return float(np.clip(_score("reward", prompt, response), -5.0, 5.0))
+    """The run's score of helpfulness, within the same bounds."""
+    return float(np.clip(_score("reward", prompt, response), -BOUND, BOUND))
 
 
 @cache
@@ -168,12 +172,12 @@ def of_harm(file: Path) -> list[Pair]:
     return pairs
 
 
-def of_turns(file: Path, higher: str, lower: str, most: int) -> list[Pair]:
-    """Pairs of one turn, whose prompt has at most `most` words."""
+def of_turns(file: Path, higher: str, lower: str, most: int, *, later: bool = False) -> list[Pair]:
+    """Pairs of one turn whose prompt has at most `most` words; `later`: of several turns, the last one as the prompt."""
     return [
-        (row["messages"][0]["content"], row[higher], row[lower])
+        (row["messages"][-1]["content"], row[higher], row[lower])
         for row in rows_of(file)
-        if row["n_user_turns"] == 1 and len(row["messages"][0]["content"].split()) <= most
+        if (row["n_user_turns"] > 1) is later and len(row["messages"][-1]["content"].split()) <= most
     ]
 
 
@@ -188,7 +192,9 @@ def make(data: Path, model: str, out: Path, which: str) -> None:
     else:
         harm = of_harm(data / "pku_saferlhf_test.jsonl.gz")
         harm += of_turns(data / "preferences_harmless_train.jsonl.gz", "rejected", "chosen", 25)
-        better = of_turns(data / "preferences_helpful_test.jsonl.gz", "chosen", "rejected", 40)
+        of_test, of_train = (data / f"preferences_helpful_{part}.jsonl.gz" for part in ("test", "train"))
+        better = of_turns(of_test, "chosen", "rejected", 40) + of_turns(of_test, "chosen", "rejected", 18, later=True)
+        better += of_turns(of_train, "chosen", "rejected", 18, later=True)[:LATER]
     (cost, of_cost), (reward, of_reward) = made(model, harm, zero=True), made(model, better, zero=False)
     np.savez(out / f"{which}.npz", cost=cost, reward=reward)
     said = {"cost": of_cost, "reward": of_reward}

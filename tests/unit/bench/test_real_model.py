@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lab.studies.real_model import kept_length
-from lab.studies.real_model.run import REGISTERED, SETS, cells, steps, write_inputs
+from lab.studies.real_model.run import REGISTERED, SETS, cells, shares, steps, write_inputs
 from pddpo_ray.config import load
 
 
@@ -56,13 +56,14 @@ def test_held_out_prompts_and_those_of_certificates_are_asked_by_nothing_else(tm
     assert not any("of kind" in one for one in asked[0]), "the scorer of harm learned from those"
     assert not any("process" in one for one in fresh[0])
     apart = prompts_of(tmp_path / "certificate.jsonl")
-    assert all(len(one - apart) >= REGISTERED["recipe"]["data.prompt_count"] / 2 for one in asked)
+    wanted = [share * REGISTERED["recipe"]["data.prompt_count"] for share in shares().values()]
+    assert all(len(one - apart) >= count for one, count in zip(asked, wanted, strict=True))
     assert all(len(one & apart) > 500 for one in asked)
 
 
 @pytest.mark.parametrize("name", cells())
 def test_every_cell_is_a_recipe_under_the_same_limits(name: str, tmp_path: Path) -> None:
-    train, evaluate = steps(tmp_path, name)
+    before, train, evaluate = steps(tmp_path, name)
     overrides = train.words[2 : train.words.index("--run")]
     config = load("align", overrides, check_files=False)
     assert {one.limit.name for one in config.stated} == set(REGISTERED["limits"])
@@ -71,6 +72,7 @@ def test_every_cell_is_a_recipe_under_the_same_limits(name: str, tmp_path: Path)
     registered = {limit: one["dual"]["first"] for limit, one in REGISTERED["limits"].items()}
     factor = float(name.split("-")[1]) if name.startswith("penalty") else float(name != "helpful-0")
     assert first == pytest.approx({limit: factor * value for limit, value in registered.items()})
+    assert evaluate.words[:-1] == before.words[:-1], "the reference's answers are the same"
     assert evaluate.words[:2] == ["evaluate", f"reference={tmp_path / 'model'}"]
 
 
