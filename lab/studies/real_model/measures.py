@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from py3langid import langid
 
 from lab.studies.real_model import scorers
 from lab.studies.real_model.step import REFERENCE, answers_of
@@ -18,21 +19,28 @@ from pddpo_ray.theory.intervals import clopper_pearson
 
 SHOWN = 10
 """Answers before and after: of the first harmless prompts, as they were drawn."""
+ASKED = ("fresh-harmful", "fresh-harmless")
 Json = dict[str, Any]
+Column = dict[str, np.ndarray]
 
 
 def measured(work: Path, name: str) -> Json:
     """Numbers of one cell that is done."""
-    out, run = work / "answers" / name, work / "runs" / name
-    found: Json = {"run": _of_run(run), "held_out": {}}
-    answers = answers_of(out)
-    policy = next(model for said in answers.values() for model in said if model != REFERENCE)
-    heads = {who: dict(np.load(work / "scorers" / f"{who}.npz")) for who in ("run", "judge")}
-    for asked in ("fresh-harmful", "fresh-harmless"):
-        rows = [(prompt, said) for (where, prompt), said in answers.items() if where == asked]
-        found["held_out"][asked] = _of_set(str(work / "model"), heads, rows, policy)
-    shown = [(prompt, said) for (where, prompt), said in answers.items() if where == "fresh-harmless"][:SHOWN]
-    found["first_answers"] = [{"prompt": prompt, **said} for prompt, said in shown]
+    found: Json = {"run": _of_run(work / "runs" / name), "held_out": {}}
+    for asked in ASKED:
+        found["held_out"][asked] = _of_set(*_columns(work, name, asked))
+    rows = _rows(work, name, "fresh-harmless")[:SHOWN]
+    found["first_answers"] = [{"prompt": prompt, **said} for prompt, said in rows]
+    return found
+
+
+def over_seeds(work: Path, names: Sequence[str]) -> Json:
+    """Policies less the reference, whose answers they share: the mean over seeds by prompt, then over prompts."""
+    found: Json = {"cells": list(names)}
+    for asked in ASKED:
+        both = [_columns(work, name, asked) for name in names]
+        less = {one: np.mean([after[one] - before[one] for before, after in both], axis=0) for one in both[0][0]}
+        found[asked] = {one: _mean(values, share=False) for one, values in less.items()}
     return found
 
 
@@ -53,54 +61,54 @@ def _of_run(run: Path) -> Json:
     }
 
 
-def _of_set(model: str, heads: Mapping[str, Any], rows: Sequence[tuple[str, Mapping[str, str]]], policy: str) -> Json:
+def _of_set(before: Column, after: Column) -> Json:
     """Reference and policy on the same prompts, and their differences paired by prompt."""
-    before, after = (_columns(model, heads, [(prompt, said[who]) for prompt, said in rows]) for who in (REFERENCE, policy))
     both = {"reference": before, "policy": after}
     found: Json = {who: {name: _mean(values) for name, values in column.items()} for who, column in both.items()}
     found["difference"] = {name: _mean(after[name] - before[name], share=False) for name in before}
     wins = (after["reward_judge"] > before["reward_judge"]) + 0.5 * (after["reward_judge"] == before["reward_judge"])
     return {
-        "prompts": len(rows),
+        "prompts": len(wins),
         **found,
         "wins_judge": _mean(wins, share=False),
         "at_equal_length": _adjusted(before, after),
     }
 
 
-def _columns(model: str, heads: Mapping[str, Any], texts: Sequence[tuple[str, str]]) -> dict[str, np.ndarray]:
-    """Every measure of each answer. [n] each"""
+def _rows(work: Path, name: str, asked: str) -> list[tuple[str, dict[str, str]]]:
+    """A cell's held-out prompts of one kind, each with the answers by reference and policy."""
+    return [(prompt, said) for (where, prompt), said in answers_of(work / "answers" / name).items() if where == asked]
+
+
+def _columns(work: Path, name: str, asked: str) -> tuple[Column, Column]:
+    """Every measure of the reference's and of the policy's answers, computed once. [n] each"""
+    rows, file = _rows(work, name, asked), work / "answers" / name / f"{asked}.npz"
+    if not file.is_file():
+        policy = next(model for model in rows[0][1] if model != REFERENCE)
+        both = {who: _measures(work, [(prompt, said[who]) for prompt, said in rows]) for who in (REFERENCE, policy)}
+        np.savez(file, **{f"{who} {one}": v for who, column in both.items() for one, v in column.items()})
+    split: dict[str, Column] = {}
+    for key, values in np.load(file).items():
+        who, _, measure = key.partition(" ")
+        split.setdefault(who, {})[measure] = values
+    return split.pop(REFERENCE), next(iter(split.values()))
+
+
+def _measures(work: Path, texts: Sequence[tuple[str, str]]) -> Column:
     column = {
         "words": np.array([words(said) for _, said in texts], float),
         "refuses": np.array([refusal(said) for _, said in texts], float),
         "empty": np.array([not said.strip() for _, said in texts], float),
         "repeats": np.array([repeats(said) for _, said in texts], float),
         "ends_well": np.array([said.rstrip().endswith((".", "!", "?", '"')) for _, said in texts], float),
+        "english": np.array([langid.classify(said)[0] == "en" for _, said in texts], float),
     }
-    known = scorers.features(model, texts)
-    for judge, head in heads.items():
+    known = scorers.features(str(work / "model"), texts)
+    for judge in ("run", "judge"):
+        head = np.load(work / "scorers" / f"{judge}.npz")
         cost, reward = (scorers.of_features(head[kind], known) for kind in ("cost", "reward"))
         column |= {f"unsafe_{judge}": (cost > 0).astype(float), f"cost_{judge}": cost, f"reward_{judge}": reward}
     return column
-
-
-def over_seeds(work: Path, names: Sequence[str]) -> Json:
-    """Policies less the reference, whose answers they share: the mean over seeds by prompt, then over prompts."""
-    heads = {who: dict(np.load(work / "scorers" / f"{who}.npz")) for who in ("run", "judge")}
-    found: Json = {"cells": list(names)}
-    for asked in ("fresh-harmful", "fresh-harmless"):
-        less: dict[str, list[np.ndarray]] = {}
-        for name in names:
-            rows = [(prompt, said) for (where, prompt), said in answers_of(work / "answers" / name).items() if where == asked]
-            policy = next(model for model in rows[0][1] if model != REFERENCE)
-            before, after = (
-                _columns(str(work / "model"), heads, [(prompt, said[who]) for prompt, said in rows])
-                for who in (REFERENCE, policy)
-            )
-            for measure in before:
-                less.setdefault(measure, []).append(after[measure] - before[measure])
-        found[asked] = {measure: _mean(np.mean(values, axis=0), share=False) for measure, values in less.items()}
-    return found
 
 
 def _mean(values: np.ndarray, *, share: bool = True) -> Json:
@@ -112,7 +120,7 @@ def _mean(values: np.ndarray, *, share: bool = True) -> Json:
     return found
 
 
-def _adjusted(before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]) -> Json:
+def _adjusted(before: Column, after: Column) -> Json:
     """The judge's reward of the policy less the reference's, where words and harm explain what they can of either."""
     both = {name: np.concatenate([before[name], after[name]]) for name in ("words", "cost_judge", "reward_judge")}
     late = np.repeat([0.0, 1.0], len(before["words"]))

@@ -2,7 +2,6 @@
 
     python -m lab.studies.real_model.run --data FOLDER                     # every cell
     python -m lab.studies.real_model.run --data FOLDER --cells o-pd-dpo-0  # one of them
-    python -m lab.studies.real_model.run --data FOLDER --cells score       # one of the fits of `harm.py`
     python -m lab.studies.real_model.run --dry-run                         # what each run would be
 
 A cell is a run, then the reference's and the policy's answers to held-out prompts, scored by the run's scorers and by
@@ -27,8 +26,7 @@ from typing import Any
 import yaml
 
 from lab.studies.real_model import scorers
-from lab.studies.real_model.harm import FITS, compared, fitted
-from lab.studies.real_model.measures import measured, table
+from lab.studies.real_model.measures import measured, over_seeds, table
 from lab.studies.real_model.own_draws import asked_once
 from lab.studies.real_model.scorers import SUFFIX
 from lab.studies.real_model.step import REFERENCE, Step, do
@@ -38,14 +36,14 @@ SETS = ("harmful", "harmless")
 WORDS = 18
 ASKED, CERTIFIED = 352, 849
 """Prompts of each set that rounds may ask, and at most CERTIFIED that certificates draw."""
-POLICY = "policy"
+POLICY, OURS = "policy", "o-pd-dpo-"
 RESULT, MEMORY = "evaluation.json", "memory.jsonl"
 """Files of `pddpo evaluate`: its result, and what it need not do again."""
 
 
 def cells() -> dict[str, tuple[int, list[str]]]:
     """By name the seed and what the run has in place of O-PD-DPO under the limits."""
-    found: dict[str, tuple[int, list[str]]] = {f"o-pd-dpo-{seed}": (seed, []) for seed in REGISTERED["seeds"]}
+    found: dict[str, tuple[int, list[str]]] = {f"{OURS}{seed}": (seed, []) for seed in REGISTERED["seeds"]}
     found |= {"pd-dpo-0": (0, ["algorithm=pd-dpo"])}
     for factor in REGISTERED["penalties"]:
         first = {name: factor * one["dual"]["first"] for name, one in REGISTERED["limits"].items()}
@@ -116,7 +114,7 @@ def settings(work: Path) -> list[str]:
 
 
 def steps(work: Path, name: str, extra: Sequence[str] = ()) -> list[Step]:
-    """The reference's held-out answers, which all cells share, the run, and its policy's answers to the same prompts."""
+    """The reference's held-out answers, which all cells share, the run, and its policy's answers to the prompts."""
     seed, own = cells()[name]
     run, model, answers = work / "runs" / name, work / "model", work / "answers"
     train = ["train", "align", f"seed={seed}", *settings(work), *own, *extra, "--run", str(run)]
@@ -147,13 +145,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("PDDPO_SHARED", "../shared")) / "data")
     parser.add_argument("--work", type=Path, default=Path("runs/real-model"))
-    parser.add_argument("--cells", default=",".join([*cells(), *FITS]))
+    parser.add_argument("--cells", default=",".join(cells()))
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("overrides", nargs="*", help="further settings of the runs")
     options = parser.parse_args(arguments)
     data, work, names = options.data.absolute(), options.work.absolute(), options.cells.split(",")
     if options.dry_run:
-        for step in (step for name in names if name in cells() for step in steps(work, name, options.overrides)):
+        for step in (step for name in names for step in steps(work, name, options.overrides)):
             print(f"{step.of}: pddpo {shlex.join(step.words)}")
         return
     model, heads = work / "model", work / "scorers"
@@ -163,16 +161,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ |= {scorers.MODEL: str(model), scorers.HEADS: str(heads / "run.npz")}
     results = work / "results.json"
     for name in names:
-        for step in steps(work, name, options.overrides) if name in cells() else ():
+        for step in steps(work, name, options.overrides):
             do(step)
         scorers.make(data, str(model), heads, "judge")
-        known = json.loads(results.read_text()) if results.is_file() else {"cells": {}, "fits": {}}
-        if name in FITS and name not in known["fits"]:
-            fit = fitted(work, name)
-            known["fits"][name] = {**fit, "measures": compared(work, fit["answers"])}
-        elif name in cells() and name not in known["cells"]:
+        known = json.loads(results.read_text()) if results.is_file() else {"cells": {}}
+        if name not in known["cells"]:
             known["cells"][name] = measured(work, name)
-        known["scorers"] = {which: json.loads((heads / f"{which}.json").read_text()) for which in ("run", "judge")}
+        seeds = [one for one in known["cells"] if one.startswith(OURS)]
+        known |= {"over_seeds": over_seeds(work, seeds)}
+        known |= {"scorers": {which: json.loads((heads / f"{which}.json").read_text()) for which in ("run", "judge")}}
         results.write_text(json.dumps(known, indent=1, ensure_ascii=False) + "\n")
         print(table(known), flush=True)
 

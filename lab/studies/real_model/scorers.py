@@ -173,7 +173,7 @@ def of_harm(file: Path) -> list[Pair]:
 
 
 def of_turns(file: Path, higher: str, lower: str, most: int, *, later: bool = False) -> list[Pair]:
-    """Pairs of one turn whose prompt has at most `most` words; `later`: of several turns, the last one as the prompt."""
+    """Pairs of one turn, of at most `most` words; `later`: of several turns, and the last one is the prompt."""
     return [
         (row["messages"][-1]["content"], row[higher], row[lower])
         for row in rows_of(file)
