@@ -22,6 +22,8 @@ FITS: tuple[Keys, ...] = (
 )  # fmt: skip
 """Sections with `steps` or `epochs`, one of which counts."""
 LENGTHS = {"steps", "epochs"}
+OF_MEASURE = ("versus", "bounds")
+"""What a limit says of its measure beside the kind and the source."""
 NAMED = {"limits": "limit", "prompts": "prompt set"}
 """Sections whose names are the user's own, and what one entry is. A layer takes one out by `name: null`."""
 logger = logging.getLogger(__name__)
@@ -138,10 +140,14 @@ def _over(below: Any, given: Any) -> Any:
 
 
 def _limit_over(below: Any, given: Any) -> Any:
-    """One limit laid on the one below it: what it says of its measure, its bound and its multiplier wins."""
+    """One limit laid on the one below it: what it says of its measure, its bound and its multiplier wins.
+
+    One of another kind has none of the older one's comparison and bounds, which were about its measure."""
     if not isinstance(below, dict) or not isinstance(given, dict):
         return given
     kept = dict(below)
+    if any(key in given and key not in below for key in KINDS):
+        kept = {key: value for key, value in kept.items() if key not in OF_MEASURE}
     for choices in (tuple(KINDS), ("at_most", "at_least")):
         if any(key in given for key in choices):
             kept = {key: value for key, value in kept.items() if key not in choices}

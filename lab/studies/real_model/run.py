@@ -124,9 +124,13 @@ def steps(work: Path, name: str, extra: Sequence[str] = ()) -> list[Step]:
         *["--policy-temperature", "0.7", "--template", "tokenizer", "--dtype", "bfloat16", "--out"],
     ]
     before, after = answers / REFERENCE, answers / name
+    bounds = [word for limit, bound in REGISTERED["instead"].items() for word in ("--limit", f"{limit}={bound}")]
+    # of a run that asked for a test itself the certificate is there, and this step is done
+    test = Step("certify", ["certify", str(run), *bounds], run / "certificate.json", ends=(0, 5, 6))
     return [
         Step("evaluate", [*asked, str(before)], before / RESULT),
         Step("train", train, run / "result.json", run / "journal.sqlite"),
+        *([test] if name.startswith(OURS) else []),
         Step("evaluate", [*asked, str(after)], after / RESULT, late=partial(_last, run, before, after)),
     ]
 

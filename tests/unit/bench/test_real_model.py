@@ -63,7 +63,8 @@ def test_held_out_prompts_and_those_of_certificates_are_asked_by_nothing_else(tm
 
 @pytest.mark.parametrize("name", cells())
 def test_every_cell_is_a_recipe_under_the_same_limits(name: str, tmp_path: Path) -> None:
-    before, train, evaluate = steps(tmp_path, name)
+    before, train, *test, evaluate = steps(tmp_path, name)
+    assert [step.words[0] for step in test] == ["certify"] * name.startswith("o-pd-dpo")
     overrides = train.words[2 : train.words.index("--run")]
     config = load("align", overrides, check_files=False)
     assert {one.limit.name for one in config.stated} == set(REGISTERED["limits"])

@@ -177,6 +177,14 @@ def test_what_a_recipe_needs_decides_no_number(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_limit_of_another_kind_is_not_compared_as_the_recipes_own_was(tmp_path: Path) -> None:
+    """A mean of the same name was read as one against the reference, which nobody had written."""
+    mine = "limits.helpful={mean: {rule: sentences}, at_least: 1, bounds: [0, 40]}"
+    limits = {one.limit.name: one.limit for one in load("align", [*given(tmp_path), mine]).stated}
+    assert limits["helpful"].quantity.versus is None
+    assert str(limits["helpful"]) == "at least 1 sentences"
+
+
 @pytest.mark.parametrize(("recipe", "prompt", "answer"), [("align", 256, 256), ("smollm2", 96, 96)])
 def test_a_model_of_135_million_parameters_fits_an_ordinary_machine(
     recipe: str, prompt: int, answer: int, tmp_path: Path
