@@ -81,17 +81,15 @@ def _rows(work: Path, name: str, asked: str) -> list[tuple[str, dict[str, str]]]
 
 
 def _columns(work: Path, name: str, asked: str) -> tuple[Column, Column]:
-    """Every measure of the reference's and of the policy's answers, computed once. [n] each"""
-    rows, file = _rows(work, name, asked), work / "answers" / name / f"{asked}.npz"
-    if not file.is_file():
-        policy = next(model for model in rows[0][1] if model != REFERENCE)
-        both = {who: _measures(work, [(prompt, said[who]) for prompt, said in rows]) for who in (REFERENCE, policy)}
-        np.savez(file, **{f"{who} {one}": v for who, column in both.items() for one, v in column.items()})
-    split: dict[str, Column] = {}
-    for key, values in np.load(file).items():
-        who, _, measure = key.partition(" ")
-        split.setdefault(who, {})[measure] = values
-    return split.pop(REFERENCE), next(iter(split.values()))
+    """Every measure of the reference's answers, which all cells share, and of the policy's; computed once. [n] each"""
+    rows, found = _rows(work, name, asked), []
+    policy = next(model for model in rows[0][1] if model != REFERENCE)
+    for folder, who in ((REFERENCE, REFERENCE), (name, policy)):
+        file = work / "answers" / folder / f"{asked}.npz"
+        if not file.is_file():
+            np.savez(file, **_measures(work, [(prompt, said[who]) for prompt, said in rows]))
+        found.append(dict(np.load(file)))
+    return found[0], found[1]
 
 
 def _measures(work: Path, texts: Sequence[tuple[str, str]]) -> Column:
