@@ -28,7 +28,7 @@ SOURCES = {
 }
 """Where a page's numbers come from, beside the studies that it names."""
 COMPUTED = {
-    "README.md": ("14.2", "23.3", "12.9"),  # below
+    "README.md": ("14.2", "23.3", "12.9", "62.0", "29.3"),  # below
     "real-model.md": ("12.9",),
     "certificate.md": ("0.25",),
     "exploration.md": ("0.30", "0.45", "1.3"),
@@ -117,3 +117,14 @@ def test_the_real_models_kept_length_is_the_mean_of_its_seeds() -> None:
         said = " ".join((ROOT / page).read_text(encoding="utf-8").split())
         assert f"{before} words before, {after} after" in said, page
         assert "three of three seeds" in said
+
+
+def test_the_real_models_harm_is_the_mean_of_its_seeds() -> None:
+    cells = json.loads((STUDIES / "real_model" / "results.json").read_text(encoding="utf-8"))["cells"].values()
+    harmful = [one["held_out"]["fresh-harmful"] for one in cells]
+    before, after = (
+        f"{100 * fmean(one[who]['unsafe_judge']['mean'] for one in harmful):.1f}" for who in ("reference", "policy")
+    )
+    for page in ("README.md", "docs/real-model.md"):
+        said = " ".join((ROOT / page).read_text(encoding="utf-8").replace("\n>", " ").split())
+        assert f"from {before} to {after} %" in said, page
