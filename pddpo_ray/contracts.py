@@ -44,18 +44,6 @@ Draw = tuple[tuple[int, ...], str, float]
 # --- what a method calls: its parts, as `loop` makes them -----------------------------------------------------------
 
 
-Merge = Callable[[PolicyVersion, PolicyVersion, float, int, str], PolicyVersion]
-"""(base, other, share, number, name) -> the stored mixture of their weights."""
-
-
-class Scorer(Protocol):
-    """Reward and cost of answers; only differences within a prompt have a meaning unless it says otherwise."""
-
-    def __call__(self, responses: Sequence[Response]) -> tuple[Array, Array]:
-        """-> rewards [n], costs [n]"""
-        ...
-
-
 class Trainer(Protocol):
     """Fits policies. What it returns is already in the artifact store."""
 
@@ -64,8 +52,6 @@ class Trainer(Protocol):
     def begin(self, objective: Objective, rows: Sequence[PairRow]) -> None:
         """Starts the next round's reward fit, where the backend can work while labels are waited for."""
         ...
-
-    def merge(self, base: PolicyVersion, other: PolicyVersion, share: float, merge: Merge) -> PolicyVersion: ...
 
     def reinforce(
         self,
@@ -222,37 +208,6 @@ class Explorer(Protocol):
     def update(self, pairs: Sequence[Pair]) -> None: ...
 
     def loss_bonus(self, stage: Stage, rows: Sequence[PairRow], labelled: Sequence[LabelledPair]) -> LossBonus: ...
-
-
-class Scoring(Protocol):
-    """Scores instead of labels: fitted on the pairs, or implied by two policies."""
-
-    @property
-    def threshold(self) -> float: ...
-
-    @property
-    def upper(self) -> float: ...
-
-    def models(self, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool]) -> Scorer: ...
-
-    def trained(
-        self, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool]
-    ) -> tuple[Scorer, Critics | None]: ...
-
-    def policies(self, reference: PolicyVersion, helpful: PolicyVersion, harmless: PolicyVersion) -> Scorer: ...
-
-    def anchored(self, scorer: Scorer, answers: Sequence[Response], reference_cost: float) -> Scorer: ...
-
-    def reference_answers(self, reference: PolicyVersion) -> list[Response]: ...
-
-    def explicit_multiplier(self, scorer: Scorer, answers: Sequence[Response]) -> float: ...
-
-    @property
-    def held(self) -> bool: ...
-
-    def pseudo_labels(self, pairs: Sequence[Pair], scorer: Scorer, multiplier: float) -> list[PairRow]: ...
-
-    def cost_of(self, scorer: Scorer, answers: Sequence[Response]) -> CostEstimate: ...
 
 
 # --- what stands behind them: one backend in this process, one on Ray ---------------------------------------------

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -42,7 +43,6 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
     "methods": _in(
         "pddpo_ray.config.sections.method",
         "o-pd-dpo", "o-pd-dpo-paper", "pd-dpo", "pd-dpo-fixed", "pd-dpo-adalag", "dpo-harmless", "dpo-helpful",
-        "safe-dpo", "sacpo", "p-sacpo", "mocan", "pecan", "c-dpo", "caid", "safe-rlhf", "c-grpo",
     ),
     "worlds": _in("pddpo_ray.config.sections.world", "text", "tabular"),
     "bonuses": _in(
@@ -76,9 +76,13 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
 version."""
 
 
-LAB = ("verify", "compare", "score", "simulate-annotators", "world")
-"""Commands of the laboratory, which a checkout has in lab/ and this package does not bring."""
-NO_LAB = f"{', '.join(LAB)}: commands of pddpo-lab, which is not installed; `make setup` in a checkout installs it"
+LAB: Mapping[str, tuple[str, ...]] = {
+    "commands": ("verify", "compare", "score", "simulate-annotators", "world"),
+    "methods": ("safe-dpo", "sacpo", "p-sacpo", "mocan", "pecan", "c-dpo", "caid", "safe-rlhf", "c-grpo"),
+}
+"""What the laboratory brings, which a checkout has in lab/ and this package does not hold; for messages without it."""
+OF_LAB = "of pddpo-lab, which is not installed; `make setup` in a checkout installs it"
+NO_LAB = f"{', '.join(LAB['commands'])}: commands {OF_LAB}"
 
 
 class UnknownName(ValueError):
@@ -117,6 +121,8 @@ def entry_of(kind: str, name: str) -> EntryPoint:
     own = [] if shipped is None else [EntryPoint(name, shipped, f"pddpo_ray.{kind}")]
     brought = [entry for entry in _brought(kind) if entry.name == name]
     if not own and not brought:
+        if name in LAB.get(kind, ()):
+            raise UnknownName(f"{name} is a {KINDS[kind]} {OF_LAB}")
         every = names(kind)
         near = nearest(name, every, f"; {KINDS[kind]}s are {', '.join(every)}")
         raise UnknownName(f"there is no {KINDS[kind]} `{name}`{near}")
@@ -136,16 +142,21 @@ def load(kind: str, name: str, wanted: type[Kept]) -> Kept:
     return record
 
 
-def code_of(kind: str, name: str) -> Any:
-    """What the record of a name calls its code. Raises as `load` does."""
-    code = load(kind, name, Extension).code
+def code_of(kind: str, name: str, part: str = "code") -> Any:
+    """What the record of a name calls its code, or names as another part; None where it has no such part.
+
+    Raises as `load` does.
+    """
+    code: str | None = getattr(load(kind, name, Extension), part)
+    if code is None:
+        return None
     return _loaded(kind, entry_of(kind, name), EntryPoint(name, code, f"pddpo_ray.{kind}"))
 
 
 def command(name: str) -> Any:
     """A function or a Typer that an installed package brings as a command. Raises UserError where none does."""
     if name not in names("commands"):
-        raise UserError(NO_LAB if name in LAB else f"there is no command `{name}`")
+        raise UserError(NO_LAB if name in LAB["commands"] else f"there is no command `{name}`")
     return load("commands", name, object)
 
 
@@ -169,6 +180,11 @@ def resolved(kind: str, name: str, given: Mapping[str, Any], where: str) -> dict
     """The same as plain values, defaults among them."""
     settings = checked(kind, name, given, where)
     return {} if settings is None else settings.model_dump(mode="json")
+
+
+def recipe_folders() -> list[Path]:
+    """Folders of recipes that installed packages bring: an entry point of `pddpo_ray.recipes` names a package."""
+    return [Path(folder) for entry in _brought("recipes") for folder in entry.load().__path__]
 
 
 def package_of(kind: str, name: str) -> str | None:

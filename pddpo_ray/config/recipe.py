@@ -170,7 +170,7 @@ class Config(Sections):
             raise ValueError(f"algorithm {self.algorithm} needs dual.rule.kind=fixed")
         if self.algorithm == "pd-dpo-adalag" and not all(isinstance(rule, LogRule) for rule in rules):
             raise ValueError("algorithm pd-dpo-adalag needs dual.rule.kind=log")
-        if (self.traits.policy_gradient or self.algorithm == "c-dpo") and fixed:
+        if self.traits.scored and self.traits.multiplier == "moves" and fixed:
             raise ValueError(
                 f"algorithm {self.algorithm} needs a dual.rule that moves the multiplier, e.g. dual.rule.kind=anytime"
             )
@@ -294,8 +294,6 @@ class Config(Sections):
 
     def _labels_suffice(self) -> None:
         """What limits need that are estimated from labels of single answers."""
-        # these methods average scores of a cost model, which nothing clips
-        by_scores = self.traits.policy_gradient or self.algorithm in ("c-dpo", "caid")
         if self.prompts:
             raise ValueError("prompts: no limit names these sets; state one `over` a set, or leave `prompts:` out")
         for one in self.stated:
@@ -309,7 +307,7 @@ class Config(Sections):
                 raise ValueError(f"{one.where}.at_most: a rate that comparisons teach lies between 0 and 100 %")
             if kind != "mean" and one.asking.labels_each is None:
                 raise ValueError(f"{one.where}: say how many labels an answer has, e.g. labels_each: 32")
-            if kind == "logit" and not by_scores and bound <= -self.dual.cost_max:
+            if kind == "logit" and not self.traits.scored and bound <= -self.dual.cost_max:
                 raise ValueError(
                     f"no policy keeps the limit of {one.limit.name}, {bound:g}: costs lie in [-{self.dual.cost_max:g},"
                     f" {self.dual.cost_max:g}] (dual.cost_max); raise limits.{one.limit.name}.at_most"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 from pddpo_ray.algorithms.stages import Parts, Sizes
@@ -19,8 +19,8 @@ from pddpo_ray.driver.offline_setup import (
     proposal_of,
 )
 from pddpo_ray.errors import UserError
-from pddpo_ray.exploration.explorer import PRIOR_SD, OptimisticExplorer
-from pddpo_ray.exploration.features import FEATURE_CLIP, Features, Whitening, fit_whitening, whitened, with_constant
+from pddpo_ray.exploration.explorer import OptimisticExplorer
+from pddpo_ray.exploration.features import FEATURE_CLIP, Features, Whitening, fit_whitening, whitened
 from pddpo_ray.journal import Journal
 from pddpo_ray.parts.dual_rules import first_state
 from pddpo_ray.parts.dual_step import DualController, LocalDual
@@ -36,19 +36,16 @@ from pddpo_ray.parts.production import UsersVerdicts, WithUsersPrompts
 from pddpo_ray.parts.prompts import Prompts
 from pddpo_ray.parts.rewards import RewardController
 from pddpo_ray.parts.sampling import RolloutController
-from pddpo_ray.records import Array, Decoding, LabelledPair, Prompt, Response
-from pddpo_ray.registry import checked
+from pddpo_ray.records import Array, Decoding, Prompt, Response
+from pddpo_ray.registry import checked, code_of
 from pddpo_ray.rollout.delivery_check import DeliveryCheck
 from pddpo_ray.scorecard.questions import Scorecard, wanted_of
-from pddpo_ray.scorers.fits import OF_METHOD, training_of
 from pddpo_ray.scorers.gate import held_limits
 from pddpo_ray.scorers.labellers import (
     estimator_of,
     feedback_of,
     labels_before,
 )
-from pddpo_ray.scorers.method_scores import ScoringController, ScoringPlan
-from pddpo_ray.storage.merging import merge_versions
 from pddpo_ray.theory.multipliers import dual as dual_rules
 
 logger = logging.getLogger(__name__)
@@ -64,6 +61,7 @@ def demand_startable(config: Config, backends: Backends) -> None:
 class BuiltParts(Parts):
     """The parts of a run before anything is asked, fitted or drawn: `prepare` makes them ready."""
 
+    trainer: TrainerController
     rollout: RolloutController
     feedback: FeedbackController
     preferences: Preferences
@@ -113,7 +111,7 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
     features = whitened or trainer.features
     watched = config.scorecard_prompts > 0
     scorecard = Scorecard(config, journal, backends, trainer, rollout, feedback) if watched else None
-    return BuiltParts(
+    parts = BuiltParts(
         journal=journal,
         trainer=trainer,
         rollout=rollout,
@@ -123,8 +121,6 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
         preferences=Preferences(journal, backends.store, config.compared, verdicts),
         limits=limits,
         explorer=_exploration(config, journal, backends, features, dual, limits) if online else None,
-        scoring=_scoring(config, journal, backends, trainer, rollout, state.limits[0]),
-        merge=partial(merge_versions, backends.store),
         rewards=None if backends.reward is None else RewardController(journal, backends.reward, seed=config.seed),
         due=due,
         labels_before=labels_before(config, journal, backends),
@@ -132,6 +128,8 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
         whitened=whitened,
         scorecard=scorecard,
     )
+    own = code_of("methods", config.algorithm, "parts")
+    return parts if own is None else replace(parts, own=own(config, backends, parts, state.limits[0]))
 
 
 def _prompts(config: Config, journal: Journal, backends: Backends) -> Prompts | WithUsersPrompts:
@@ -174,49 +172,6 @@ def fit_plan(config: Config) -> FitPlan:
     """Settings of all fits of a run."""
     alpha = config.explore.alpha if config.explore.loss == "xpo" else 0.0
     return FitPlan(config.trainer, config.ppo, skip_below=config.skip_below, rounds=config.rounds, alpha=alpha)
-
-
-def _scoring(
-    config: Config,
-    journal: Journal,
-    backends: Backends,
-    trainer: TrainerController,
-    rollout: RolloutController,
-    first: dual_rules.LimitState,
-) -> ScoringController:
-    """The scoring part. Nothing is fitted or drawn before a method asks for it."""
-    plan = ScoringPlan(
-        seed=config.seed,
-        beta=config.beta,
-        threshold=first.limit,
-        reward_max=config.reward_max,
-        cost_max=config.dual.cost_max,
-        upper=first.upper,
-        answers=config.method.answers,
-        bounded=backends.features == "one-hot",
-        ridge=PRIOR_SD**-2,
-        decoding=Decoding(max_tokens=config.rollout.max_tokens),
-        first=first.upper / 2.0 if config.dual.first is None else config.dual.first,
-        at_chance=config.scorers.at_chance,
-        by_prompt=backends.world is None,
-        rate=config.typed_limits[0].quantity.kind == "rate",
-        prior=None if backends.prior is None else tuple(backends.prior),
-    )
-
-    training = training_of(config, journal, backends, OF_METHOD) if backends.features == "hidden" else None
-
-    def features(labelled: Sequence[LabelledPair]) -> Features:
-        match backends.features:
-            case "one-hot":
-                return trainer.features
-            case "linear":
-                return with_constant(trainer.features)
-        answers = [answer for item in labelled for answer in (item.pair.first, item.pair.second)]
-        whitened = WhitenedFeatures(answers, config, journal, backends, trainer)
-        whitened.prepare()  # a phase of its own, so before the one that fits the scores
-        return with_constant(whitened)
-
-    return ScoringController(plan, journal, backends.store, trainer, rollout, backends.prompts, features, training)
 
 
 def _exploration(

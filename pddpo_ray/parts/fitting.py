@@ -29,7 +29,6 @@ from pddpo_ray.contracts import (
     FitCommand,
     FitResult,
     FitSettings,
-    Merge,
     PpoCommand,
     Start,
     TrainerBackend,
@@ -127,21 +126,6 @@ class TrainerController:
         """
         if isinstance(self._backend, EarlyTrainer) and self._journal.round < self._plan.rounds:
             self._backend.begin(self._command(objective, rows, 0, self._journal.round + 1))
-
-    def merge(self, base: PolicyVersion, other: PolicyVersion, share: float, merge: Merge) -> PolicyVersion:
-        """The round's policy (1 - share) base + share other, weight by weight; `merge` makes and stores it.
-
-        To first order it is the policy at `share` times the other's multiplier, and that is what is journalled.
-        """
-
-        def apply() -> int:
-            version = merge(base, other, share, self._next_number(), f"merged-{self._journal.round}")
-            whole = next(entry.multiplier for entry in self._journal.versions() if entry.version.number == other.number)
-            multiplier = None if whole is None else share * whole
-            self._journal.add_version(version, "cost", base=base.number, multiplier=multiplier)
-            return version.number
-
-        return self._version(self._journal.once("merge", apply))
 
     def reinforce(
         self,

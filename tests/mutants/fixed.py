@@ -40,7 +40,8 @@ class Fixed:
 
 def mutant(name: str, where: str, original: str, mutated: str, *tests: str) -> Fixed:
     path, function = where.split()
-    return Fixed(name, f"pddpo_ray/{path}.py", function, original, mutated, tests)
+    room = "lab/pddpo_lab" if path.startswith("methods/") else "pddpo_ray"
+    return Fixed(name, f"{room}/{path}.py", function, original, mutated, tests)
 
 
 FIXED = (
@@ -294,7 +295,7 @@ FIXED = (
     ),
     mutant(
         "the explicit dual's slope has the wrong sign",
-        "theory/multipliers/explicit_dual dual_slope",
+        "methods/explicit_dual dual_slope",
         "(rewards + multiplier * gains) / beta",
         "(rewards - multiplier * gains) / beta",
         "test_mocans_price_minimises_the_explicit_dual_of_its_own_models",
@@ -459,14 +460,14 @@ FIXED = (
     # --- methods ----------------------------------------------------------------------------------------------------
     mutant(
         "SafeDPO's margin favours unsafe answers",
-        "algorithms/safe_dpo transformed",
+        "methods/safe_dpo transformed",
         "margins.append(-margin if unsafe[rejected.id] else 0.0)",
         "margins.append(margin if unsafe[rejected.id] else 0.0)",
         "test_safety_bits_keep_swap_and_drop_pairs_and_mark_the_margin",
     ),
     mutant(
         "CAID's step has the wrong sign",
-        "algorithms/caid stepped",
+        "methods/caid stepped",
         "multiplier + rate * (estimate.value - threshold)",
         "multiplier - rate * (estimate.value - threshold)",
         "test_caid_begins_at_the_one_shot_price_and_steps_on_its_own_answers",

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pddpo_ray.registry import SHIPPED
+from pddpo_ray.registry import LAB, SHIPPED
 
 Tree = dict[str, Any]
 Item = TypeVar("Item")
@@ -56,7 +56,7 @@ def drawn_recipe(number: int) -> Tree:
     """The recipe of that number, as it would stand in a file."""
     draws = Draws(number)
     world = draws.one(*WORLDS)
-    algorithm = draws.one(*("o-pd-dpo",) * 10, *("pd-dpo",) * 5, "o-pd-dpo-paper", *SHIPPED["methods"])
+    algorithm = draws.one(*("o-pd-dpo",) * 10, *("pd-dpo",) * 5, "o-pd-dpo-paper", *SHIPPED["methods"], *LAB["methods"])
     needs = NEEDS.get(algorithm, {}) if draws.chance(0.9) else {}
     recipe: Tree = {
         "extends": "tabular" if world == "tabular" else "text-world-twin",

@@ -149,5 +149,5 @@ def parts_of(
     return Parts(
         journal=cast(Journal, journal), trainer=cast(Trainer, trainer), rollout=draws, feedback=cast(Feedback, truth),
         dual=dual, prompts=draws, preferences=known, explorer=cast(Explorer, explorer),
-        scoring=scores, limits=limit or by_labels,
+        own=scores, limits=limit or by_labels,
     )  # fmt: skip

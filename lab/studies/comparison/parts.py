@@ -17,7 +17,9 @@ from scipy.special import expit, log_softmax
 
 from lab.studies.comparison.ground import BASELINE_ANSWERS, BETA, LARGEST_LOGIT, REFERENCE, Bonus, Ground, cells
 from lab.studies.limits.worlds import PRIOR_SD
-from pddpo_ray.contracts import Scorer
+from pddpo_lab.methods.explicit_dual import descend
+from pddpo_lab.methods.linear_scores import LinearScorer, fit_cost, fit_reward
+from pddpo_lab.methods.scoring import PolicyScorer, Scorer, UnsafeChances
 from pddpo_ray.exploration.explorer import OptimisticExplorer
 from pddpo_ray.records import (
     HARM,
@@ -36,11 +38,8 @@ from pddpo_ray.records import (
     Stage,
     Verdict,
 )
-from pddpo_ray.scorers.method_scores import PolicyScorer, UnsafeChances
-from pddpo_ray.scoring.linear_scores import LinearScorer, fit_cost, fit_reward
 from pddpo_ray.theory.estimates.cost_estimate import mean_with_error, shift_to_rate
 from pddpo_ray.theory.mle import unbounded_logistic
-from pddpo_ray.theory.multipliers.explicit_dual import descend
 from pddpo_ray.theory.seeds import generator
 from pddpo_ray.worlds.oracle import Oracle
 from pddpo_ray.worlds.tabular.world import draw_answers

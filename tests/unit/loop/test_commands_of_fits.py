@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pddpo_lab.methods.merging import Merging
 from pddpo_ray.algorithms.stages import lagrangian_objective, reward_objective
 from pddpo_ray.config import BudgetRefit, FitConfig, PpoConfig, TrainerConfig
 from pddpo_ray.contracts import FitCommand, FitResult, PpoCommand, PpoResult, Start
@@ -17,6 +18,7 @@ from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal, VersionEntry
 from pddpo_ray.parts.fitting import CARRY_MAX, LARGEST_CALL, FitPlan, TrainerController, start_of, with_steps
 from pddpo_ray.records import Critics, LossOptimism, Objective, PairRow, PolicyVersion, Response, ScoredAnswer
+from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.refit import limit_rows
 from pddpo_ray.theory.seeds import seed_of
 from pddpo_ray.worlds.tabular.world import trap_world
@@ -186,21 +188,22 @@ def test_the_optimistic_term_is_in_the_last_cost_fit_of_a_round_alone(journal: J
 
 
 @pytest.mark.parametrize("whole", [0.8, None])
-def test_a_merged_policy_is_journalled_at_its_share_of_the_multiplier(journal: Journal, whole: float | None) -> None:
-    trainer = controller(journal, Noting())
-    asked: list[tuple[object, ...]] = []
-
-    def merge(base: PolicyVersion, other: PolicyVersion, share: float, number: int, name: str) -> PolicyVersion:
-        asked.append((base, other, share, number, name))
-        return made(number, name)
-
-    one, two = made(1, "reward-1"), made(4, "policy-1")
+def test_a_merged_policy_is_journalled_at_its_share_of_the_multiplier(
+    journal: Journal, tmp_path: Path, whole: float | None
+) -> None:
+    store = ArtifactStore(tmp_path / "artifacts")
+    tables = [{"log_probs": np.log(np.full((1, 2), 0.5)), "scores": np.array([[0.0, score]])} for score in (0.0, 4.0)]
+    paths = [store.write_tensors("policy", table) for table in tables]
+    one, two = (
+        PolicyVersion(number, name, sha256, path)
+        for (number, name), (path, sha256) in zip([(1, "reward-1"), (4, "policy-1")], paths, strict=True)
+    )
     journal.add_version(one, "reward", base=0)
     journal.add_version(two, "cost", base=1, multiplier=whole)
     for _ in journal.rounds(1):
-        found = trainer.merge(one, two, 0.25, merge)
-    assert asked == [(one, two, 0.25, 5, "merged-1")]
-    assert found == made(5, "merged-1")
+        found = Merging(journal, store).merged(one, two, 0.25)
+    assert (found.number, found.name) == (5, "merged-1")
+    assert store.read_tensors(found.path, found.sha256)["scores"].tolist() == [[0.0, 1.0]]
     last = journal.versions()[-1]
     assert (last.stage, last.base, last.round) == ("cost", 1, 1)
     assert last.multiplier == (None if whole is None else pytest.approx(0.2))

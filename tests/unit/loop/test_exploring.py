@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pddpo_ray.algorithms.stages import lagrangian_objective, reward_objective, weighed_objective
+from pddpo_lab.methods.stages import weighed_objective
+from pddpo_ray.algorithms.stages import lagrangian_objective, reward_objective
 from pddpo_ray.config import BudgetRefit, TrainerConfig
 from pddpo_ray.contracts import FitCommand, FitResult
 from pddpo_ray.exploration.explorer import OptimisticExplorer

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 from scipy.special import logsumexp, softmax
 
+from pddpo_lab.methods.explicit_dual import descend
 from pddpo_ray.records import CostEstimate
 from pddpo_ray.theory.multipliers.dual import (
     DampedNewton,
@@ -29,7 +30,6 @@ from pddpo_ray.theory.multipliers.dual import (
     limit_state,
     replay,
 )
-from pddpo_ray.theory.multipliers.explicit_dual import descend
 from pddpo_ray.worlds.tabular.world import trap_world
 
 

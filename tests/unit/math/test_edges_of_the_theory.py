@@ -14,6 +14,7 @@ from scipy import stats
 from scipy.optimize import check_grad
 from scipy.special import logit, logsumexp
 
+from pddpo_lab.methods.explicit_dual import dual_slope
 from pddpo_ray.config import BudgetRefit, UnionRefit
 from pddpo_ray.config.sections.trainer import DeterminantRefit, GeometricRefit
 from pddpo_ray.parts.fitting import older_rows
@@ -58,7 +59,6 @@ from pddpo_ray.theory.multipliers.dual import (
     curvature_variance,
     limit_state,
 )
-from pddpo_ray.theory.multipliers.explicit_dual import dual_slope
 from pddpo_ray.theory.refit import is_power, limit_rows
 from pddpo_ray.theory.seeds import generator, generator_of, seed_of
 

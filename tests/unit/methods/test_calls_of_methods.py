@@ -12,17 +12,16 @@ from typing import Any, cast
 
 import pytest
 
-from pddpo_ray.algorithms.caid import resumed, stepped
-from pddpo_ray.algorithms.safe_dpo import transformed
-from pddpo_ray.algorithms.safe_rlhf import newest_answers
+from pddpo_lab.methods.caid import resumed, stepped
+from pddpo_lab.methods.safe_dpo import transformed
+from pddpo_lab.methods.safe_rlhf import newest_answers
+from pddpo_lab.methods.stages import unsafe_bits, weighed_objective
 from pddpo_ray.algorithms.stages import (
     NO_BONUS,
     Parts,
     Sizes,
     neighbours_of,
     single_objective,
-    unsafe_bits,
-    weighed_objective,
 )
 from pddpo_ray.config import MethodConfig
 from pddpo_ray.limits.reading import stated_limits
@@ -124,7 +123,7 @@ def calls_of(method: str, sizes: Sizes = SIZES, **parts: Any) -> tuple[Calls, Un
     calls: Calls = []
     known = {
         "journal": Rounds(),
-        "trainer": Asked(calls, "trainer", fit=numbered("policy"), merge=numbered("merged"), reinforce=numbered("ppo")),
+        "trainer": Asked(calls, "trainer", fit=numbered("policy"), reinforce=numbered("ppo")),
         "rollout": Asked(calls, "rollout", sample=numbered("answers")),
         "feedback": Asked(calls, "feedback", safety=safety),
         "dual": Asked(calls, "dual", multiplier=0.5, multipliers={"harm": 0.5, "length": 0.25}),
@@ -133,13 +132,14 @@ def calls_of(method: str, sizes: Sizes = SIZES, **parts: Any) -> tuple[Calls, Un
             calls, "preferences", reward="D_r", cost="D_c", labelled=LABELLED, cost_of=lambda name: f"D_{name}"
         ),
         "explorer": Asked(calls, "explorer", loss_bonus=lambda stage, *_: bonus(stage)),
-        "scoring": Asked(
+        "own": Asked(
             calls, "scores", threshold=0.25, upper=2.0, held=False, reference_answers=lambda _: ANSWERS,
             explicit_multiplier=lambda *_: 0.7, cost_of=lambda *_: ESTIMATE,
             trained=lambda *_: (lambda answers: f"scores of {answers}", "critics"),
         ),
-        "merge": "merging",
     } | parts  # fmt: skip
+    if method == "p-sacpo":
+        known["own"] = Asked(calls, "weights", merged=numbered("merged"))
     estimate = known.pop("estimate", lambda labels: f"estimate of {labels}")
     window = sizes.method.window if method == "pd-dpo-adalag" else None
     known["limits"] = by_labels(known, estimate, window)
@@ -349,9 +349,9 @@ def test_methods_of_one_or_two_plain_fits() -> None:
     merged, found = calls_of("p-sacpo")
     assert merged == [
         ("trainer.fit", reward(), "D_r"),
-        ("trainer.fit", cost("policy-1", 0.5), "D_c"), ("trainer.merge", "policy-1", "policy-2", 0.25, "merging"),
+        ("trainer.fit", cost("policy-1", 0.5), "D_c"), ("weights.merged", "policy-1", "policy-2", 0.25),
         *observe("merged-1", 1, 0.125),
-        ("trainer.fit", cost("policy-1", 0.5), "D_c"), ("trainer.merge", "policy-1", "policy-3", 0.25, "merging"),
+        ("trainer.fit", cost("policy-1", 0.5), "D_c"), ("weights.merged", "policy-1", "policy-3", 0.25),
         *observe("merged-2", 2, 0.125),
     ]  # fmt: skip
     assert found == ALL

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pddpo_ray.algorithms.caid import resumed
+from pddpo_lab.methods.caid import resumed
 from pddpo_ray.config import PpoConfig
 from pddpo_ray.contracts import FitCommand, FitSettings, PpoCommand, Start
 from pddpo_ray.driver.run import run_recipe

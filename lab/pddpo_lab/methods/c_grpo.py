@@ -11,15 +11,17 @@ whole batch; GRPO's is each group's own, which weighs the divergence anew for ev
 
 from __future__ import annotations
 
-from pddpo_ray.algorithms.safe_rlhf import newest_answers
-from pddpo_ray.algorithms.stages import Parts, Sizes, unsafe_bits
+from pddpo_lab.methods.safe_rlhf import newest_answers
+from pddpo_lab.methods.scoring import scores_of
+from pddpo_lab.methods.stages import unsafe_bits
+from pddpo_ray.algorithms.stages import Parts, Sizes
 from pddpo_ray.records import PolicyVersion, Prompt, UniformMixture
 
 
 def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     """Models, a first batch of the reference, then rounds of an update and a dual step; the last policy alone."""
     parts.prepare()
-    scorer, _ = parts.scores.trained(parts.preferences.labelled, unsafe_bits(parts))
+    scorer, _ = scores_of(parts).trained(parts.preferences.labelled, unsafe_bits(parts))
     if parts.journal.next_round == 1:
         parts.rollout.publish(reference)
         parts.rollout.sample(grouped_prompts(parts, sizes), reference)
@@ -30,7 +32,7 @@ def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
         parts.rollout.publish(policy)
         parts.rollout.sample(grouped_prompts(parts, sizes), policy)
         window = newest_answers(parts, sizes.method.window, before=parts.journal.round + 1)
-        parts.dual.step([parts.scores.cost_of(scorer, window)])
+        parts.dual.step([scores_of(parts).cost_of(scorer, window)])
     return UniformMixture(tuple(parts.journal.policies[-1:]))
 
 
