@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 """Numbers of formulas, in double precision; docstrings give their shapes."""
 Stage = Literal["reward", "cost"]
-StoredWeights = tuple[str, str]
-"""(path in the artifact store, sha256)"""
 
 
 @dataclass(frozen=True)
@@ -267,24 +265,6 @@ class LossOptimism:
     alpha: float
     answers: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
     """(prompt token ids, answer token ids) of the baseline's answers."""
-
-
-@dataclass(frozen=True)
-class Critics:
-    """Where the weights of both critics are stored."""
-
-    reward: StoredWeights
-    cost: StoredWeights
-
-
-@dataclass(frozen=True)
-class ScoredAnswer:
-    """An answer of the policy that is updated, with its scores."""
-
-    prompt: tuple[int, ...]
-    answer: tuple[int, ...]
-    reward: float
-    cost: float
 
 
 @dataclass(frozen=True)

@@ -171,7 +171,7 @@ def sizes_of(config: Config, rounds: int) -> Sizes:
 def fit_plan(config: Config) -> FitPlan:
     """Settings of all fits of a run."""
     alpha = config.explore.alpha if config.explore.loss == "xpo" else 0.0
-    return FitPlan(config.trainer, config.ppo, skip_below=config.skip_below, rounds=config.rounds, alpha=alpha)
+    return FitPlan(config.trainer, skip_below=config.skip_below, rounds=config.rounds, alpha=alpha)
 
 
 def _exploration(

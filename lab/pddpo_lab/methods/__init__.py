@@ -7,6 +7,7 @@ from pddpo_ray.config.sections.method import Method
 
 SCORING = "pddpo_lab.methods.scoring:scoring_of"
 MERGING = "pddpo_lab.methods.merging:merging_of"
+GRADIENT = "pddpo_lab.policy_gradient.part:parts_of"
 SAFE_DPO = Method("pddpo_lab.methods.safe_dpo:run", one_round=True, multiplier="none")
 SACPO = Method("pddpo_lab.methods.sacpo:run", one_round=True, multiplier="given")
 P_SACPO = Method("pddpo_lab.methods.p_sacpo:run", one_round=True, multiplier="given", parts=MERGING)
@@ -14,5 +15,5 @@ MOCAN = Method("pddpo_lab.methods.mocan:run", one_round=True, multiplier="given"
 PECAN = Method("pddpo_lab.methods.pecan:run", one_round=True, multiplier="given", parts=SCORING)
 C_DPO = Method("pddpo_lab.methods.c_dpo:run", scored=True, parts=SCORING)
 CAID = Method("pddpo_lab.methods.caid:run", multiplier="given", scored=True, parts=SCORING)
-SAFE_RLHF = Method("pddpo_lab.methods.safe_rlhf:run", policy_gradient=True, scored=True, parts=SCORING)
-C_GRPO = Method("pddpo_lab.methods.c_grpo:run", policy_gradient=True, scored=True, parts=SCORING)
+SAFE_RLHF = Method("pddpo_lab.methods.safe_rlhf:run", policy_gradient=True, scored=True, parts=GRADIENT)
+C_GRPO = Method("pddpo_lab.methods.c_grpo:run", policy_gradient=True, scored=True, parts=GRADIENT)

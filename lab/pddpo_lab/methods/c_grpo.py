@@ -12,7 +12,6 @@ whole batch; GRPO's is each group's own, which weighs the divergence anew for ev
 from __future__ import annotations
 
 from pddpo_lab.methods.safe_rlhf import newest_answers
-from pddpo_lab.methods.scoring import scores_of
 from pddpo_lab.methods.stages import unsafe_bits
 from pddpo_ray.algorithms.stages import Parts, Sizes
 from pddpo_ray.records import PolicyVersion, Prompt, UniformMixture
@@ -21,18 +20,19 @@ from pddpo_ray.records import PolicyVersion, Prompt, UniformMixture
 def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     """Models, a first batch of the reference, then rounds of an update and a dual step; the last policy alone."""
     parts.prepare()
-    scorer, _ = scores_of(parts).trained(parts.preferences.labelled, unsafe_bits(parts))
+    scores, updates = parts.own.scores, parts.own.updates
+    scorer, _ = scores.trained(parts.preferences.labelled, unsafe_bits(parts))
     if parts.journal.next_round == 1:
         parts.rollout.publish(reference)
         parts.rollout.sample(grouped_prompts(parts, sizes), reference)
     for _ in parts.journal.rounds(sizes.rounds):
         answers = newest_answers(parts, sizes.responses, before=parts.journal.round)
         multiplier, group = parts.dual.multiplier, sizes.method.group
-        policy = parts.trainer.reinforce(reference, answers, scorer(answers), multiplier, None, group=group)
+        policy = updates.reinforce(reference, answers, scorer(answers), multiplier, None, group=group)
         parts.rollout.publish(policy)
         parts.rollout.sample(grouped_prompts(parts, sizes), policy)
         window = newest_answers(parts, sizes.method.window, before=parts.journal.round + 1)
-        parts.dual.step([scores_of(parts).cost_of(scorer, window)])
+        parts.dual.step([scores.cost_of(scorer, window)])
     return UniformMixture(tuple(parts.journal.policies[-1:]))
 
 

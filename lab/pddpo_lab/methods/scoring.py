@@ -12,6 +12,7 @@ from scipy.special import expit
 
 from pddpo_lab.methods.explicit_dual import descend
 from pddpo_lab.methods.linear_scores import Features, LinearScorer, fit_cost, fit_reward
+from pddpo_lab.policy_gradient.command import Critics
 from pddpo_ray.algorithms.stages import Parts
 from pddpo_ray.backends.backends import Backends
 from pddpo_ray.config import Config
@@ -24,7 +25,6 @@ from pddpo_ray.parts.sampling import RolloutController
 from pddpo_ray.records import (
     Array,
     CostEstimate,
-    Critics,
     Decoding,
     LabelledPair,
     Pair,

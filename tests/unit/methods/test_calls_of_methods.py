@@ -123,7 +123,7 @@ def calls_of(method: str, sizes: Sizes = SIZES, **parts: Any) -> tuple[Calls, Un
     calls: Calls = []
     known = {
         "journal": Rounds(),
-        "trainer": Asked(calls, "trainer", fit=numbered("policy"), reinforce=numbered("ppo")),
+        "trainer": Asked(calls, "trainer", fit=numbered("policy")),
         "rollout": Asked(calls, "rollout", sample=numbered("answers")),
         "feedback": Asked(calls, "feedback", safety=safety),
         "dual": Asked(calls, "dual", multiplier=0.5, multipliers={"harm": 0.5, "length": 0.25}),
@@ -140,6 +140,9 @@ def calls_of(method: str, sizes: Sizes = SIZES, **parts: Any) -> tuple[Calls, Un
     } | parts  # fmt: skip
     if method == "p-sacpo":
         known["own"] = Asked(calls, "weights", merged=numbered("merged"))
+    if method in ("safe-rlhf", "c-grpo"):
+        updates = Asked(calls, "updates", reinforce=numbered("ppo"))
+        known["own"] = SimpleNamespace(scores=known["own"], updates=updates)
     estimate = known.pop("estimate", lambda labels: f"estimate of {labels}")
     window = sizes.method.window if method == "pd-dpo-adalag" else None
     known["limits"] = by_labels(known, estimate, window)
@@ -508,7 +511,7 @@ def test_safe_rlhf_updates_on_the_answers_before_and_steps_on_the_newest() -> No
     for number in (1, 2):
         before, own = journal.labelled[number - 1, "cost"], journal.labelled[number, "cost"]
         expected += [
-            ("trainer.reinforce", "reference", before, f"scores of {before}", 0.5, "critics"),
+            ("updates.reinforce", "reference", before, f"scores of {before}", 0.5, "critics"),
             ("rollout.publish", f"ppo-{number}"),
             ("prompts.draw", 5),
             ("rollout.sample", "5 prompts", f"ppo-{number}"),
@@ -520,7 +523,7 @@ def test_safe_rlhf_updates_on_the_answers_before_and_steps_on_the_newest() -> No
     assert calls == expected
     assert found == LAST
     resumed_calls, _ = calls_of("safe-rlhf", journal=_at_round_2(journal))
-    assert [call[0] for call in resumed_calls[:3]] == ["feedback.safety", "scores.trained", "trainer.reinforce"]
+    assert [call[0] for call in resumed_calls[:3]] == ["feedback.safety", "scores.trained", "updates.reinforce"]
 
 
 def test_c_grpo_samples_whole_groups_and_keeps_no_critic() -> None:
@@ -540,8 +543,8 @@ def test_c_grpo_samples_whole_groups_and_keeps_no_critic() -> None:
     sampled = [call[1] for call in calls if call[0] == "rollout.sample"]
     assert sampled == [[f"x{k}-0", f"x{k}-0", f"x{k}-1", f"x{k}-1"] for k in (1, 2, 3)]
     answers = [journal.labelled[number, "cost"] for number in (0, 1)]
-    assert [call for call in calls if call[0] == "trainer.reinforce"] == [
-        ("trainer.reinforce", "reference", before, f"scores of {before}", 0.5, None, ("group", 2)) for before in answers
+    assert [call for call in calls if call[0] == "updates.reinforce"] == [
+        ("updates.reinforce", "reference", before, f"scores of {before}", 0.5, None, ("group", 2)) for before in answers
     ]
     assert [call[0] for call in calls[-4:]] == ["rollout.publish", "rollout.sample", "scores.cost_of", "dual.step"]
 
