@@ -281,8 +281,13 @@ class Update(Protocol):
     """An update of the policy that a method brings. Running it twice gives the same result; it travels by pickle."""
 
     @property
+    def sequence(self) -> int:
+        """Number of the version to be made."""
+        ...
+
+    @property
     def result(self) -> str:
-        """Name of the version to be made."""
+        """Its name."""
         ...
 
     def run(self, backend: TrainerBackend) -> FitResult:

@@ -47,7 +47,7 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
     "worlds": _in("pddpo_ray.config.sections.world", "text", "tabular"),
     "bonuses": _in(
         "pddpo_ray.config.sections.explore",
-        "elliptical", "theorem", "simhash", "thompson", "greedy", "proposals", "off",
+        "elliptical", "theorem", "greedy", "proposals", "off",
     ),
     "dual_rules": _in("pddpo_ray.config.sections.dual", "projected", "anytime", "newton", "log", "stepwise", "fixed"),
     "sources": _in(
@@ -79,6 +79,7 @@ version."""
 LAB: Mapping[str, tuple[str, ...]] = {
     "commands": ("verify", "compare", "score", "simulate-annotators", "world"),
     "methods": ("safe-dpo", "sacpo", "p-sacpo", "mocan", "pecan", "c-dpo", "caid", "safe-rlhf", "c-grpo"),
+    "bonuses": ("simhash", "thompson"),
 }
 """What the laboratory brings, which a checkout has in lab/ and this package does not hold; for messages without it."""
 OF_LAB = "of pddpo-lab, which is not installed; `make setup` in a checkout installs it"

@@ -11,14 +11,13 @@ import numpy as np
 from scipy.special import expit
 
 from pddpo_lab.methods.explicit_dual import descend
-from pddpo_lab.methods.linear_scores import Features, LinearScorer, fit_cost, fit_reward
+from pddpo_lab.methods.linear_scores import Features, LinearScorer, fit_cost, fit_reward, shift_to_rate, with_constant
 from pddpo_lab.policy_gradient.command import Critics
 from pddpo_ray.algorithms.stages import Parts
 from pddpo_ray.backends.backends import Backends
 from pddpo_ray.config import Config
 from pddpo_ray.driver.build import BuiltParts, WhitenedFeatures
 from pddpo_ray.exploration.explorer import PRIOR_SD
-from pddpo_ray.exploration.features import with_constant
 from pddpo_ray.journal import Journal
 from pddpo_ray.parts.fitting import TrainerController
 from pddpo_ray.parts.sampling import RolloutController
@@ -37,7 +36,7 @@ from pddpo_ray.scorers.fits import FITTED, HELD_OUT, OF_METHOD, ScorerTraining, 
 from pddpo_ray.scorers.gate import held_multiplier, stop_or_warn
 from pddpo_ray.scoring.held_out import KINDS, compared_answers, parts_of, rows_of
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.theory.estimates.cost_estimate import mean_with_error, shift_to_rate
+from pddpo_ray.theory.estimates.cost_estimate import mean_with_error
 from pddpo_ray.theory.multipliers.dual import LimitState
 from pddpo_ray.theory.seeds import generator, seed_of
 

@@ -18,7 +18,7 @@ from scipy.special import expit, log_softmax
 from lab.studies.comparison.ground import BASELINE_ANSWERS, BETA, LARGEST_LOGIT, REFERENCE, Bonus, Ground, cells
 from lab.studies.limits.worlds import PRIOR_SD
 from pddpo_lab.methods.explicit_dual import descend
-from pddpo_lab.methods.linear_scores import LinearScorer, fit_cost, fit_reward
+from pddpo_lab.methods.linear_scores import LinearScorer, fit_cost, fit_reward, shift_to_rate
 from pddpo_lab.methods.scoring import PolicyScorer, Scorer, UnsafeChances
 from pddpo_ray.exploration.explorer import OptimisticExplorer
 from pddpo_ray.records import (
@@ -38,7 +38,7 @@ from pddpo_ray.records import (
     Stage,
     Verdict,
 )
-from pddpo_ray.theory.estimates.cost_estimate import mean_with_error, shift_to_rate
+from pddpo_ray.theory.estimates.cost_estimate import mean_with_error
 from pddpo_ray.theory.mle import unbounded_logistic
 from pddpo_ray.theory.seeds import generator
 from pddpo_ray.worlds.oracle import Oracle

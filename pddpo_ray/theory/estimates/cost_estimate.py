@@ -22,7 +22,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
-from scipy.optimize import brentq, minimize_scalar
+from scipy.optimize import minimize_scalar
 from scipy.special import expit, logit
 
 from pddpo_ray.errors import RunError
@@ -109,20 +109,6 @@ def mean_with_error(values: ArrayLike) -> tuple[float, float]:
     if numbers.ndim != 1 or numbers.size < 2:
         raise ValueError(f"an estimate with a standard error needs at least 2 responses, got shape {numbers.shape}")
     return float(numbers.mean()), float(numbers.std(ddof=1) / math.sqrt(numbers.size))
-
-
-def shift_to_rate(logits: ArrayLike, rate: float, prior: ArrayLike | None = None) -> float:
-    """The shift at which the mean chance of a label "unsafe" is `rate`, which is kept off 0 and 1 by 1e-4. [X, n] -> []
-
-    `prior` weighs the rows, each of whose answers count alike.
-    """
-    rows, aim = np.asarray(logits, dtype=np.float64), min(max(rate, 1e-4), 1.0 - 1e-4)
-
-    def above(shift: float) -> float:
-        return float(np.average(expit(rows + shift).mean(axis=1), weights=prior)) - aim
-
-    reach = float(np.abs(rows).max()) + 10.0  # where every chance is below 1e-4, or above 1 - 1e-4
-    return float(brentq(above, -reach, reach))
 
 
 def unsafe_shares(verdicts: Sequence[SafetyLabels], labels_each: int) -> Array:

@@ -27,14 +27,6 @@ def bonus_margin(chosen: Bonus, rejected: Bonus) -> Bonus:
     return rejected - chosen
 
 
-def printed_margin(chosen: Bonus, rejected: Bonus, *, multiplier: float | Bonus) -> Bonus:
-    """The cost stage's margin as the paper prints it (paper.md erratum 1), which `pddpo verify` compares with.
-
-    Sign and scale are wrong: the log ratio answers a bonus with slope -1/beta, so uncertain answers are avoided.
-    """
-    return (chosen - rejected) / multiplier
-
-
 def score_margin(margin: Bonus, chosen: Bonus, rejected: Bonus) -> Bonus:
     """What a margin leaves in the logit of two scores s, where the policy is base * exp((±s + b) / temperature).
 

@@ -181,10 +181,3 @@ def offsets_of(rows: Sequence[PairRow], objective: Objective, bonus: Array) -> A
         winner, loser = (chosen, rejected) if objective.stage == "reward" else (rejected, chosen)
         offsets[x, winner, loser] = -score_margin(margin, float(bonus[x, chosen]), float(bonus[x, rejected]))
     return offsets
-
-
-def one_hot_gram(wins: Array) -> Array:
-    """Sum of v v^T over pairs for one-hot features: the Laplacian of the comparison counts. [..., Y, Y] -> same"""
-    counts = wins + np.swapaxes(wins, -1, -2)
-    degrees = counts.sum(axis=-1)
-    return degrees[..., :, None] * np.eye(wins.shape[-1]) - counts

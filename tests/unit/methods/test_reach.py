@@ -34,10 +34,7 @@ ONLY_TEXTS = (
 )
 """What tables do without: they know neither tensors nor hidden states."""
 NO_RUN = (
-    "pddpo_ray.theory.losses.margins.printed_margin",
     "pddpo_ray.exploration.bonus.elliptical",
-    "pddpo_ray.exploration.bonus.theory_amplitude",
-    "pddpo_ray.exploration.bonus.theory_precision",
     "pddpo_ray.serving.catalog.drawn_round",
 )
 """What `pddpo verify` alone calls, and what answers a request after the run."""

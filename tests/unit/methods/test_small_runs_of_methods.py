@@ -103,7 +103,7 @@ def test_a_tables_critics_have_one_value_per_prompt(tmp_path: Path) -> None:
     result = command.run(trainer)
     assert result.critics is not None
     for stored in (result.critics.reward, result.critics.cost):
-        assert trainer._store.read_tensors(*stored)["values"].shape == (4,)
+        assert trainer.store.read_tensors(*stored)["values"].shape == (4,)
 
 
 @pytest.mark.run
@@ -112,13 +112,13 @@ def test_an_update_goes_on_with_the_critics_that_it_is_given(tmp_path: Path) -> 
     world = trap_world()
     trainer = TabularTrainer(world, ArtifactStore(tmp_path / "store"))
     values = {"reward": np.array([1.0, 2.0, 3.0, 4.0]), "cost": np.array([-1.0, 0.5, 0.0, 7.0])}
-    given = Critics(*(trainer._store.write_tensors(name, {"values": value}) for name, value in values.items()))
+    given = Critics(*(trainer.store.write_tensors(name, {"values": value}) for name, value in values.items()))
     answers = tuple(ScoredAnswer((x,), (y,), 1.0 + y, -0.5) for x in range(4) for y in range(4))
     settings = PpoConfig(critic_learning_rate=1e-12)
     result = PpoCommand(1, trainer.reference, answers, 0.5, given, settings, 7, "policy-1").run(trainer)
     assert result.critics is not None
     for name, stored in (("reward", result.critics.reward), ("cost", result.critics.cost)):
-        np.testing.assert_allclose(trainer._store.read_tensors(*stored)["values"], values[name], atol=1e-6)
+        np.testing.assert_allclose(trainer.store.read_tensors(*stored)["values"], values[name], atol=1e-6)
 
 
 @pytest.mark.run

@@ -13,6 +13,7 @@ import pytest
 from scipy.optimize import minimize
 
 from pddpo_lab.policy_gradient.command import PpoCommand, ScoredAnswer
+from pddpo_lab.verify.formulas import one_hot_gram
 from pddpo_ray.config import PpoConfig
 from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.errors import RunError
@@ -24,7 +25,6 @@ from pddpo_ray.worlds.tabular.parts import (
     TabularEngine,
     TabularTrainer,
     offsets_of,
-    one_hot_gram,
     scores_with_margins,
     shares_of,
     wins_of,
