@@ -19,7 +19,6 @@ from pddpo_ray.records import (
     Decoding,
     Delivery,
     LabelledPair,
-    LossBonus,
     LossOptimism,
     MeasuredValues,
     Objective,
@@ -29,7 +28,6 @@ from pddpo_ray.records import (
     Prompt,
     Response,
     SafetyLabels,
-    Stage,
 )
 
 Count = int | Sequence[int]
@@ -192,8 +190,6 @@ class Explorer(Protocol):
     def choose(self, candidates: Sequence[CandidateSet]) -> list[Pair]: ...
 
     def update(self, pairs: Sequence[Pair]) -> None: ...
-
-    def loss_bonus(self, stage: Stage, rows: Sequence[PairRow], labelled: Sequence[LabelledPair]) -> LossBonus: ...
 
 
 # --- what stands behind them: one backend in this process, one on Ray ---------------------------------------------

@@ -231,14 +231,6 @@ class Objective:
 
 
 @dataclass(frozen=True)
-class LossBonus:
-    """A bonus inside a stage's loss (paper.md §9): the margin of each row, and in a table the bonus of every answer."""
-
-    margins: tuple[float, ...] = ()
-    answers: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True)
 class UniformMixture:
     """What the theorem speaks of: draw a round's policy evenly, then an answer from it (paper.md §10)."""
 

@@ -42,7 +42,7 @@ def _in(module: str, *names: str) -> dict[str, str]:
 SHIPPED: Mapping[str, Mapping[str, str]] = {
     "methods": _in(
         "pddpo_ray.config.sections.method",
-        "o-pd-dpo", "o-pd-dpo-paper", "pd-dpo", "pd-dpo-fixed", "pd-dpo-adalag", "dpo-harmless", "dpo-helpful",
+        "o-pd-dpo", "pd-dpo", "pd-dpo-fixed", "pd-dpo-adalag", "dpo-harmless", "dpo-helpful",
     ),
     "worlds": _in("pddpo_ray.config.sections.world", "text", "tabular"),
     "bonuses": _in(
@@ -78,7 +78,18 @@ version."""
 
 LAB: Mapping[str, tuple[str, ...]] = {
     "commands": ("verify", "compare", "score", "simulate-annotators", "world"),
-    "methods": ("safe-dpo", "sacpo", "p-sacpo", "mocan", "pecan", "c-dpo", "caid", "safe-rlhf", "c-grpo"),
+    "methods": (
+        "o-pd-dpo-paper",
+        "safe-dpo",
+        "sacpo",
+        "p-sacpo",
+        "mocan",
+        "pecan",
+        "c-dpo",
+        "caid",
+        "safe-rlhf",
+        "c-grpo",
+    ),
     "bonuses": ("simhash", "thompson"),
 }
 """What the laboratory brings, which a checkout has in lab/ and this package does not hold; for messages without it."""

@@ -22,10 +22,8 @@ from pddpo_ray.contracts import (
     Trainer,
 )
 from pddpo_ray.journal import Journal
-from pddpo_ray.records import LossBonus, Objective, Pair, PairRow, PolicyVersion, Response
+from pddpo_ray.records import Objective, Pair, PairRow, PolicyVersion, Response
 from pddpo_ray.theory.multipliers.cost_stage import cost_temperature
-
-NO_BONUS = LossBonus()
 
 
 @dataclass(frozen=True)
@@ -78,9 +76,9 @@ class Sizes:
     """Bounds of scores in a table's policy class; language models have none."""
 
 
-def reward_objective(reference: PolicyVersion, beta: float, bonus: LossBonus = NO_BONUS) -> Objective:
-    """Standard DPO against the reference (paper.md §2), with the reward bonus of the paper's mode (paper.md §9)."""
-    return Objective("reward", reference, beta, margins=bonus.margins, answer_bonus=bonus.answers)
+def reward_objective(reference: PolicyVersion, beta: float) -> Objective:
+    """Standard DPO against the reference (paper.md §2)."""
+    return Objective("reward", reference, beta)
 
 
 def fit_reward(parts: Parts, reference: PolicyVersion) -> PolicyVersion:
@@ -116,12 +114,12 @@ def begin_reward_fit(parts: Parts, reference: PolicyVersion) -> None:
         _reward_stage(parts.trainer.begin, parts, reference, parts.limits.temperature)
 
 
-def lagrangian_objective(base: PolicyVersion, multiplier: float, beta: float, bonus: LossBonus = NO_BONUS) -> Objective:
+def lagrangian_objective(base: PolicyVersion, multiplier: float, beta: float) -> Objective:
     """DPO against the last stage's policy at temperature beta/multiplier, the cheaper answer chosen (paper.md §3).
 
     At multiplier 0 the minimiser is the base itself; the trainer then takes it without a fit (paper.md §6).
     """
-    return Objective("cost", base, cost_temperature(beta, multiplier), multiplier, bonus.margins, bonus.answers)
+    return Objective("cost", base, cost_temperature(beta, multiplier), multiplier)
 
 
 def single_objective(

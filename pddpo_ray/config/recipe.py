@@ -123,7 +123,7 @@ class Config(Sections):
         if self.data is not None:
             self._somebody_knows()
         if self.explore.information == "fitted" and self.online:
-            if self.explore.bonus not in ("elliptical", "thompson") or self.algorithm == "o-pd-dpo-paper":
+            if self.explore.bonus not in ("elliptical", "thompson") or self.traits.optimistic:
                 raise ValueError(
                     "explore.information=fitted is of the design matrix that o-pd-dpo explores by: it needs"
                     f" explore.bonus elliptical or thompson, not {self.explore.bonus} with {self.algorithm}"

@@ -13,7 +13,7 @@ from pddpo_ray.backends.backends import Backends, sets_of_prompts
 from pddpo_ray.certificates.groups import demand_groups
 from pddpo_ray.certificates.margins import Margin, lowest_costs, margins
 from pddpo_ray.config import Config, DualConfig, NewtonRule
-from pddpo_ray.contracts import Due, Limits
+from pddpo_ray.contracts import Due
 from pddpo_ray.driver.offline_setup import (
     calibration_answers,
     proposal_of,
@@ -108,7 +108,6 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
     limits = _limits(config, backends, journal, trainer, rollout, feedback, due, dual)
     hidden = online and backends.features == "hidden"
     whitened = WhitenedFeatures(None, config, journal, backends, trainer) if hidden else None
-    features = whitened or trainer.features
     watched = config.scorecard_prompts > 0
     scorecard = Scorecard(config, journal, backends, trainer, rollout, feedback) if watched else None
     parts = BuiltParts(
@@ -120,7 +119,6 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
         prompts=_prompts(config, journal, backends),
         preferences=Preferences(journal, backends.store, config.compared, verdicts),
         limits=limits,
-        explorer=_exploration(config, journal, backends, features, dual, limits) if online else None,
         rewards=None if backends.reward is None else RewardController(journal, backends.reward, seed=config.seed),
         due=due,
         labels_before=labels_before(config, journal, backends),
@@ -129,7 +127,14 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
         scorecard=scorecard,
     )
     own = code_of("methods", config.algorithm, "parts")
-    return parts if own is None else replace(parts, own=own(config, backends, parts, state.limits[0]))
+    if own is not None:
+        parts = replace(parts, own=own(config, backends, parts, state.limits[0]))
+    if not online:
+        return parts
+    if isinstance(parts.own, ExplorationController):
+        return replace(parts, explorer=parts.own)
+    explorer = explorer_of(config, backends, parts, config.explore.bonus)
+    return replace(parts, explorer=ExplorationController(explorer, journal, keep=config.explore.keep))
 
 
 def _prompts(config: Config, journal: Journal, backends: Backends) -> Prompts | WithUsersPrompts:
@@ -174,43 +179,31 @@ def fit_plan(config: Config) -> FitPlan:
     return FitPlan(config.trainer, skip_below=config.skip_below, rounds=config.rounds, alpha=alpha)
 
 
-def _exploration(
-    config: Config,
-    journal: Journal,
-    backends: Backends,
-    features: Features,
-    dual: DualController,
-    limits: Limits,
-) -> ExplorationController:
-    settings = config.explore
+def explorer_of(config: Config, backends: Backends, parts: BuiltParts, bonus: str) -> OptimisticExplorer:
+    """What chooses a round's pairs, by this bonus."""
+    settings, limits, dual = config.explore, parts.limits, parts.dual
     # in logits: a share rises by at most a quarter per logit, so its range counts a quarter
     weights = {
         one.name: 0.0 if one.on_drift else 1.0 if one.by_comparisons else one.scale / 4.0
         for one in backends.held_limits
     }
-    paper = config.algorithm == "o-pd-dpo-paper"
     own = checked("bonuses", settings.bonus, settings.settings, "explore.settings")
-
-    def explorer(bonus: str) -> OptimisticExplorer:
-        return OptimisticExplorer(
-            features=features,
-            baseline={},
-            beta=lambda: limits.temperature,
-            multiplier=lambda: sum(weights.get(name, 1.0) * value for name, value in dual.multipliers.items()),
-            seed=config.seed,
-            k=settings.scale,
-            weight=settings.information,
-            picks=settings.picks,
-            bonus=bonus,
-            bonus_settings=own if bonus == settings.bonus else None,
-            comparator=settings.comparator,
-            weights=settings.weights,
-            cost_bonus_scale=settings.cost_scale,
-            reward_weight=1.0 if backends.reward is None else backends.reward.span / 4.0,
-        )
-
-    chooser, bonus = explorer("off" if paper else settings.bonus), explorer(settings.bonus) if paper else None
-    return ExplorationController(chooser, journal, bonus, answers=backends.answers, keep=settings.keep)
+    return OptimisticExplorer(
+        features=parts.whitened or parts.trainer.features,
+        baseline={},
+        beta=lambda: limits.temperature,
+        multiplier=lambda: sum(weights.get(name, 1.0) * value for name, value in dual.multipliers.items()),
+        seed=config.seed,
+        k=settings.scale,
+        weight=settings.information,
+        picks=settings.picks,
+        bonus=bonus,
+        bonus_settings=own if bonus == settings.bonus else None,
+        comparator=settings.comparator,
+        weights=settings.weights,
+        cost_bonus_scale=settings.cost_scale,
+        reward_weight=1.0 if backends.reward is None else backends.reward.span / 4.0,
+    )
 
 
 class WhitenedFeatures:

@@ -48,21 +48,21 @@ FIXED = (
     # --- margins and the two stages ---------------------------------------------------------------------------------
     mutant(
         "the margin's sign",
-        "theory/losses/margins bonus_margin",
+        "methods/loss_bonus bonus_margin",
         "return rejected - chosen",
         "return chosen - rejected",
         "test_corrected_bonus_loss_has_the_closed_form_as_its_minimiser",
     ),
     mutant(
         "the sign of the margin where a run computes it",
-        "parts/exploring ExplorationController.loss_bonus",
+        "methods/loss_bonus LossBonuses.loss_bonus",
         "bonus_margin(self._bonus_of(stage, chosen), self._bonus_of(stage, rejected))",
         "bonus_margin(self._bonus_of(stage, rejected), self._bonus_of(stage, chosen))",
         "test_the_margin_of_a_run_is_the_bonus_of_the_rejected_answer_less_that_of_the_chosen_one",
     ),
     mutant(
         "the cost stage gets the reward's bonus",
-        "parts/exploring ExplorationController._bonus_of",
+        "methods/loss_bonus LossBonuses._bonus_of",
         'return reward if stage == "reward" else cost',
         "return reward",
         "test_the_margin_of_a_run_is_the_bonus_of_the_rejected_answer_less_that_of_the_chosen_one",
@@ -84,8 +84,8 @@ FIXED = (
     mutant(
         "the Lagrangian objective at the reward stage's temperature",
         "algorithms/stages lagrangian_objective",
-        "cost_temperature(beta, multiplier), multiplier,",
-        "beta * multiplier, multiplier,",
+        "cost_temperature(beta, multiplier), multiplier)",
+        "beta * multiplier, multiplier)",
         "test_the_cost_stage_of_a_run_has_temperature_beta_over_the_multiplier",
     ),
     mutant(
@@ -396,7 +396,7 @@ FIXED = (
     ),
     mutant(
         "the bonus in the loss never learns of a pair",
-        "parts/exploring ExplorationController.update",
+        "methods/loss_bonus LossBonuses.update",
         "self._bonus.update(pairs)",
         "self._bonus.update([])",
         "test_pairs_of_a_round_enter_both_the_choice_and_the_bonus_in_the_loss",

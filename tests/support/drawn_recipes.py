@@ -52,11 +52,15 @@ class Draws:
         }
 
 
+(OURS, *ALIKE), (PAPERS, *COMPARED) = SHIPPED["methods"], LAB["methods"]
+METHODS = (OURS, PAPERS, *ALIKE, *COMPARED)
+
+
 def drawn_recipe(number: int) -> Tree:
     """The recipe of that number, as it would stand in a file."""
     draws = Draws(number)
     world = draws.one(*WORLDS)
-    algorithm = draws.one(*("o-pd-dpo",) * 10, *("pd-dpo",) * 5, "o-pd-dpo-paper", *SHIPPED["methods"], *LAB["methods"])
+    algorithm = draws.one(*("o-pd-dpo",) * 10, *("pd-dpo",) * 5, "o-pd-dpo-paper", *METHODS)
     needs = NEEDS.get(algorithm, {}) if draws.chance(0.9) else {}
     recipe: Tree = {
         "extends": "tabular" if world == "tabular" else "text-world-twin",

@@ -27,7 +27,6 @@ from pddpo_ray.records import (
     CandidateSet,
     CostEstimate,
     LabelledPair,
-    LossBonus,
     Objective,
     Pair,
     PairRow,
@@ -35,7 +34,6 @@ from pddpo_ray.records import (
     Prompt,
     Response,
     SafetyLabels,
-    Stage,
     Verdict,
 )
 from pddpo_ray.theory.estimates.cost_estimate import mean_with_error
@@ -330,6 +328,3 @@ class Chooser:
 
     def update(self, pairs: Sequence[Pair]) -> None:
         self._explorer.update(pairs)
-
-    def loss_bonus(self, stage: Stage, rows: Sequence[PairRow], labelled: Sequence[LabelledPair]) -> LossBonus:
-        return LossBonus()

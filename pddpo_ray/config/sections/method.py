@@ -22,6 +22,8 @@ class Method(Extension):
 
     online: bool = False
     """Whether rounds collect new preferences, so that it has an explorer."""
+    optimistic: bool = False
+    """Whether its policies carry the bonus themselves: then their own answers are compared, without proposals."""
     one_round: bool = False
     multiplier: Literal["moves", "given", "none"] = "moves"
     """moves: by the dual's rule. given: once, or by the method itself; the rule is `fixed`. none: there is none."""
@@ -33,7 +35,7 @@ class Method(Extension):
     """Whether its limit is on the scores of a cost model, which nothing clips, not on labels of answers."""
     parts: str | None = None
     """`module:function` of parts of its own, called with the recipe, its backends, the parts of the run and the first
-    multiplier's state; a method has them as `parts.own`."""
+    multiplier's state; a method has them as `parts.own`, and an explorer among them is the run's."""
     policy_gradient: bool = False
     """Whether it updates the policy by clipped steps on its own scored answers, not by preference fits."""
 
@@ -96,7 +98,6 @@ class PpoConfig(Strict):
 
 
 O_PD_DPO = Method("pddpo_ray.algorithms.o_pd_dpo:run", online=True, several=True, stated=True)
-O_PD_DPO_PAPER = Method("pddpo_ray.algorithms.o_pd_dpo_paper:run", online=True, several=True)
 PD_DPO = Method("pddpo_ray.algorithms.pd_dpo:run", several=True, stated=True)
 PD_DPO_FIXED = Method("pddpo_ray.algorithms.pd_dpo_fixed:run", multiplier="given", several=True, stated=True)
 PD_DPO_ADALAG = Method("pddpo_ray.algorithms.pd_dpo_adalag:run", stated=True)

@@ -15,6 +15,7 @@ from scipy.optimize import root
 from scipy.special import expit, softmax
 
 from pddpo_lab.bonuses import SimHashCounts, ThompsonBonus
+from pddpo_lab.methods.loss_bonus import bonus_margin
 from pddpo_lab.verify.formulas import one_hot_gram, theory_amplitude, theory_precision, valid_scale
 from pddpo_ray.exploration.alternatives import EllipticalBonus, HeldBonus
 from pddpo_ray.exploration.bonus import elliptical, elliptical_from_inverse, saturation
@@ -29,7 +30,6 @@ from pddpo_ray.exploration.resampling import (
     resampling_weights,
 )
 from pddpo_ray.records import CandidateSet, Pair, Response
-from pddpo_ray.theory.losses.margins import bonus_margin
 from pddpo_ray.theory.mle import box_mle
 from pddpo_ray.worlds.tabular.world import TabularWorld, trap_world
 

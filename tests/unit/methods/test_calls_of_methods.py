@@ -13,11 +13,11 @@ from typing import Any, cast
 import pytest
 
 from pddpo_lab.methods.caid import resumed, stepped
+from pddpo_lab.methods.loss_bonus import LossBonus
 from pddpo_lab.methods.safe_dpo import transformed
 from pddpo_lab.methods.safe_rlhf import newest_answers
 from pddpo_lab.methods.stages import unsafe_bits, weighed_objective
 from pddpo_ray.algorithms.stages import (
-    NO_BONUS,
     Parts,
     Sizes,
     neighbours_of,
@@ -31,7 +31,6 @@ from pddpo_ray.records import (
     HARM,
     CostEstimate,
     LabelledPair,
-    LossBonus,
     Objective,
     Pair,
     PairRow,
@@ -131,13 +130,15 @@ def calls_of(method: str, sizes: Sizes = SIZES, **parts: Any) -> tuple[Calls, Un
         "preferences": Asked(
             calls, "preferences", reward="D_r", cost="D_c", labelled=LABELLED, cost_of=lambda name: f"D_{name}"
         ),
-        "explorer": Asked(calls, "explorer", loss_bonus=lambda stage, *_: bonus(stage)),
+        "explorer": Asked(calls, "explorer"),
         "own": Asked(
             calls, "scores", threshold=0.25, upper=2.0, held=False, reference_answers=lambda _: ANSWERS,
             explicit_multiplier=lambda *_: 0.7, cost_of=lambda *_: ESTIMATE,
             trained=lambda *_: (lambda answers: f"scores of {answers}", "critics"),
         ),
     } | parts  # fmt: skip
+    if method == "o-pd-dpo-paper":
+        known["own"] = Asked(calls, "explorer", loss_bonus=lambda stage, *_: bonus(stage))
     if method == "p-sacpo":
         known["own"] = Asked(calls, "weights", merged=numbered("merged"))
     if method in ("safe-rlhf", "c-grpo"):
@@ -162,6 +163,9 @@ def by_labels(known: dict[str, Any], estimate: Any, window: Any = None) -> Limit
         by_covariance=False, drift=nothing, log_probs=nothing, reference=nothing, seed=0,
         feedback=known["feedback"], estimate=estimate, window=window,
     )  # fmt: skip
+
+
+NO_BONUS = LossBonus()
 
 
 def bonus(stage: str) -> LossBonus:

@@ -74,7 +74,7 @@ def test_small_runs_on_texts_enter_the_rest_and_the_margins(tmp_path: Path) -> N
             run_recipe(load("text-world", [*size, f"algorithm={name}", *HERE]), tmp_path / name)
         xpo = [*TEXT, "rounds=1", "offline.compare_rounds=0", "explore.bonus=off", *VARIANTS["loss-xpo"]]
         run_recipe(load("text-world", [*xpo, *HERE]), tmp_path / "xpo")
-    assert missing(seen, [*ONLY_TEXTS, "pddpo_ray.theory.losses.margins.bonus_margin"]) == []
+    assert missing(seen, [*ONLY_TEXTS, "pddpo_lab.methods.loss_bonus.bonus_margin"]) == []
 
 
 @pytest.mark.full

@@ -101,7 +101,7 @@ def test_the_other_methods_train_all_parameters_and_draw_what_their_authors_drew
 
 def test_every_method_has_a_page_a_world_recipe_and_a_paper_recipe() -> None:
     methods = set(names("methods"))
-    parts = {"__init__", "stages", "scoring", "merging", "linear_scores", "explicit_dual"}
+    parts = {"__init__", "stages", "scoring", "merging", "loss_bonus", "linear_scores", "explicit_dual"}
     rooms = [Path(algorithms.__file__).parent, *map(Path, pddpo_lab.methods.__path__)]
     files = {path.stem for room in rooms for path in room.glob("*.py")} - parts
     assert {METHODS[name].__name__.rpartition(".")[2] for name in methods} == files
