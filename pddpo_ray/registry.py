@@ -23,6 +23,7 @@ from pddpo_ray.errors import UserError, missing_extra, nearest, nearest_or_all
 KINDS: Mapping[str, str] = {
     "methods": "method",
     "worlds": "world",
+    "learners": "learner",
     "bonuses": "bonus",
     "dual_rules": "dual rule",
     "sources": "source",
@@ -45,6 +46,7 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
         "o-pd-dpo", "pd-dpo", "pd-dpo-fixed", "pd-dpo-adalag", "dpo-harmless", "dpo-helpful",
     ),
     "worlds": _in("pddpo_ray.config.sections.world", "text", "tabular"),
+    "learners": {},
     "bonuses": _in(
         "pddpo_ray.config.sections.explore",
         "elliptical", "theorem", "greedy", "proposals", "off",
@@ -90,6 +92,7 @@ LAB: Mapping[str, tuple[str, ...]] = {
         "safe-rlhf",
         "c-grpo",
     ),
+    "learners": ("loglinear",),
     "bonuses": ("simhash", "thompson"),
 }
 """What the laboratory brings, which a checkout has in lab/ and this package does not hold; for messages without it."""

@@ -109,7 +109,7 @@ class TextWorldConfig(Strict):
     """The model that is trained in place of a downloaded one."""
     learner: Literal["network", "loglinear"] = "network"
     """What is trained: the reference's weights, or weights of slot and topic features on top of its probabilities (the
-    log-linear twin: exact fits and draws, a run in a minute)."""
+    log-linear twin of pddpo-lab: exact fits and draws, a run in a minute)."""
     loglinear: LogLinearConfig = LogLinearConfig()
     cache: str | None = None
     """Folder of trained references; null: `$PDDPO_CACHE`, else `~/.cache/pddpo_ray`."""
