@@ -224,7 +224,12 @@ def _brought(kind: str) -> tuple[EntryPoint, ...]:
 def _loaded(kind: str, entry: EntryPoint, reference: EntryPoint) -> Any:
     """What `reference` points to; failures name the package that brought `entry`."""
     if entry.name in SHIPPED[kind]:
-        return reference.load()
+        try:
+            return reference.load()
+        except ModuleNotFoundError as error:
+            if error.name != "pddpo_lab":
+                raise
+            raise UserError(f"{entry.name} is a {KINDS[kind]} {OF_LAB}") from error
     try:
         return reference.load()
     except Exception as error:

@@ -32,7 +32,7 @@ from pddpo_ray.training.local import store_reference
 from pddpo_ray.training.recipe_trainer import recipe_trainer
 from pddpo_ray.worlds.computed_reward import own_reward, with_reward
 from pddpo_ray.worlds.exact_evaluation import WorldView
-from pddpo_ray.worlds.tabular.limits import TableLimits, on_prompts, range_of
+from pddpo_ray.worlds.table_limits import TableLimits, on_prompts, range_of
 from pddpo_ray.worlds.text.limits import text_limits
 from pddpo_ray.worlds.text.prepared_world import PreparedTextWorld, prepare_text_world
 
@@ -233,5 +233,5 @@ def _under_limits(config: Config, store: ArtifactStore, prepared: PreparedTextWo
         measured_by=measures.versions,
     )
     reward = config.computed_reward
-    own = None if reward is None or reward.source.kind != "world" else own_reward(world, reward)
+    own = None if reward is None or reward.source.kind != "world" else own_reward(world.oracle, world.cell, reward)
     return _with_reward(config, made, world.prompts, labels=own, outside=outside)

@@ -38,7 +38,7 @@ from pddpo_ray.errors import UserError, nearest
 from pddpo_ray.limits import former
 from pddpo_ray.limits.former import at
 from pddpo_ray.limits.reading import PAIRS, REWARD, beside
-from pddpo_ray.registry import recipe_folders
+from pddpo_ray.registry import OF_LAB, recipe_folders
 from pddpo_ray.storage.checkpoints import is_hub_name
 from pddpo_ray.storage.whole_files import refuse_password
 
@@ -169,7 +169,8 @@ def _locate(recipe: str) -> tuple[Path, str]:
         return path, recipe
     if path.suffix in (".yaml", ".yml") or path.is_dir():
         raise UserError(f"{recipe}: there is no such recipe file; `pddpo recipes` lists the shipped ones")
-    raise UserError(f"there is no recipe `{recipe}`{nearest(recipe, names)}; `pddpo recipes` lists them all")
+    more = "" if recipe_folders() else f", and more are {OF_LAB}"
+    raise UserError(f"there is no recipe `{recipe}`{nearest(recipe, names)}; `pddpo recipes` lists them all{more}")
 
 
 def _parse_override(text: str) -> tuple[Keys, Any, str]:

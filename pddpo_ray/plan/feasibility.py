@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pddpo_ray.config import Config, TabularWorldConfig, TextWorldConfig
+from pddpo_ray.config import Config, TextWorldConfig
 from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.limits.sources import Source
 from pddpo_ray.plan.limits import FREE
+from pddpo_ray.registry import code_of
 from pddpo_ray.scoring.sources.opening import Surroundings, single_source
-from pddpo_ray.worlds.tabular.files import tabular_world
-from pddpo_ray.worlds.tabular.limits import TableLimits, as_stated, table_limits
+from pddpo_ray.worlds.table_limits import TableLimits, as_stated
 from pddpo_ray.worlds.text.family import grammar_of
 from pddpo_ray.worlds.text.limits import ENUMERABLE, limits_of_sentences, text_limits
 
@@ -31,12 +31,13 @@ def kept_in_world(config: Config) -> list[str]:
     Raises UserError where no policy keeps them: one of them alone, or all together.
     """
     match config.world:
-        case TabularWorldConfig() as world:
-            return _kept(table_limits(tabular_world(world), config.stated, config.prompt_sets), "all limits")
+        case None:
+            return []
         case TextWorldConfig() as world:
             return _kept_in_texts(config, world)
-        case _:
-            return []
+        case world:
+            limits = code_of("worlds", world.kind, "limits")
+            return [] if limits is None else _kept(limits(config), "all limits")
 
 
 def _kept(limits: TableLimits, these: str) -> list[str]:

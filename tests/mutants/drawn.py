@@ -37,7 +37,7 @@ SCOPE = (
     "pddpo_ray/parts/limits.py",
     "pddpo_ray/limits/drawn.py",
     "pddpo_ray/limits/estimate.py",
-    "pddpo_ray/worlds/tabular/parts.py",
+    "lab/pddpo_lab/worlds/tabular/parts.py",
     "pddpo_ray/training/fit.py",
 )
 TESTS = (

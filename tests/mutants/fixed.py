@@ -40,7 +40,7 @@ class Fixed:
 
 def mutant(name: str, where: str, original: str, mutated: str, *tests: str) -> Fixed:
     path, function = where.split()
-    room = "lab/pddpo_lab" if path.startswith("methods/") else "pddpo_ray"
+    room = "lab/pddpo_lab" if path.startswith(("methods/", "worlds/tabular/")) else "pddpo_ray"
     return Fixed(name, f"{room}/{path}.py", function, original, mutated, tests)
 
 

@@ -61,8 +61,8 @@ class PpoCommand:
         # Imported here: the theory's methods need no torch.
         from pddpo_lab.policy_gradient.networks import update_network
         from pddpo_lab.policy_gradient.tables import update_table
+        from pddpo_lab.worlds.tabular.parts import TabularTrainer
         from pddpo_ray.training.local import LocalTrainer
-        from pddpo_ray.worlds.tabular.parts import TabularTrainer
 
         if isinstance(backend, LocalTrainer):
             return update_network(self, backend)

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from pddpo_lab.policy_gradient.command import Critics, PpoCommand, PpoResult, ScoredAnswer, StoredWeights
 from pddpo_lab.policy_gradient.update import Actors, Learner, ModuleEngine, run_ppo
+from pddpo_lab.worlds.tabular.parts import TabularTrainer
 from pddpo_ray.config import PpoConfig
 from pddpo_ray.records import Array
 from pddpo_ray.training.batches import TextBatch
-from pddpo_ray.worlds.tabular.parts import TabularTrainer
 
 
 class TablePolicy(nn.Module):

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp
 
 from pddpo_lab.worlds.log_linear import THETA, Indices, LogLinear, given_the_grammar, phrase_blocks, slot_sizes
+from pddpo_lab.worlds.tabular.engine import TableEngine, decoded
 from pddpo_ray.config.sections.world import LogLinearConfig
 from pddpo_ray.contracts import FitCommand, FitResult, RolloutEngine, TrainerBackend
 from pddpo_ray.errors import RunError
@@ -23,7 +24,6 @@ from pddpo_ray.registry import Extension
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.losses.value_stage import VALUE_RIDGE, least_squares
 from pddpo_ray.theory.mle import unbounded_logistic
-from pddpo_ray.worlds.tabular.engine import TableEngine, decoded
 from pddpo_ray.worlds.text.grammar import Grammar
 
 

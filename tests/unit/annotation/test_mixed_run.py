@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
+from pddpo_lab.worlds.tabular.files import tabular_world
 from pddpo_ray.config import Config, MixedFeedback, load
 from pddpo_ray.contracts import Labeller
 from pddpo_ray.driver.run import run_recipe
@@ -19,7 +20,6 @@ from pddpo_ray.parts.mixed_labelling import MODEL, PEOPLE, MixedFeedbackControll
 from pddpo_ray.records import HARM, Response, answers_seen
 from pddpo_ray.theory.estimates.cost_estimate import interval
 from pddpo_ray.theory.estimates.people_estimates import Sample
-from pddpo_ray.worlds.tabular.files import tabular_world
 from pddpo_ray.worlds.truth_by_text import imperfect_model, truth_of
 from pddpo_ray.worlds.truth_labeller import WorldLabeller
 

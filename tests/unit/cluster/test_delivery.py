@@ -13,6 +13,8 @@ import torch
 
 from actors.trainer_group import TrainerInTurns
 from pddpo_lab.policy_gradient.command import PpoCommand, ScoredAnswer
+from pddpo_lab.worlds.tabular.parts import TabularTrainer
+from pddpo_lab.worlds.tabular.world import trap_world
 from pddpo_ray.config import PpoConfig, load
 from pddpo_ray.contracts import EarlyTrainer, FitCommand, FitResult
 from pddpo_ray.errors import RunError
@@ -22,8 +24,6 @@ from pddpo_ray.rollout.vllm_native import reserved_rank
 from pddpo_ray.rollout.vllm_worker import PolicyWorker
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.tensors import TensorStream, tensors_sha256
-from pddpo_ray.worlds.tabular.parts import TabularTrainer
-from pddpo_ray.worlds.tabular.world import trap_world
 
 NATIVE = "rollout.delivery=native"
 LORA = "model.parameters.kind=lora"

@@ -13,6 +13,7 @@ import pytest
 from pddpo_lab.methods.merging import Merging
 from pddpo_lab.policy_gradient.command import Critics, PpoCommand, PpoResult, ScoredAnswer
 from pddpo_lab.policy_gradient.part import Updates
+from pddpo_lab.worlds.tabular.world import trap_world
 from pddpo_ray.algorithms.stages import lagrangian_objective, reward_objective
 from pddpo_ray.config import BudgetRefit, FitConfig, PpoConfig, TrainerConfig
 from pddpo_ray.contracts import FitCommand, FitResult, Start
@@ -23,7 +24,6 @@ from pddpo_ray.records import LossOptimism, Objective, PairRow, PolicyVersion, R
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.refit import limit_rows
 from pddpo_ray.theory.seeds import seed_of
-from pddpo_ray.worlds.tabular.world import trap_world
 
 WORLD = trap_world()
 REFERENCE = PolicyVersion(0, "reference", "0" * 64, "reference")

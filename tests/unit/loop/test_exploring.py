@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from pddpo_lab.methods.loss_bonus import LossBonuses
 from pddpo_lab.methods.stages import weighed_objective
+from pddpo_lab.worlds.tabular.parts import TabularTrainer
+from pddpo_lab.worlds.tabular.world import trap_world
 from pddpo_ray.algorithms.stages import lagrangian_objective, reward_objective
 from pddpo_ray.config import BudgetRefit, TrainerConfig
 from pddpo_ray.contracts import FitCommand, FitResult
@@ -19,8 +21,6 @@ from pddpo_ray.journal import Journal
 from pddpo_ray.parts.fitting import FitPlan, TrainerController
 from pddpo_ray.records import HARM, LabelledPair, Objective, Pair, PairRow, PolicyVersion, Response, Verdict
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.worlds.tabular.parts import TabularTrainer
-from pddpo_ray.worlds.tabular.world import trap_world
 
 WORLD = trap_world()
 VERSION = PolicyVersion(1, "v1", "1" * 64, "v1")

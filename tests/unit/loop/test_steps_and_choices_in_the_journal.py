@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from pddpo_lab.methods.loss_bonus import LossBonus, LossBonuses
+from pddpo_lab.worlds.tabular.world import trap_world
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.parts.dual_step import DualController, Estimates, LocalDual, journalled_estimates
@@ -27,7 +28,6 @@ from pddpo_ray.records import (
 )
 from pddpo_ray.theory.estimates.cost_estimate import interval
 from pddpo_ray.theory.multipliers.dual import DualState, ProjectedFixed, ascend, limit_state
-from pddpo_ray.worlds.tabular.world import trap_world
 
 WORLD = trap_world()
 ANSWERS = [WORLD.response(x, y, f"a{x}{y}") for x in range(3) for y in range(4)]

@@ -9,10 +9,10 @@ import pytest
 from pddpo_lab.verify import checks, experiments
 from pddpo_lab.verify.methods import COMPARED
 from pddpo_lab.verify.simulate import simulate
+from pddpo_lab.worlds.tabular.world import trap_world
 from pddpo_ray.config import load
 from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.serving.catalog import drawn_round
-from pddpo_ray.worlds.tabular.world import trap_world
 from tests.support.method_modules import METHODS as ALL_METHODS
 from tests.support.reach import Entered, entered, functions_of, missing, named, resolved
 from tools.small_runs import HERE, METHODS, TABLE, TEXT, VARIANTS

@@ -12,6 +12,8 @@ import pytest
 
 from pddpo_lab.methods.caid import resumed
 from pddpo_lab.policy_gradient.command import Critics, PpoCommand, ScoredAnswer
+from pddpo_lab.worlds.tabular.parts import TabularTrainer
+from pddpo_lab.worlds.tabular.world import trap_world
 from pddpo_ray.config import PpoConfig
 from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.driver.run import run_recipe
@@ -23,8 +25,6 @@ from pddpo_ray.theory.multipliers.dual import DualState, ProjectedFixed, limit_s
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.local import LocalTrainer, store_reference
 from pddpo_ray.training.passes.log_probs import ResponseScorer
-from pddpo_ray.worlds.tabular.parts import TabularTrainer
-from pddpo_ray.worlds.tabular.world import trap_world
 from tests.support.method_modules import METHODS
 from tests.support.tiny_language_model import save_policy, tiny_llama
 from tests.unit.loop.small_run import finish, small

@@ -14,14 +14,8 @@ from scipy.optimize import minimize
 
 from pddpo_lab.policy_gradient.command import PpoCommand, ScoredAnswer
 from pddpo_lab.verify.formulas import one_hot_gram
-from pddpo_ray.config import PpoConfig
-from pddpo_ray.contracts import FitCommand, FitSettings, Start
-from pddpo_ray.errors import RunError
-from pddpo_ray.records import Decoding, LossOptimism, Objective, PairRow, PolicyVersion
-from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.storage.tensors import tensors_sha256
-from pddpo_ray.worlds.tabular.engine import decoded
-from pddpo_ray.worlds.tabular.parts import (
+from pddpo_lab.worlds.tabular.engine import decoded
+from pddpo_lab.worlds.tabular.parts import (
     TabularEngine,
     TabularTrainer,
     offsets_of,
@@ -29,7 +23,13 @@ from pddpo_ray.worlds.tabular.parts import (
     shares_of,
     wins_of,
 )
-from pddpo_ray.worlds.tabular.world import trap_world
+from pddpo_lab.worlds.tabular.world import trap_world
+from pddpo_ray.config import PpoConfig
+from pddpo_ray.contracts import FitCommand, FitSettings, Start
+from pddpo_ray.errors import RunError
+from pddpo_ray.records import Decoding, LossOptimism, Objective, PairRow, PolicyVersion
+from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.storage.tensors import tensors_sha256
 
 WORLD = trap_world()
 ROWS = (
