@@ -227,7 +227,7 @@ def _loaded(kind: str, entry: EntryPoint, reference: EntryPoint) -> Any:
         try:
             return reference.load()
         except ModuleNotFoundError as error:
-            if error.name != "pddpo_lab":
+            if (error.name or "").partition(".")[0] != "pddpo_lab":
                 raise
             raise UserError(f"{entry.name} is a {KINDS[kind]} {OF_LAB}") from error
     try:

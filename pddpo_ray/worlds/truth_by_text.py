@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pddpo_ray.config import Config
+from pddpo_ray.errors import UserError
 from pddpo_ray.records import Array, Response
 from pddpo_ray.registry import code_of
 from pddpo_ray.scoring.interface import TextPair
@@ -46,7 +47,10 @@ class TruthByText:
 def truth_of(config: Config) -> TruthByText:
     """Builds the recipe's world again. A text world takes its reference from the cache, or trains it first."""
     if config.policies == "tables" and config.world is not None:
-        texts, answers, oracle = code_of("worlds", config.world.kind, "texts")(config)
+        known = code_of("worlds", config.world.kind, "texts")
+        if known is None:
+            raise UserError(f"world.kind={config.world.kind} does not tell its texts, which simulated people answer by")
+        texts, answers, oracle = known(config)
     else:
         # Imported here: a tabular world needs no language model.
         from pddpo_ray.worlds.text.prepared_world import prepare_text_world
