@@ -52,7 +52,7 @@ def pddpo(site: Path, folder: Path, *arguments: str) -> subprocess.CompletedProc
     return subprocess.run(
         [sys.executable, "-m", "pddpo_ray", *arguments],
         capture_output=True, text=True, check=False, cwd=folder, timeout=300,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(ROOT)])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(ROOT), str(ROOT / "lab")])},
     )  # fmt: skip
 
 
