@@ -11,7 +11,6 @@ import json
 import logging
 import re
 from collections.abc import Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +113,6 @@ def recipe_names() -> list[str]:
     return [name for name in _recipes() if not name.startswith(LAYERS)]
 
 
-@cache
 def _recipes() -> dict[str, Path]:
     """File of each of them and of the layers that they extend, by name in alphabetical order."""
     files = {

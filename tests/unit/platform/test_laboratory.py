@@ -58,17 +58,13 @@ def test_without_the_laboratory_help_and_its_commands_say_where_they_live(
 def test_without_the_laboratory_its_recipes_methods_and_tables_say_where_they_live(
     capsys: pytest.CaptureFixture[str], commands: list[EntryPoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loading._recipes.cache_clear()
     monkeypatch.setitem(sys.modules, "pddpo_lab.worlds.tabular.backends", None)
-    try:
-        assert run(capsys, "train", "tabular")[2].endswith(f"lists them all, and more are {OF_LAB}\n")
-        refused = run(capsys, "train", "text-world", "algorithm=mocan", "--dry-run")[2]
-        assert refused.endswith(f"mocan is a method {OF_LAB}\n")
-        with pytest.raises(UserError, match=f"^tabular is a world {OF_LAB}$"):
-            code_of("worlds", "tabular")
-        assert {"text-world", "demo", "align", "gpu/o-pd-dpo-8"} <= set(loading.recipe_names())
-    finally:
-        loading._recipes.cache_clear()
+    assert run(capsys, "train", "tabular")[2].endswith(f"lists them all, and more are {OF_LAB}\n")
+    refused = run(capsys, "train", "text-world", "algorithm=mocan", "--dry-run")[2]
+    assert refused.endswith(f"mocan is a method {OF_LAB}\n")
+    with pytest.raises(UserError, match=f"^tabular is a world {OF_LAB}$"):
+        code_of("worlds", "tabular")
+    assert {"text-world", "demo", "align", "gpu/o-pd-dpo-8"} <= set(loading.recipe_names())
 
 
 @pytest.mark.slow

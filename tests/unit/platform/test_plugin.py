@@ -167,7 +167,7 @@ def test_what_is_installed_is_explained_listed_and_checked(site: Path, tmp_path:
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EntryPoint]]:
     """Entry points as if packages had brought them."""
-    entries: list[EntryPoint] = []
+    entries = [EntryPoint("lab", "pddpo_lab.recipes", "pddpo_ray.recipes")]
     registry._brought.cache_clear()
     monkeypatch.setattr(registry, "entry_points", lambda group: [one for one in entries if one.group == group])
     yield entries
