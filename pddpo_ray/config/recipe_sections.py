@@ -44,7 +44,7 @@ from pddpo_ray.config.sections.trainer import TrainerConfig
 from pddpo_ray.config.sections.world import TextWorldConfig, World
 from pddpo_ray.errors import UserError
 from pddpo_ray.limits import former
-from pddpo_ray.limits.of_recipe import labelled_by_feedback, stated_of
+from pddpo_ray.limits.of_recipe import by_world, labelled_by_feedback, stated_of
 from pddpo_ray.limits.quantities import Limit
 from pddpo_ray.limits.reading import KINDS, StatedLimit, stated_reward
 from pddpo_ray.registry import SHIPPED, load
@@ -139,12 +139,6 @@ class Sections(Strict):
         """N_on: new pairs of an online round, each labelled for helpfulness and for harm."""
         pairs = self.explore.prompts * self.explore.picks if self.online else 0
         return pairs if self.explore.keep is None else min(pairs, self.explore.keep)
-
-    @property
-    def answers_asked(self) -> int:
-        """Answers per round that get safety labels."""
-        feedback = self.feedback
-        return feedback.unsure + feedback.random if isinstance(feedback, MixedFeedback) else feedback.responses
 
     @property
     def pairs_asked(self) -> int:
@@ -247,8 +241,9 @@ class Sections(Strict):
 
     @property
     def asks_costs(self) -> bool:
-        """Whether a labeller is asked which answer is costlier or unsafe; limits on values have their own sources."""
-        return any(one.by_comparisons for one in self.stated) or isinstance(self.feedback, MixedFeedback)
+        """Whether feedback is asked which answer is costlier, or for a cost; other limits have their own sources."""
+        asked = any(one.by_comparisons or one.source.kind == "model" for one in self.stated)
+        return asked or isinstance(self.feedback, MixedFeedback)
 
     @property
     def score_models(self) -> ScoredFeedback | None:
@@ -380,6 +375,7 @@ class Sections(Strict):
             each = PAPERS_COST["labels_each"] if self.signal == "cost_model" else each
             others = {name: {key: one[key] for key in one if key not in KINDS} for name, one in limits.items()}
             limits = {name: {kind: {"world": name}, **one, "labels_each": each} for name, one in others.items()}
+        limits = {name: by_world(one) for name, one in limits.items()}
         return self.model_copy(update={"feedback": truth, "limits": limits})
 
     def in_one_process(self) -> Self:

@@ -195,7 +195,7 @@ class JournalReader:
         """Every step of every multiplier, by round."""
         table = schema.dual_step
         cost_max = (self.recipe.get("dual") or {}).get("cost_max")
-        seen = _seen(self.recipe.get("feedback") or {})
+        count = _seen(self.recipe.get("feedback") or {})
         return [
             record_of(
                 DualEntry,
@@ -207,7 +207,7 @@ class JournalReader:
                     bounds=None,
                     rounds_late=0,
                     moved=0.0,
-                    seen=seen,
+                    **count,
                     cost_max=cost_max if row.mode == "logit_labels" else None,
                 ),
             )
@@ -255,11 +255,11 @@ def read_journal(url_or_path: str | Path, run_id: str | None = None) -> JournalR
         raise
 
 
-def _seen(feedback: Mapping[str, Any]) -> int | None:
-    """`CostEstimate.seen` of a run with this feedback."""
-    if feedback.get("kind") != "mixed":
-        return None
-    return answers_seen(int(feedback["unsure"]), int(feedback["random"]), int(feedback["responses"]))
+def _seen(feedback: Mapping[str, Any]) -> dict[str, int]:
+    """Answers behind an estimate of a run before 0.3 in which people labelled beside a model."""
+    if "unsure" not in feedback:
+        return {}
+    return {"responses": answers_seen(*(int(feedback[key]) for key in ("unsure", "random", "responses")))}
 
 
 def _stored_run(engine: Engine, wanted: str | None) -> str:

@@ -34,7 +34,7 @@ def measurements(config: Config) -> list[Measurements]:
         if one.audited is not None:
             count = min(one.audited, config.feedback.responses) * one.people_each
             lines.append(Measurements(f"{one.limit.name}, audited", "people", 0, count, config.rounds * count))
-        if one.labelled or one.limit.quantity.kind in ("mean", "kl") or one.source.kind in FREE:
+        if one.labelled or one.limit.quantity.kind in ("mean", "kl") or one.source.kind in (*FREE, "model"):
             continue
         over, each = one.limit.quantity.over, one.asking.labels_each or 1
         share = 1.0 if over is None else config.prompts[over].share

@@ -72,9 +72,10 @@ def open_source(stated: StatedLimit, around: Surroundings) -> Source:
 
 
 def source_in_run(stated: StatedLimit, judge: Mapping[str, Any]) -> Source | None:
-    """What measures a limit or a reward in a run, whose paths are absolute; None: the world's own truth, people through
-    the queue, or for a limit on the distance to the reference the trainer. Raises UserError where there is none."""
-    if stated.source.kind in ("world", "reference", "people"):
+    """What measures a limit or a reward in a run, whose paths are absolute; None: the world's own truth, the cost model
+    of feedback, people through the queue, or for a limit on the distance to the reference the trainer. Raises UserError
+    where there is none."""
+    if stated.source.kind in ("world", "reference", "people", "model"):
         return None
     return single_source(stated, Surroundings(Path.cwd(), judge))
 

@@ -228,7 +228,6 @@ def interval(estimate: CostEstimate, level: float = 0.95) -> tuple[float, float]
     mean of clipped logits is a mean within [-C, C]. Then follow all expected costs that M labels an answer can turn
     into such a mean: that part does not shrink with more answers. With missing labels it reaches from the low end where
     they all say safe to the high end where they all say unsafe.
-    Where a machine stands for answers that people did not see, it counts no more answers than say what they saw.
     """
     if estimate.missing:
         worst = replace(estimate, missing=0.0)
@@ -237,7 +236,7 @@ def interval(estimate: CostEstimate, level: float = 0.95) -> tuple[float, float]
         return None if best is None or ends is None else (best[0], ends[1])
     if estimate.mode == "unsafe_rate":
         share = min(max(estimate.value, 0.0), 1.0)
-        count = _independent_answers(share, estimate.standard_error, estimate.seen or estimate.responses)
+        count = _independent_answers(share, estimate.standard_error, estimate.responses)
         return clopper_pearson(share * count, count, level)
     if estimate.mode == "cost_model" and estimate.bounds is not None:
         draws = max(2, estimate.responses // 2)
@@ -276,7 +275,7 @@ def _clipped_interval(estimate: CostEstimate, level: float) -> tuple[float, floa
     """Interval of the expectation of the clipped logit, inside [-C, C]."""
     assert estimate.cost_max is not None
     bounds = (-estimate.cost_max, estimate.cost_max)
-    return bounded_ends(estimate.value, estimate.standard_error, estimate.seen or estimate.responses, bounds, level)
+    return bounded_ends(estimate.value, estimate.standard_error, estimate.responses, bounds, level)
 
 
 @lru_cache(maxsize=64)

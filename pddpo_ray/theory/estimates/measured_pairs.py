@@ -9,7 +9,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from pddpo_ray.records import Array, PairRow
+from pddpo_ray.records import Array, PairRow, answers_seen
 from pddpo_ray.theory.certificates.measured_draws import corrected_by_people
 from pddpo_ray.theory.losses.value_stage import value_targets
 from pddpo_ray.theory.multipliers.matrix_dual import CostEstimates, noise_beside_learned, within_covariance
@@ -184,25 +184,31 @@ def estimates_on_sets(
 def answers_behind(measured: Sequence[MeasuredAnswer], index: int, factors: Factors) -> int:
     """Answers that an estimate of a limit rests on: those that its source was asked about.
 
-    Of an audit those that people gave: what none of them showed, a machine's word does not rule out.
+    Of an audit those that people saw, or that say as much: what none of them showed, a machine's word does not rule
+    out.
     """
     mine = [one for one in measured if factors[one.prompt][index] > 0]
-    chances = [np.broadcast_to(one.chance, one.costs.shape)[index] for one in mine]
-    if audited := sum(bool(chance > 0) for chance in chances):
-        return audited
-    return sum(bool(np.isfinite(one.costs[index]) or one.failed[index]) for one in mine)
+    known = sum(bool(np.isfinite(one.costs[index])) for one in mine)
+    chances = np.array([np.broadcast_to(one.chance, one.costs.shape)[index] for one in mine])
+    certain, drawn = int((chances == 1).sum()), int(((chances > 0) & (chances < 1)).sum())
+    if certain or drawn:
+        return answers_seen(certain, drawn, known)
+    return known + sum(bool(one.failed[index]) for one in mine)
 
 
 def means_by_people_alone(measured: Sequence[MeasuredAnswer]) -> Array:
     """Mean cost by people of the answers that they audited, one without their word at 0; inf where none was. [I]
 
-    What they did not see a machine may call bad: its word is none for the low end of an interval of a rate.
+    An answer weighs as one over its chance to be asked about. What they did not see a machine may call bad: its word is
+    none for the low end of an interval of a rate.
     """
     shape = measured[0].costs.shape
-    asked = np.array([np.broadcast_to(one.chance, shape) for one in measured]) > 0
+    chance = np.array([np.broadcast_to(one.chance, shape) for one in measured])
     said = np.nan_to_num(np.array([np.broadcast_to(one.people, shape) for one in measured]), nan=0.0)
-    count = asked.sum(axis=0)
-    return np.divide(np.where(asked, said, 0.0).sum(axis=0), count, out=np.full(shape, np.inf), where=count > 0)
+    least = np.where(chance > 0, chance, 1.0).min(axis=0)
+    weights = np.where(chance > 0, least / np.where(chance > 0, chance, 1.0), 0.0)
+    total = weights.sum(axis=0)
+    return np.divide((weights * said).sum(axis=0), total, out=np.full(shape, np.inf), where=total > 0)
 
 
 def _of_an_even_draw(measured: Sequence[MeasuredAnswer], weights: Array, worst: Array) -> tuple[Array, Array, Array]:
@@ -212,15 +218,18 @@ def _of_an_even_draw(measured: Sequence[MeasuredAnswer], weights: Array, worst: 
     an even draw of fixed size it sums to 0, and so adds nothing to the error of the mean; of independent coins it would
     add (1/pi - 1) D^2 / N. What is left of the correction is (s/pi)(y - f - D). As D is the mean of the same n answers,
     the squares and products of what is left are too small on average: they count n (N - 1) / ((n - 1) N) times.
+
+    Answers that were certain to be asked about (pi = 1) are no part of the draw: their cost is people's.
     """
     machine = np.array([one.costs for one in measured])
     chance = np.array([np.broadcast_to(one.chance, machine[0].shape) for one in measured])
     people = np.array([np.broadcast_to(one.people, machine[0].shape) for one in measured])
-    asked = (chance > 0) & (weights > 0)
+    certain = chance == 1
+    asked = (chance > 0) & (weights > 0) & ~certain
     differences = np.where(asked, np.where(np.isnan(people), worst, people) - machine, 0.0)
     among = np.where(asked, weights, 0.0).sum(axis=0)
     mean = np.divide((weights * differences).sum(axis=0), among, out=np.zeros_like(among), where=among > 0)
     times = np.where(asked, 1.0 / np.where(asked, chance, 1.0), 0.0)
-    shown, number = asked.sum(axis=0), (weights > 0).sum(axis=0)
-    counted = np.where(shown > 1, shown / np.maximum(shown - 1, 1) * (number - 1) / number, 1.0)
-    return (times - 1.0) * mean, times * (differences - mean), counted
+    shown, number = asked.sum(axis=0), ((weights > 0) & ~certain).sum(axis=0)
+    counted = np.where(shown > 1, shown / np.maximum(shown - 1, 1) * (number - 1) / np.maximum(number, 1), 1.0)
+    return np.where(certain, 0.0, (times - 1.0) * mean), times * (differences - mean), counted
