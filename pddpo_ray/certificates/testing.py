@@ -153,7 +153,7 @@ def cannot(one: StatedLimit) -> str | None:
     quantity = one.limit.quantity
     if quantity.kind == "kl":
         return "a kl limit is never certified, for its ratio has no bound"
-    if quantity.kind == "mean" and one.source.kind == "model":
+    if quantity.kind == "mean" and one.source.named == "model":
         return "a cost model's mean is estimated only, never certified"
     if quantity.kind == "mean" and one.limit.cost_range is None:
         return "a mean without stated bounds is estimated only, never certified; state them, e.g. bounds: [0, 400]"

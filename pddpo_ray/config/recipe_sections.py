@@ -46,7 +46,7 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.limits import former
 from pddpo_ray.limits.of_recipe import by_world, labelled_by_feedback, stated_of
 from pddpo_ray.limits.quantities import Limit
-from pddpo_ray.limits.reading import KINDS, StatedLimit, stated_reward
+from pddpo_ray.limits.reading import FEEDBACK, KINDS, StatedLimit, stated_reward
 from pddpo_ray.registry import SHIPPED, load
 from pddpo_ray.theory.multipliers.cost_stage import SKIP_SHARE
 
@@ -199,7 +199,10 @@ class Sections(Strict):
         """The limits of `limits:`, in order; those on comparisons first, as their stages come first."""
         recipe = {"limits": self.limits, "prompts": self.prompts, "dual": {"cost_max": self.dual.cost_max}}
         stated = stated_of(recipe)
-        return tuple(replace(one, labelled=True) for one in stated) if self._feedback_labels(stated) else stated
+        if not self._feedback_labels(stated):
+            return stated
+        by_feedback = [replace(one.source, kind=FEEDBACK, labeller=one.source.kind) for one in stated]
+        return tuple(replace(one, source=source) for one, source in zip(stated, by_feedback, strict=True))
 
     def _feedback_labels(self, stated: Sequence[StatedLimit]) -> bool:
         """Whether `feedback` labels single answers for these limits, and comparisons teach them: the paper's

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -144,6 +144,15 @@ class JournalReader:
         """What was measured of answers, in their order; `phase` is a pattern of what for (`measure-%`)."""
         query = self._measured((schema.measurement,), round_, phase, limit)
         return [rows.measurement_record(row) for row in self._read(query)]
+
+    def measured(self) -> Iterator[tuple[int, str, Measurement]]:
+        """Every measurement with its round and what it was for, round by round; a certificate's draws are in rounds
+        below 0."""
+        table = schema.measurement.c
+        numbers = select(table.round).where(table.run == self.run_id).distinct().order_by(table.round)
+        for number in self._read(numbers):
+            for row in self._read(self._measured((schema.measurement,), number.round, "%", None)):
+                yield row.round, row.phase, rows.measurement_record(row)
 
     def _measured(self, what: Sequence[Any], round_: int | None, phase: str, limit: str | None) -> Select[Any]:
         table = schema.measurement.c

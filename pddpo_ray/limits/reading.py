@@ -42,6 +42,8 @@ LABELLERS: Mapping[str, Mapping[str, Any]] = {
     "mixed": {"model": "cost"},
 }  # fmt: skip
 """Sources that say safe or unsafe about an answer, by `feedback.kind`."""
+FEEDBACK = "feedback"
+"""Who gives a run's comparisons, as the source of a limit that labels of single answers are for."""
 OF_LOGITS = tuple(dict.fromkeys(next(iter(source)) for source in LABELLERS.values()))
 REWARD, PAIRS = "reward", "pairs"
 """The key of a recipe's reward, and its value's where comparisons in files say what is helpful. The first is also what
@@ -69,13 +71,20 @@ class SourceName:
     """Which source a limit names, e.g. {classifier: models/guard, label: unsafe}."""
 
     kind: str
-    """A name of the registry's sources, or `reference` for a kl limit."""
+    """A name of the registry's sources, `reference` for a kl limit, or `feedback` where that labels single answers."""
     what: str = ""
     """A rule's name, a path, `module:name`; empty where options say all."""
     options: Mapping[str, Any] = field(default_factory=dict)
+    labeller: str = ""
+    """Of `feedback`: who labels, by the name of that source."""
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.what}".strip()
+        return f"{self.named} {self.what}".strip()
+
+    @property
+    def named(self) -> str:
+        """The source that the limit names, whether feedback asks it or the limit itself."""
+        return self.labeller or self.kind
 
 
 @dataclass(frozen=True)
@@ -99,8 +108,11 @@ class StatedLimit:
     """How its multiplier moves in a run, where not as the recipe's `dual` says; the recipe checks it."""
     learned_from: str | None = None
     """COMPARISONS or VALUES; None: as its kind and the method have it, a logit from comparisons."""
-    labelled: bool = False
-    """Whether the run's feedback labels single answers for it, on all prompts, and comparisons teach it."""
+
+    @property
+    def labelled(self) -> bool:
+        """Whether the run's feedback labels single answers for it, on all prompts, and comparisons teach it."""
+        return self.source.kind == FEEDBACK
 
     @property
     def by_comparisons(self) -> bool:
@@ -120,7 +132,7 @@ class StatedLimit:
     @property
     def people_each(self) -> int:
         """How many people answer one question about it; 0: it asks nobody."""
-        if not self.asks_people:
+        if not self.asks_people and self.source.labeller != "people":
             return 0
         alone = self.audited is not None and self.limit.quantity.kind != "logit"
         return 1 if alone else self.asking.labels_each or 1
@@ -133,7 +145,7 @@ class StatedLimit:
     @property
     def compared_as(self) -> str:
         """The cost under which pairs are compared for it: a world's by name, or the harm that people or models see."""
-        return self.source.what if self.source.kind == "world" else "cost"
+        return self.source.what if self.source.named == "world" else "cost"
 
     def labelled_by(self, feedback: str, *, by_comparisons: bool) -> bool:
         """Whether the run's feedback labels single answers for it, and comparisons teach it: the paper's cost.

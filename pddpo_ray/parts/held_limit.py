@@ -59,7 +59,7 @@ class HeldLimit:
     @property
     def by_people(self) -> bool:
         """Whether its measures are people's labels, all of them or an audit's."""
-        return self.stated.asks_people and not self.labelled
+        return self.stated.asks_people
 
     @property
     def centre(self) -> float:

@@ -206,7 +206,7 @@ class LimitsController:
 
     def _arrived(self, answers: Sequence[Response]) -> bool:
         """Whether the round's answers can be measured without a wait; a world's measures are as late as they may be."""
-        if any(one.stated.source.kind == "world" and not one.labelled for one in self._limits):
+        if any(one.stated.source.kind == "world" for one in self._limits):
             return False
         there = self._people is None or self._people.arrived(*self._asked_of_people(answers))
         return there and (not self._labelled or self._feedback.safety_arrived(answers, self._labels_each))

@@ -17,7 +17,7 @@ from scipy.special import expit
 from pddpo_ray.contracts import Measure
 from pddpo_ray.journal import Journal
 from pddpo_ray.limits.asked_people import peoples_question
-from pddpo_ray.limits.reading import StatedLimit
+from pddpo_ray.limits.reading import FEEDBACK, StatedLimit
 from pddpo_ray.limits.sources import Answer, Source, Unmeasured, ask, within_budget
 from pddpo_ray.records import Array, MeasuredValues, Measurement, Response
 from pddpo_ray.theory.certificates.measured_draws import corrected_by_people
@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 
 MACHINE = "machine-"
 """What the phase of machines' numbers begins with, before people are asked about the same answers."""
-BY_OTHERS = ("reference", "people", "model")
-"""Sources that the trainer, the queue and the cost model of feedback stand for."""
+BY_OTHERS = ("reference", "people", "model", FEEDBACK)
+"""Sources that the trainer, the queue and feedback with its cost model stand for."""
 DRAWS = "measure-"
 """The same of what is measured of a batch of a certificate's draws."""
 
@@ -76,7 +76,7 @@ class SourceMeasures:
         drawn = None if self._labels is None else self._labels(answers, seed, references)
         others = references or [None] * len(answers)
         for column, source in enumerate(self._sources):
-            if self._stated[column].labelled or self._stated[column].source.kind in BY_OTHERS:
+            if self._stated[column].source.kind in BY_OTHERS:
                 continue
             rows = [row for row, one in enumerate(answers) if self._acting[column].get(one.prompt.token_ids, 0.0) > 0]
             if source is None:
@@ -149,7 +149,7 @@ def with_model(
     measure: Measure, stated: Sequence[StatedLimit], costs: Callable[[Sequence[Response]], Array]
 ) -> Measure:
     """A measure that also has the limits measured by feedback's cost model: its chance of "unsafe", sigmoid(cost)."""
-    columns = [column for column, one in enumerate(stated) if one.source.kind == "model" and not one.labelled]
+    columns = [column for column, one in enumerate(stated) if one.source.kind == "model"]
 
     def measured(answers: Sequence[Response], seed: int, references: Sequence[Response | None] = ()) -> MeasuredValues:
         found = measure(answers, seed, references)
