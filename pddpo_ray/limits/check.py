@@ -128,6 +128,8 @@ def _audit(stated: StatedLimit, values: Any, answers: Sequence[Answer]) -> tuple
     limit, quantity = stated.limit, stated.limit.quantity
     if quantity.low is None or quantity.high is None or stated.audited is None:
         raise UserError(f"{stated.where}: audited_by needs `bounds` of the measure")
+    if stated.unsure:
+        raise UserError(f"{stated.where}.audited_by.unsure: people label an even draw of a file's answers; leave it out")
     bounds = (quantity.low, quantity.high) if quantity.kind == "mean" else None
     outside = np.flatnonzero((values < quantity.low) | (values > quantity.high))
     if outside.size:

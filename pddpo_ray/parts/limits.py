@@ -44,16 +44,16 @@ from pddpo_ray.records import (
     Response,
     SafetyLabels,
 )
-from pddpo_ray.theory.estimates.measured_pairs import (
+from pddpo_ray.theory.estimates.cost_estimate import (
     LearnedCosts,
     MeasuredAnswer,
     Tokens,
     answers_behind,
     estimates_on_sets,
     means_by_people_alone,
-    value_pairs,
     with_repeated_noise,
 )
+from pddpo_ray.theory.estimates.measured_pairs import value_pairs
 from pddpo_ray.theory.losses.value_stage import value_scale
 from pddpo_ray.theory.multipliers.cost_stage import cost_temperature
 from pddpo_ray.theory.seeds import seed_of

@@ -20,9 +20,13 @@ from pddpo_ray.limits.asked_people import peoples_question
 from pddpo_ray.limits.reading import FEEDBACK, StatedLimit
 from pddpo_ray.limits.sources import Answer, Source, Unmeasured, ask, within_budget
 from pddpo_ray.records import Array, MeasuredValues, Measurement, Response
-from pddpo_ray.theory.certificates.measured_draws import corrected_by_people
-from pddpo_ray.theory.estimates.cost_estimate import clipped_logit, logit_noise
-from pddpo_ray.theory.estimates.measured_pairs import MeasuredAnswer, Tokens
+from pddpo_ray.theory.estimates.cost_estimate import (
+    MeasuredAnswer,
+    Tokens,
+    clipped_logit,
+    corrected_by_people,
+    logit_noise,
+)
 from pddpo_ray.theory.multipliers.matrix_dual import label_variance
 
 logger = logging.getLogger(__name__)

@@ -29,13 +29,16 @@ from pddpo_ray.limits.drawn import Drawn, audited, estimated, logits
 from pddpo_ray.limits.sources import asked_first, chosen_for
 from pddpo_ray.records import Array, CostEstimate
 from pddpo_ray.theory.certificates.certificate import lower_bound, upper_bound
-from pddpo_ray.theory.estimates.cost_estimate import estimate_from_shares, interval, mean_with_error, with_missing
-from pddpo_ray.theory.estimates.measured_pairs import (
+from pddpo_ray.theory.estimates.cost_estimate import (
     MeasuredAnswer,
     answers_behind,
+    estimate_from_shares,
     estimates_on_sets,
+    mean_with_error,
     means_by_people_alone,
+    with_missing,
 )
+from pddpo_ray.theory.estimates.estimate_interval import interval
 from pddpo_ray.theory.intervals import bounded_interval, clopper_pearson, mean_interval, rate_interval
 from pddpo_ray.theory.seeds import generator_of
 
@@ -251,22 +254,23 @@ class Row:
 LABELS, BOUNDS = (1, 8, 64), (2.0, 5.0, 8.0)
 OF_RATES = tuple(product(RATES, COUNTS))
 OF_MEANS = tuple(product(SCORES, COUNTS))
+OF_ESTIMATES = "estimate_interval.interval"
 EVERYWHERE = "log, annotation page, lead's table, terminal, result.json, report"
 ROWS: Mapping[str, Row] = {
-    "rate": Row("cost_estimate.interval", EVERYWHERE, rate_of_a_round,
+    "rate": Row(OF_ESTIMATES, EVERYWHERE, rate_of_a_round,
                 tuple(product(RATES, LABELS, COUNTS, (False, True)))),
     "logit": Row(
-        "cost_estimate.interval", EVERYWHERE, logit_of_a_round,
+        OF_ESTIMATES, EVERYWHERE, logit_of_a_round,
         tuple(product(RATES, LABELS, COUNTS[:2], (False, True), BOUNDS)),
     ),
-    "mean": Row("cost_estimate.interval", EVERYWHERE, mean_of_a_round, OF_MEANS),
+    "mean": Row(OF_ESTIMATES, EVERYWHERE, mean_of_a_round, OF_MEANS),
     "rate, labels missing": Row(
-        "cost_estimate.interval", EVERYWHERE, rate_with_missing_labels, tuple(product(RATES, (1, 8), COUNTS))
+        OF_ESTIMATES, EVERYWHERE, rate_with_missing_labels, tuple(product(RATES, (1, 8), COUNTS))
     ),
     "machine and people": Row(
-        "cost_estimate.interval", EVERYWHERE, machine_and_people, tuple(product(RATES, (6, 24), (96, 288), (0.0, 0.2)))
+        OF_ESTIMATES, EVERYWHERE, machine_and_people, tuple(product(RATES, (6, 24), (96, 288), (0.0, 0.2)))
     ),
-    "audit of a round": Row("cost_estimate.interval", EVERYWHERE, audit_of_a_round, tuple(product(RATES, (48, 240)))),
+    "audit of a round": Row(OF_ESTIMATES, EVERYWHERE, audit_of_a_round, tuple(product(RATES, (48, 240)))),
     "bias of a machine": Row("intervals.bounded_interval", "log, terminal, result.json, report", bias_of_a_machine,
                              tuple(product(RATES, (24, 96, 400)))),
     "rate in a file": Row("limits.drawn.estimated", "pddpo limits check", rate_in_a_file,

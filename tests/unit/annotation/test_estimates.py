@@ -14,17 +14,15 @@ from scipy.special import expit
 from pddpo_ray.limits.sources import asked_first
 from pddpo_ray.records import CostEstimate, answers_seen
 from pddpo_ray.theory.estimates.cost_estimate import (
-    clipped_logit,
-    estimate_from_shares,
-    expected_clipped_logit,
-    interval,
-)
-from pddpo_ray.theory.estimates.measured_pairs import (
     MeasuredAnswer,
     answers_behind,
+    clipped_logit,
+    estimate_from_shares,
     estimates_on_sets,
+    expected_clipped_logit,
     means_by_people_alone,
 )
+from pddpo_ray.theory.estimates.estimate_interval import interval
 from pddpo_ray.theory.estimates.people_estimates import three_fillings
 
 
