@@ -69,6 +69,10 @@ def check_one(stated: StatedLimit, source: Source | None, answers: Sequence[Answ
     limit, quantity = stated.limit, stated.limit.quantity
     if source is None:
         return Checked(limit, str(stated.source), None, None, None, 0, 0, 0, note="measured in a run, not in a file")
+    if stated.unsure:
+        raise UserError(
+            f"{stated.where}.audited_by.unsure: of a file people label an even draw; leave it out"
+        )
     own = of_set(stated, answers)
     measured = ask(limit.name, source, own, stated.asking)
     asked = [index for index, value in enumerate(measured.values) if value is not None]
@@ -128,8 +132,6 @@ def _audit(stated: StatedLimit, values: Any, answers: Sequence[Answer]) -> tuple
     limit, quantity = stated.limit, stated.limit.quantity
     if quantity.low is None or quantity.high is None or stated.audited is None:
         raise UserError(f"{stated.where}: audited_by needs `bounds` of the measure")
-    if stated.unsure:
-        raise UserError(f"{stated.where}.audited_by.unsure: people label an even draw of a file's answers; leave it out")
     bounds = (quantity.low, quantity.high) if quantity.kind == "mean" else None
     outside = np.flatnonzero((values < quantity.low) | (values > quantity.high))
     if outside.size:
