@@ -30,6 +30,7 @@ from pddpo_ray.limits.sources import asked_first, chosen_for
 from pddpo_ray.records import Array, CostEstimate
 from pddpo_ray.theory.certificates.certificate import lower_bound, upper_bound
 from pddpo_ray.theory.estimates.cost_estimate import (
+    Factors,
     MeasuredAnswer,
     answers_behind,
     estimate_from_shares,
@@ -149,7 +150,7 @@ def _by_people(random: Random, machine: Array, truth: Array, unsure: int) -> End
         )
         for row in range(count)
     ]  # fmt: skip
-    factors = {(0,): np.ones(1)}
+    factors: Factors = {(0,): np.ones(1)}
     found = estimates_on_sets(measured, factors, np.ones(1))
     value, error, seen = float(found.means[0]), float(found.standard_errors[0]), answers_behind(measured, 0, factors)
     unconfirmed = max(0.0, value - float(means_by_people_alone(measured)[0]))
