@@ -20,6 +20,7 @@ from pddpo_ray.records import answers_seen
 from pddpo_ray.scorers import labellers
 from pddpo_ray.worlds.truth_by_text import truth_of
 from tests.support.people_by_truth import PeopleByTruth, stand_in
+from tests.unit.loop.test_twin_run import TINY
 
 SETTINGS = [
     "feedback.kind=mixed",
@@ -115,6 +116,27 @@ def test_people_beside_a_model_may_be_late(tmp_path: Path, monkeypatch: pytest.M
             assert Counter(entry.labeller for entry in journal.pairs(number)) == {PEOPLE: 10, MODEL: 6}
     assert [step.round for step in steps] == [1, 2, 3]
     assert late.asked == {AUDIT: 3 * 24, "compare": 3 * 10}
+
+
+@pytest.mark.run
+def test_on_texts_the_machine_measures_beside_a_rule_and_the_truth_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cost = "limits.cost={logit: {model: cost}, at_most: 0, labels_each: 4, audited_by: {people: 12, unsure: 4}}"
+    length = "limits.length={mean: {rule: words}, at_most: 13, bounds: [0, 40]}"
+    config = load("text-world-twin", ["feedback.kind=mixed", *TINY, cost, length, "rounds=1", "people.overlap=0"])
+    people = PeopleByTruth(truth_of(config))
+    stand_in(monkeypatch, people)
+    limits = run_recipe(config, tmp_path / "demo")["limits"]
+    assert people.asked[AUDIT] == 12
+    with read_journal(tmp_path / "demo" / "journal.sqlite", "demo") as journal:
+        said = journal.measurements(1, "measure-answers")
+        (step,) = [one for one in journal.dual_steps() if one.constraint == "cost"]
+    by_machines = Counter(one.source for one in said if one.chance is None)
+    assert by_machines == {"model cost": 24, "rule words": 24}
+    assert step.estimate.responses == answers_seen(4, 8, 24)
+    assert limits["cost"]["audit"]["asked"] == 12
+    assert {"estimate", "value_last", "value_optimum"} <= set(limits["cost"]) & set(limits["length"])
 
 
 def limit_of_round(config: Config, folder: Path, people: PeopleByTruth) -> tuple[float, float, bool]:
