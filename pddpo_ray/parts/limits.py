@@ -53,8 +53,7 @@ from pddpo_ray.theory.estimates.cost_estimate import (
     means_by_people_alone,
     with_repeated_noise,
 )
-from pddpo_ray.theory.estimates.measured_pairs import value_pairs
-from pddpo_ray.theory.losses.value_stage import value_scale
+from pddpo_ray.theory.losses.value_stage import value_pairs, value_scale
 from pddpo_ray.theory.multipliers.cost_stage import cost_temperature
 from pddpo_ray.theory.seeds import seed_of
 

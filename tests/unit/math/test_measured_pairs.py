@@ -22,9 +22,8 @@ from pddpo_ray.theory.estimates.cost_estimate import (
     with_repeated_noise,
 )
 from pddpo_ray.theory.estimates.estimate_interval import interval
-from pddpo_ray.theory.estimates.measured_pairs import value_pairs
 from pddpo_ray.theory.estimates.prompt_sets import prompt_sets
-from pddpo_ray.theory.losses.value_stage import table_scores, value_scale
+from pddpo_ray.theory.losses.value_stage import table_scores, value_pairs, value_scale
 from pddpo_ray.theory.multipliers.dual import DampedNewton, LimitState
 from pddpo_ray.theory.multipliers.matrix_dual import newton_step
 
