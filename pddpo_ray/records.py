@@ -179,6 +179,7 @@ class CostEstimate:
     value: float
     standard_error: float
     responses: int
+    """Answers that an interval may count: where people saw a part and a machine stands for the others, fewer."""
     labels_each: int
     mode: str = "logit_labels"
     constraint: str = "cost"
@@ -196,8 +197,6 @@ class CostEstimate:
     """Rounds between the one whose policy was labelled and the one in which the labels are used."""
     moved: float = 0.0
     """How far the multiplier has moved from the one of that policy by then; its owner knows."""
-    seen: int | None = None
-    """Answers that an interval may count, where people saw a part and a machine stands for the others; None: all."""
 
 
 def answers_seen(unsure: int, random: int, answers: int) -> int:

@@ -55,7 +55,7 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
     "sources": _in(
         "pddpo_ray.limits.source_kinds",
         "rule", "regex", "json_schema", "function", "classifier", "score_model", "judge", "endpoint", "grader",
-        "people", "world", "model", "mixed",
+        "people", "world", "model",
     ),
     "rules": _in(
         "pddpo_ray.limits.rules",

@@ -35,7 +35,7 @@ from pddpo_ray.records import (
     Response,
     SafetyLabels,
 )
-from pddpo_ray.theory.estimates.measured_pairs import MeasuredAnswer
+from pddpo_ray.theory.estimates.cost_estimate import MeasuredAnswer
 from pddpo_ray.theory.multipliers.matrix_dual import CostEstimates
 from pddpo_ray.training.batches import TextBatch
 from pddpo_ray.training.passes.log_probs import Support

@@ -131,7 +131,7 @@ def world_under_limits(config: Config, prepared: PreparedTextWorld) -> tuple[Tab
 
 def opened_sources(config: Config) -> Sources:
     """Who measures each limit, opened. Raises UserError for one that is not available."""
-    return [None if one.labelled else source_in_run(one, config.judge.options) for one in config.stated]
+    return [source_in_run(one, config.judge.options) for one in config.stated]
 
 
 def _with_reward(

@@ -45,6 +45,8 @@ from pddpo_ray.scorers.labellers import (
     estimator_of,
     feedback_of,
     labels_before,
+    measure_of,
+    unsafe_chance,
 )
 from pddpo_ray.theory.multipliers import dual as dual_rules
 
@@ -276,11 +278,12 @@ def _limits(
         return rollout.pool(purpose, prompts, backends.reference, 1, Decoding(max_tokens=config.rollout.max_tokens))
 
     newton = any(isinstance(one.rule, NewtonRule) for one in config.duals.values())
+    risk = unsafe_chance(feedback.models)
     return LimitsController(
-        journal, backends.held_limits, backends.measure, dual, beta=config.beta, by_covariance=newton, drift=drift,
-        log_probs=trainer.log_probs, reference=reference, seed=config.seed, due=due, feedback=feedback,
-        estimate=estimator_of(config, feedback), window=window,
-        people=people_of_limits(config, journal, backends.held_limits, sets_of_prompts(backends)),
+        journal, backends.held_limits, measure_of(config, backends, feedback), dual, beta=config.beta,
+        by_covariance=newton, drift=drift, log_probs=trainer.log_probs, reference=reference, seed=config.seed,
+        due=due, feedback=feedback, estimate=estimator_of(config, feedback), window=window,
+        people=people_of_limits(config, journal, backends.held_limits, sets_of_prompts(backends), risk),
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pddpo_ray.config import Config, TextWorldConfig
-from pddpo_ray.limits.reading import StatedLimit
+from pddpo_ray.limits.reading import FEEDBACK, StatedLimit
 from pddpo_ray.limits.sources import Source
 from pddpo_ray.plan.limits import FREE
 from pddpo_ray.registry import code_of
@@ -23,6 +23,8 @@ from pddpo_ray.worlds.text.limits import ENUMERABLE, limits_of_sentences, text_l
 LARGEST, LARGEST_OF_FUNCTIONS = 1_000_000, 10_000
 """Answers to all prompts of a text world at most that a dry run looks at, and hands to a function of the user's."""
 LEFT = "the run says it before round 1"
+OWN = ("world", "reference", FEEDBACK)
+"""Sources that the world and its reference stand for."""
 
 
 def kept_in_world(config: Config) -> list[str]:
@@ -87,10 +89,10 @@ def _why_left(stated: StatedLimit, trained: bool, answers: int) -> str:
     kind = stated.source.kind
     if stated.asks_people:
         return "it is about people's labels, which are not there yet"
-    of_reference = kind in ("world", "reference") or stated.limit.quantity.versus is not None
+    of_reference = kind in OWN or stated.limit.quantity.versus is not None
     if of_reference and not trained:
         return f"it depends on the reference, which is trained when the run begins; {LEFT}"
-    if kind in ("world", "reference"):
+    if kind in OWN:
         return ""
     if kind == "function" and answers > LARGEST_OF_FUNCTIONS:
         return f"{stated.source} would be called for {answers:,} answers; {LEFT}"
@@ -103,4 +105,4 @@ def _why_left(stated: StatedLimit, trained: bool, answers: int) -> str:
 
 def _opened(config: Config, stated: Sequence[StatedLimit]) -> list[Source | None]:
     around = Surroundings(Path.cwd(), config.judge.options)
-    return [None if one.source.kind in ("world", "reference") else single_source(one, around) for one in stated]
+    return [None if one.source.kind in OWN else single_source(one, around) for one in stated]

@@ -75,7 +75,7 @@ class TableLimits:
         measured = MeasuredValues.nothing(len(answers), len(self.stated))
         others = references or [None] * len(answers)
         for column, stated in enumerate(self.stated):
-            if stated.source.kind != "world" or stated.labelled:
+            if stated.source.kind != "world":
                 continue
             for row in self._asked(column, answers, seed):
                 answer, other, cell = answers[row], others[row], (row, column)

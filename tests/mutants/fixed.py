@@ -373,7 +373,7 @@ FIXED = (
     ),
     mutant(
         "the logit's bias left out",
-        "theory/estimates/cost_estimate interval",
+        "theory/estimates/estimate_interval interval",
         "np.interp(low, means, lowest)",
         "low",
         "test_the_interval_of_a_logit_holds_every_mean_cost_that_the_labels_allow",

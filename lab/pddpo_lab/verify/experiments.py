@@ -18,12 +18,8 @@ from pddpo_lab.verify.pieces import Pieces, Row
 from pddpo_lab.verify.simulate import Trace, simulate
 from pddpo_lab.worlds.tabular.world import TabularWorld, draw_answers, full_coverage, random_world
 from pddpo_ray.records import Array
-from pddpo_ray.theory.estimates.cost_estimate import (
-    Mode,
-    clipped_logit,
-    estimate_from_shares,
-    interval,
-)
+from pddpo_ray.theory.estimates.cost_estimate import Mode, clipped_logit, estimate_from_shares
+from pddpo_ray.theory.estimates.estimate_interval import interval
 
 Progress = Callable[[str], None]
 

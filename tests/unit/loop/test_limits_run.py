@@ -28,7 +28,7 @@ from pddpo_ray.parts.reachable import note_reachable, reached
 from pddpo_ray.plan.printed import make_plan
 from pddpo_ray.report.build import build_report
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.theory.estimates.measured_pairs import MeasuredAnswer
+from pddpo_ray.theory.estimates.cost_estimate import MeasuredAnswer
 from tests.support.tiers import in_full
 from tests.unit.report.page import Page
 

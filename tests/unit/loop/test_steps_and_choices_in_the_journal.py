@@ -26,7 +26,7 @@ from pddpo_ray.records import (
     Response,
     Verdict,
 )
-from pddpo_ray.theory.estimates.cost_estimate import interval
+from pddpo_ray.theory.estimates.estimate_interval import interval
 from pddpo_ray.theory.multipliers.dual import DualState, ProjectedFixed, ascend, limit_state
 
 WORLD = trap_world()

@@ -40,11 +40,11 @@ from pddpo_ray.theory.estimates.cost_estimate import (
     estimate_from_scores,
     estimate_from_shares,
     expected_clipped_logit,
-    interval,
     logit_bias,
     mean_with_error,
     within_prompt_variance,
 )
+from pddpo_ray.theory.estimates.estimate_interval import interval
 from pddpo_ray.theory.intervals import clopper_pearson, mean_interval, student_half_width
 from pddpo_ray.theory.losses.objectives import baseline_optimism_loss, support_loss
 from pddpo_ray.theory.mle import _value_and_slope, bounded_logistic, box_mle, optimistic_mle, win_counts

@@ -24,7 +24,7 @@ from pddpo_ray.algorithms.stages import (
     single_objective,
 )
 from pddpo_ray.config import MethodConfig
-from pddpo_ray.limits.reading import stated_limits
+from pddpo_ray.limits.reading import FEEDBACK, stated_limits
 from pddpo_ray.parts.held_limit import HeldLimit
 from pddpo_ray.parts.limits import LimitsController
 from pddpo_ray.records import (
@@ -157,7 +157,10 @@ def by_labels(known: dict[str, Any], estimate: Any, window: Any = None) -> Limit
     """One limit on the logit of a cost of its own name for each multiplier, labelled by the feedback."""
     names, nothing = list(known["dual"].multipliers), cast(Any, None)
     document = {"limits": {name: {"logit": {"world": name}, "at_most": 0.0, "labels_each": 3} for name in names}}
-    held = [HeldLimit(replace(one, labelled=True), 1.0, {}) for one in stated_limits(document, "test")]
+    held = [
+        HeldLimit(replace(one, source=replace(one.source, kind=FEEDBACK, labeller="world")), 1.0, {})
+        for one in stated_limits(document, "test")
+    ]
     return LimitsController(
         known.get("journal", Rounds()), held, Asked([], ""), known["dual"], beta=0.1,
         by_covariance=False, drift=nothing, log_probs=nothing, reference=nothing, seed=0,
