@@ -30,11 +30,11 @@ from actors.placement import check_cluster, lack, reserve
 from actors.session import check_nodes, ray_session
 from actors.trainer_group import MakeBackend, TrainerGroup, TrainerInTurns, TrainerSettings
 from actors.weights import SendCommand
-from actors.workers import given_labeller, tabular_engine, tabular_trainer, text_engine, text_trainer
-from pddpo_ray.backends import in_process
+from actors.workers import given_labeller, table_engine, table_trainer, text_engine, text_trainer
 from pddpo_ray.backends.backends import Backends
+from pddpo_ray.backends.in_process import backends_of_world
 from pddpo_ray.backends.preflight import given_by_users
-from pddpo_ray.config import Config, RayCluster, TabularWorldConfig, VllmRollout
+from pddpo_ray.config import Config, RayCluster, VllmRollout
 from pddpo_ray.contracts import Labeller
 from pddpo_ray.driver import run
 from pddpo_ray.plan.resources import Bundle, bundles
@@ -44,7 +44,6 @@ from pddpo_ray.rollout.factory import Device, transfer_of
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import ARTIFACTS
 from pddpo_ray.theory.multipliers.dual import DualState
-from pddpo_ray.worlds.tabular.files import tabular_world
 
 COLLECTIVES = "cpu:gloo,cuda:nccl"
 """What ranks with GPUs speak: a group made with `nccl` alone refuses every tensor and object of the host."""
@@ -71,7 +70,7 @@ def make_backends(config: Config, run_dir: Path) -> Backends:
         stack.enter_context(ray_session(f"pddpo/{run_dir.name}", address=cluster.address, cpus=cluster.cpus))
         check_nodes(config, run_dir)
         groups = Groups(config, cluster, run_dir, stack)
-        backends = tabular_backends(groups) if isinstance(config.world, TabularWorldConfig) else text_backends(groups)
+        backends = table_backends(groups) if config.policies == "tables" else text_backends(groups)
         groups.wait_ready()
         backends = groups.join(backends)
         delivery_check = DeliveryCheck(
@@ -213,16 +212,13 @@ def _device(config: Config) -> Device:
     return config.model.device
 
 
-def tabular_backends(groups: Groups) -> Backends:
-    """The tabular world's parts as actors."""
+def table_backends(groups: Groups) -> Backends:
+    """The parts of a world of tables as actors."""
     config = groups.config
-    settings = config.world
-    assert isinstance(settings, TabularWorldConfig)
-    world = tabular_world(settings)
     store = ArtifactStore(groups.run_dir / ARTIFACTS)
-    engines = groups.start_engines("tabular", lambda name: partial(tabular_engine, settings, name, str(store.root)))
-    trainer = groups.start_trainer(partial(tabular_trainer, config, str(store.root)))
-    here = in_process.tabular_backends(config, world, store)
+    here, root = backends_of_world(config, store), str(store.root)
+    engines = groups.start_engines("tabular", lambda name: partial(table_engine, config, name, root))
+    trainer = groups.start_trainer(partial(table_trainer, config, root))
     labeller = groups.start_labeller("world", here.labeller)
     further = {name: groups.start_labeller(f"world-{name}", one) for name, one in here.further_labellers.items()}
     return replace(here, trainer=trainer, engines=engines, labeller=labeller, further_labellers=further)

@@ -11,7 +11,7 @@ import ray
 
 from actors.mailbox import STOP, Outcome, Worker
 from actors.weights import SendCommand, WeightSender
-from pddpo_ray.contracts import FitCommand, FitResult, PpoCommand, PpoResult, TrainerBackend, reinforce
+from pddpo_ray.contracts import FitCommand, FitResult, TrainerBackend, Update, perform
 from pddpo_ray.errors import PddpoError, one_line
 from pddpo_ray.records import Array, PolicyVersion, Response
 from pddpo_ray.training.device import release_cached_memory
@@ -33,8 +33,8 @@ class Rank:
     def execute(self, command: FitCommand) -> FitResult:
         return self._backend.execute(command)
 
-    def reinforce(self, command: PpoCommand) -> PpoResult:
-        return reinforce(self._backend, command)
+    def perform(self, update: Update) -> Any:
+        return perform(self._backend, update)
 
     def log_probs(self, policy: PolicyVersion, responses: Sequence[Response]) -> Array:
         return self._backend.log_probs(policy, responses)

@@ -35,7 +35,7 @@ from actors.mailbox import Mailbox, Outcome, Worker
 from actors.placement import beside_driver, release_places_of_lost_groups, release_superseded_places
 from actors.rank import POLL_S, MakeBackend, Rank, rank_loop
 from actors.weights import SendCommand
-from pddpo_ray.contracts import FitCommand, FitResult, PpoCommand, PpoResult, TrainerBackend, reinforce
+from pddpo_ray.contracts import FitCommand, FitResult, TrainerBackend, Update, perform
 from pddpo_ray.errors import RunError, one_line
 from pddpo_ray.records import Array, PolicyVersion, Response
 from pddpo_ray.training.progress import PROGRESS
@@ -105,8 +105,8 @@ class TrainerGroup:
         self._begun = command, fit
         threading.Thread(target=run, daemon=True, name="fit-begun").start()
 
-    def reinforce(self, command: PpoCommand) -> PpoResult:
-        result = self._call(f"update {command.result}", Rank.reinforce, command)
+    def perform(self, update: Update) -> Any:
+        result = self._call(f"update {update.result}", Rank.perform, update)
         return replace(result, workers=tuple(worker.pid for worker in self.workers()))
 
     def log_probs(self, policy: PolicyVersion, responses: Sequence[Response]) -> Array:
@@ -313,8 +313,8 @@ class TrainerInTurns:
     def execute(self, command: FitCommand) -> FitResult:
         return self._in_turn().execute(command)
 
-    def reinforce(self, command: PpoCommand) -> PpoResult:
-        return reinforce(self._in_turn(), command)
+    def perform(self, update: Update) -> Any:
+        return perform(self._in_turn(), update)
 
     def log_probs(self, policy: PolicyVersion, responses: Sequence[Response]) -> Array:
         return self._in_turn().log_probs(policy, responses)

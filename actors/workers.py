@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pddpo_ray.backends.in_process import tabular_backends
-from pddpo_ray.config import Config, TabularWorldConfig
+from pddpo_ray.backends.in_process import backends_of_world
+from pddpo_ray.config import Config
 from pddpo_ray.contracts import Labeller, RolloutEngine, TrainerBackend
 from pddpo_ray.records import PolicyVersion
 from pddpo_ray.rollout.factory import language_engine
@@ -18,8 +18,6 @@ from pddpo_ray.training.fit import Engine, Shard
 from pddpo_ray.training.models.lora import LoraEngine
 from pddpo_ray.training.passes.log_probs import ResponseScorer
 from pddpo_ray.training.recipe_trainer import recipe_trainer
-from pddpo_ray.worlds.tabular.files import tabular_world
-from pddpo_ray.worlds.tabular.parts import TabularEngine
 
 
 def text_trainer(
@@ -38,10 +36,9 @@ def text_trainer(
     )
 
 
-def tabular_trainer(config: Config, store: str, rank: int, ranks: int) -> TrainerBackend:
-    """The table's fit is exact and takes no time: every rank does the whole of it."""
-    assert isinstance(config.world, TabularWorldConfig)
-    return tabular_backends(config, tabular_world(config.world), ArtifactStore(store)).trainer
+def table_trainer(config: Config, store: str, rank: int, ranks: int) -> TrainerBackend:
+    """A table's fit is exact and takes no time: every rank does the whole of it."""
+    return backends_of_world(config, ArtifactStore(store)).trainer
 
 
 def text_engine(config: Config, name: str, folder: Path, store: str) -> RolloutEngine:
@@ -49,8 +46,9 @@ def text_engine(config: Config, name: str, folder: Path, store: str) -> RolloutE
     return language_engine(config, name, folder, ArtifactStore(store))
 
 
-def tabular_engine(settings: TabularWorldConfig, name: str, store: str) -> RolloutEngine:
-    return TabularEngine(tabular_world(settings), ArtifactStore(store), name)
+def table_engine(config: Config, name: str, store: str) -> RolloutEngine:
+    """The world's engine of that name."""
+    return next(one for one in backends_of_world(config, ArtifactStore(store)).engines if one.name == name)
 
 
 def given_labeller(labeller: Labeller) -> Labeller:

@@ -1,5 +1,6 @@
 #!/bin/bash
-# Makes ~/venv with Python 3.11, the lock of requirements/ with its hashes, and this package; what is there already stays.
+# Makes ~/venv with Python 3.11, the lock of requirements/ with its hashes, this package and its laboratory; what is
+# there already stays.
 # The nodes of `ray up` and the container image are set up by it.
 #
 #   bash deploy/install.sh               # for CUDA: requirements/py311-gpu.lock
@@ -43,7 +44,7 @@ case $ENGINE in
         exit 2
         ;;
 esac
-"${PIP[@]}" -e .
+"${PIP[@]}" -e . -e lab
 
 # Shells of `ray up` are interactive ones; every Ray process of the cluster checks the token.
 LINE="export PATH=$VENV/bin:\$PATH RAY_AUTH_MODE=token"

@@ -11,17 +11,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from pddpo_ray.config import FitConfig, PpoConfig
-from pddpo_ray.errors import RunError
+from pddpo_ray.config import FitConfig
 from pddpo_ray.records import (
     Array,
     CandidateSet,
     CostEstimate,
-    Critics,
     Decoding,
     Delivery,
     LabelledPair,
-    LossBonus,
     LossOptimism,
     MeasuredValues,
     Objective,
@@ -31,8 +28,6 @@ from pddpo_ray.records import (
     Prompt,
     Response,
     SafetyLabels,
-    ScoredAnswer,
-    Stage,
 )
 
 Count = int | Sequence[int]
@@ -44,18 +39,6 @@ Draw = tuple[tuple[int, ...], str, float]
 # --- what a method calls: its parts, as `loop` makes them -----------------------------------------------------------
 
 
-Merge = Callable[[PolicyVersion, PolicyVersion, float, int, str], PolicyVersion]
-"""(base, other, share, number, name) -> the stored mixture of their weights."""
-
-
-class Scorer(Protocol):
-    """Reward and cost of answers; only differences within a prompt have a meaning unless it says otherwise."""
-
-    def __call__(self, responses: Sequence[Response]) -> tuple[Array, Array]:
-        """-> rewards [n], costs [n]"""
-        ...
-
-
 class Trainer(Protocol):
     """Fits policies. What it returns is already in the artifact store."""
 
@@ -64,19 +47,6 @@ class Trainer(Protocol):
     def begin(self, objective: Objective, rows: Sequence[PairRow]) -> None:
         """Starts the next round's reward fit, where the backend can work while labels are waited for."""
         ...
-
-    def merge(self, base: PolicyVersion, other: PolicyVersion, share: float, merge: Merge) -> PolicyVersion: ...
-
-    def reinforce(
-        self,
-        reference: PolicyVersion,
-        answers: Sequence[Response],
-        scores: tuple[Array, Array],
-        multiplier: float,
-        critics: Critics | None,
-        *,
-        group: int | None = None,
-    ) -> PolicyVersion: ...
 
     def log_probs(self, policy: PolicyVersion, responses: Sequence[Response]) -> Array:
         """log pi(y|x), summed over the response tokens. -> [n]"""
@@ -221,39 +191,6 @@ class Explorer(Protocol):
 
     def update(self, pairs: Sequence[Pair]) -> None: ...
 
-    def loss_bonus(self, stage: Stage, rows: Sequence[PairRow], labelled: Sequence[LabelledPair]) -> LossBonus: ...
-
-
-class Scoring(Protocol):
-    """Scores instead of labels: fitted on the pairs, or implied by two policies."""
-
-    @property
-    def threshold(self) -> float: ...
-
-    @property
-    def upper(self) -> float: ...
-
-    def models(self, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool]) -> Scorer: ...
-
-    def trained(
-        self, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool]
-    ) -> tuple[Scorer, Critics | None]: ...
-
-    def policies(self, reference: PolicyVersion, helpful: PolicyVersion, harmless: PolicyVersion) -> Scorer: ...
-
-    def anchored(self, scorer: Scorer, answers: Sequence[Response], reference_cost: float) -> Scorer: ...
-
-    def reference_answers(self, reference: PolicyVersion) -> list[Response]: ...
-
-    def explicit_multiplier(self, scorer: Scorer, answers: Sequence[Response]) -> float: ...
-
-    @property
-    def held(self) -> bool: ...
-
-    def pseudo_labels(self, pairs: Sequence[Pair], scorer: Scorer, multiplier: float) -> list[PairRow]: ...
-
-    def cost_of(self, scorer: Scorer, answers: Sequence[Response]) -> CostEstimate: ...
-
 
 # --- what stands behind them: one backend in this process, one on Ray ---------------------------------------------
 
@@ -336,50 +273,34 @@ class EarlyTrainer(Protocol):
         ...
 
 
-# --- PPO-Lagrangian (docs/methods.md): what one update is told and returns ---------------------------------------
+class Update(Protocol):
+    """An update of the policy that a method brings. Running it twice gives the same result; it travels by pickle."""
 
+    @property
+    def sequence(self) -> int:
+        """Number of the version to be made."""
+        ...
 
-@dataclass(frozen=True)
-class PpoCommand:
-    """A whole update: epochs over fresh answers of `start`. Executing it twice gives the same version.
+    @property
+    def result(self) -> str:
+        """Its name."""
+        ...
 
-    `critics` are those after the last update, or the reward and cost model before the first; None: new ones.
-    With `group`, that number of answers of a prompt follow one another, and there is no critic at all.
-    """
-
-    sequence: int
-    start: PolicyVersion
-    answers: tuple[ScoredAnswer, ...]
-    multiplier: float
-    critics: Critics | None
-    settings: PpoConfig
-    seed: int
-    result: str
-    group: int | None = None
-
-
-@dataclass(frozen=True)
-class PpoResult:
-    """The stored policy, the stored critics if there are any, and what the update says about itself (`ppo/...`)."""
-
-    version: PolicyVersion
-    critics: Critics | None
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    workers: tuple[int, ...] = ()
+    def run(self, backend: TrainerBackend) -> FitResult:
+        """The update, on the backend of every process that holds a part of the model."""
+        ...
 
 
 @runtime_checkable
-class PolicyGradient(Protocol):
-    """A trainer backend that can also follow a policy gradient."""
+class Performs(Protocol):
+    """A trainer backend that hands updates on to the processes that hold the model."""
 
-    def reinforce(self, command: PpoCommand) -> PpoResult: ...
+    def perform(self, update: Update) -> Any: ...
 
 
-def reinforce(backend: object, command: PpoCommand) -> PpoResult:
-    """One update by the backend. RunError where it cannot follow a policy gradient."""
-    if not isinstance(backend, PolicyGradient):
-        raise RunError("this trainer cannot follow a policy gradient: use trainer.engine=torch")
-    return backend.reinforce(command)
+def perform(backend: TrainerBackend, update: Update) -> Any:
+    """Runs an update where the model is. -> what the update returns"""
+    return backend.perform(update) if isinstance(backend, Performs) else update.run(backend)
 
 
 # --- engines and labellers -----------------------------------------------------------------------------------------

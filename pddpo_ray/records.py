@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 """Numbers of formulas, in double precision; docstrings give their shapes."""
 Stage = Literal["reward", "cost"]
-StoredWeights = tuple[str, str]
-"""(path in the artifact store, sha256)"""
 
 
 @dataclass(frozen=True)
@@ -181,6 +179,7 @@ class CostEstimate:
     value: float
     standard_error: float
     responses: int
+    """Answers that an interval may count: where people saw a part and a machine stands for the others, fewer."""
     labels_each: int
     mode: str = "logit_labels"
     constraint: str = "cost"
@@ -198,8 +197,6 @@ class CostEstimate:
     """Rounds between the one whose policy was labelled and the one in which the labels are used."""
     moved: float = 0.0
     """How far the multiplier has moved from the one of that policy by then; its owner knows."""
-    seen: int | None = None
-    """Answers that an interval may count, where people saw a part and a machine stands for the others; None: all."""
 
 
 def answers_seen(unsure: int, random: int, answers: int) -> int:
@@ -233,14 +230,6 @@ class Objective:
 
 
 @dataclass(frozen=True)
-class LossBonus:
-    """A bonus inside a stage's loss (paper.md §9): the margin of each row, and in a table the bonus of every answer."""
-
-    margins: tuple[float, ...] = ()
-    answers: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True)
 class UniformMixture:
     """What the theorem speaks of: draw a round's policy evenly, then an answer from it (paper.md §10)."""
 
@@ -267,24 +256,6 @@ class LossOptimism:
     alpha: float
     answers: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
     """(prompt token ids, answer token ids) of the baseline's answers."""
-
-
-@dataclass(frozen=True)
-class Critics:
-    """Where the weights of both critics are stored."""
-
-    reward: StoredWeights
-    cost: StoredWeights
-
-
-@dataclass(frozen=True)
-class ScoredAnswer:
-    """An answer of the policy that is updated, with its scores."""
-
-    prompt: tuple[int, ...]
-    answer: tuple[int, ...]
-    reward: float
-    cost: float
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -22,6 +23,7 @@ from pddpo_ray.errors import UserError, missing_extra, nearest, nearest_or_all
 KINDS: Mapping[str, str] = {
     "methods": "method",
     "worlds": "world",
+    "learners": "learner",
     "bonuses": "bonus",
     "dual_rules": "dual rule",
     "sources": "source",
@@ -41,19 +43,19 @@ def _in(module: str, *names: str) -> dict[str, str]:
 SHIPPED: Mapping[str, Mapping[str, str]] = {
     "methods": _in(
         "pddpo_ray.config.sections.method",
-        "o-pd-dpo", "o-pd-dpo-paper", "pd-dpo", "pd-dpo-fixed", "pd-dpo-adalag", "dpo-harmless", "dpo-helpful",
-        "safe-dpo", "sacpo", "p-sacpo", "mocan", "pecan", "c-dpo", "caid", "safe-rlhf", "c-grpo",
+        "o-pd-dpo", "pd-dpo", "pd-dpo-fixed", "pd-dpo-adalag", "dpo-harmless", "dpo-helpful",
     ),
     "worlds": _in("pddpo_ray.config.sections.world", "text", "tabular"),
+    "learners": {},
     "bonuses": _in(
         "pddpo_ray.config.sections.explore",
-        "elliptical", "theorem", "simhash", "thompson", "greedy", "proposals", "off",
+        "elliptical", "theorem", "greedy", "proposals", "off",
     ),
     "dual_rules": _in("pddpo_ray.config.sections.dual", "projected", "anytime", "newton", "log", "stepwise", "fixed"),
     "sources": _in(
         "pddpo_ray.limits.source_kinds",
         "rule", "regex", "json_schema", "function", "classifier", "score_model", "judge", "endpoint", "grader",
-        "people", "world", "model", "mixed",
+        "people", "world", "model",
     ),
     "rules": _in(
         "pddpo_ray.limits.rules",
@@ -76,9 +78,26 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
 version."""
 
 
-LAB = ("verify", "compare", "score", "simulate-annotators", "world")
-"""Commands of the laboratory, which a checkout has in lab/ and this package does not bring."""
-NO_LAB = f"{', '.join(LAB)}: commands of pddpo-lab, which is not installed; `make setup` in a checkout installs it"
+LAB: Mapping[str, tuple[str, ...]] = {
+    "commands": ("verify", "compare", "score", "simulate-annotators", "world"),
+    "methods": (
+        "o-pd-dpo-paper",
+        "safe-dpo",
+        "sacpo",
+        "p-sacpo",
+        "mocan",
+        "pecan",
+        "c-dpo",
+        "caid",
+        "safe-rlhf",
+        "c-grpo",
+    ),
+    "learners": ("loglinear",),
+    "bonuses": ("simhash", "thompson"),
+}
+"""What the laboratory brings, which a checkout has in lab/ and this package does not hold; for messages without it."""
+OF_LAB = "of pddpo-lab, which is not installed; `make setup` in a checkout installs it"
+NO_LAB = f"{', '.join(LAB['commands'])}: commands {OF_LAB}"
 
 
 class UnknownName(ValueError):
@@ -117,6 +136,8 @@ def entry_of(kind: str, name: str) -> EntryPoint:
     own = [] if shipped is None else [EntryPoint(name, shipped, f"pddpo_ray.{kind}")]
     brought = [entry for entry in _brought(kind) if entry.name == name]
     if not own and not brought:
+        if name in LAB.get(kind, ()):
+            raise UnknownName(f"{name} is a {KINDS[kind]} {OF_LAB}")
         every = names(kind)
         near = nearest(name, every, f"; {KINDS[kind]}s are {', '.join(every)}")
         raise UnknownName(f"there is no {KINDS[kind]} `{name}`{near}")
@@ -136,16 +157,21 @@ def load(kind: str, name: str, wanted: type[Kept]) -> Kept:
     return record
 
 
-def code_of(kind: str, name: str) -> Any:
-    """What the record of a name calls its code. Raises as `load` does."""
-    code = load(kind, name, Extension).code
+def code_of(kind: str, name: str, part: str = "code") -> Any:
+    """What the record of a name calls its code, or names as another part; None where it has no such part.
+
+    Raises as `load` does.
+    """
+    code: str | None = getattr(load(kind, name, Extension), part)
+    if code is None:
+        return None
     return _loaded(kind, entry_of(kind, name), EntryPoint(name, code, f"pddpo_ray.{kind}"))
 
 
 def command(name: str) -> Any:
     """A function or a Typer that an installed package brings as a command. Raises UserError where none does."""
     if name not in names("commands"):
-        raise UserError(NO_LAB if name in LAB else f"there is no command `{name}`")
+        raise UserError(NO_LAB if name in LAB["commands"] else f"there is no command `{name}`")
     return load("commands", name, object)
 
 
@@ -171,6 +197,11 @@ def resolved(kind: str, name: str, given: Mapping[str, Any], where: str) -> dict
     return {} if settings is None else settings.model_dump(mode="json")
 
 
+def recipe_folders() -> list[Path]:
+    """Folders of recipes that installed packages bring: an entry point of `pddpo_ray.recipes` names a package."""
+    return [Path(folder) for entry in _brought("recipes") for folder in entry.load().__path__]
+
+
 def package_of(kind: str, name: str) -> str | None:
     """Name and version of the package that brings a name, e.g. `pddpo-politeness 0.1.0`; None: it ships."""
     return None if name in SHIPPED[kind] else _who(entry_of(kind, name))
@@ -193,7 +224,12 @@ def _brought(kind: str) -> tuple[EntryPoint, ...]:
 def _loaded(kind: str, entry: EntryPoint, reference: EntryPoint) -> Any:
     """What `reference` points to; failures name the package that brought `entry`."""
     if entry.name in SHIPPED[kind]:
-        return reference.load()
+        try:
+            return reference.load()
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] != "pddpo_lab":
+                raise
+            raise UserError(f"{entry.name} is a {KINDS[kind]} {OF_LAB}") from error
     try:
         return reference.load()
     except Exception as error:

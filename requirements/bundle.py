@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     lock = ROOT / "requirements" / f"py{chosen.python.replace('.', '')}.lock"
     chosen.out.mkdir(parents=True, exist_ok=True)
-    for package in [*wanted(lock.read_text(encoding="utf-8"), chosen.has), str(ROOT)]:
+    for package in [*wanted(lock.read_text(encoding="utf-8"), chosen.has), str(ROOT), str(ROOT / "lab")]:
         print(package, flush=True)
         fetch(package, chosen.python, chosen.out)
     wheels = sorted(chosen.out.glob("*.whl"), key=lambda file: -file.stat().st_size)

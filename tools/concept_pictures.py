@@ -14,9 +14,9 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import expit, logsumexp
 
+from pddpo_lab.worlds.tabular.world import random_world
 from pddpo_ray.records import Array
 from pddpo_ray.theory.certificates.certificate import first_certified, upper_bound
-from pddpo_ray.worlds.tabular.world import random_world
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "concepts"

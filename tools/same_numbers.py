@@ -41,10 +41,14 @@ class Checkout:
 
     def __init__(self, tree: Path) -> None:
         self.tree = tree.absolute()
+        self._lab = self.tree / "lab"
+        if (self._lab / "pyproject.toml").exists():  # its names are found by the metadata beside it
+            described = [sys.executable, "-c", "import setuptools; setuptools.setup()", "--quiet", "egg_info"]
+            subprocess.run(described, cwd=self._lab, capture_output=True, check=True)
 
     def pddpo(self, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
         # One thread, so that sums are taken in one order; the working directory must not hold another copy.
-        environment = os.environ | {"PYTHONPATH": str(self.tree), "OMP_NUM_THREADS": "1"}
+        environment = os.environ | {"PYTHONPATH": f"{self.tree}{os.pathsep}{self._lab}", "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "pddpo_ray", *arguments]
         return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 

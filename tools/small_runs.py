@@ -87,8 +87,8 @@ VARIANTS: dict[str, list[str]] = {
     "signal-rate": ["limits.cost={rate: {world: cost}, at_most: 50 %, learned_from: comparisons}"],
     "people": ["feedback.kind=people", "limits.cost.logit={people: {}}", *PEOPLE],
     "mixed": [
-        "feedback={kind: mixed, responses: 24, unsure: 6, random: 8}",
-        "limits.cost.logit={mixed: cost}",
+        "feedback={kind: mixed, responses: 24}",
+        "limits.cost={logit: {model: cost}, audited_by: {people: 14, unsure: 6}}",
         *PEOPLE,
     ],
 }

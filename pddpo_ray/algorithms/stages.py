@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
@@ -15,28 +15,15 @@ from pddpo_ray.contracts import (
     Explorer,
     Feedback,
     Limits,
-    Merge,
     Preferences,
     Prompts,
     Rewards,
     Rollout,
-    Scoring,
     Trainer,
 )
 from pddpo_ray.journal import Journal
-from pddpo_ray.records import (
-    HARM,
-    LossBonus,
-    Objective,
-    Pair,
-    PairRow,
-    PolicyVersion,
-    Response,
-    Verdict,
-)
+from pddpo_ray.records import Objective, Pair, PairRow, PolicyVersion, Response
 from pddpo_ray.theory.multipliers.cost_stage import cost_temperature
-
-NO_BONUS = LossBonus()
 
 
 @dataclass(frozen=True)
@@ -52,20 +39,14 @@ class Parts:
     preferences: Preferences
     limits: Limits
     explorer: Explorer | None = None
-    scoring: Scoring | None = None
-    merge: Merge | None = None
+    own: Any = None
+    """What the method brings itself (`Method.parts`)."""
     rewards: Rewards | None = None
     """A computed reward (`reward:`); None: comparisons teach it."""
     due: Due | None = None
     """Which comparisons a round takes where they may be late (`feedback.rounds_late`); None: its own."""
     prepare: Callable[[], None] = lambda: None
     """A method's first line: what happens once before round 1 (reference, pools, offline pairs, first measurements)."""
-
-    @property
-    def scores(self) -> Scoring:
-        if self.scoring is None:
-            raise ValueError("this method weighs reward against cost by scores; it needs the scoring part")
-        return self.scoring
 
     @property
     def exploration(self) -> Explorer:
@@ -95,9 +76,9 @@ class Sizes:
     """Bounds of scores in a table's policy class; language models have none."""
 
 
-def reward_objective(reference: PolicyVersion, beta: float, bonus: LossBonus = NO_BONUS) -> Objective:
-    """Standard DPO against the reference (paper.md §2), with the reward bonus of the paper's mode (paper.md §9)."""
-    return Objective("reward", reference, beta, margins=bonus.margins, answer_bonus=bonus.answers)
+def reward_objective(reference: PolicyVersion, beta: float) -> Objective:
+    """Standard DPO against the reference (paper.md §2)."""
+    return Objective("reward", reference, beta)
 
 
 def fit_reward(parts: Parts, reference: PolicyVersion) -> PolicyVersion:
@@ -133,12 +114,12 @@ def begin_reward_fit(parts: Parts, reference: PolicyVersion) -> None:
         _reward_stage(parts.trainer.begin, parts, reference, parts.limits.temperature)
 
 
-def lagrangian_objective(base: PolicyVersion, multiplier: float, beta: float, bonus: LossBonus = NO_BONUS) -> Objective:
+def lagrangian_objective(base: PolicyVersion, multiplier: float, beta: float) -> Objective:
     """DPO against the last stage's policy at temperature beta/multiplier, the cheaper answer chosen (paper.md §3).
 
     At multiplier 0 the minimiser is the base itself; the trainer then takes it without a fit (paper.md §6).
     """
-    return Objective("cost", base, cost_temperature(beta, multiplier), multiplier, bonus.margins, bonus.answers)
+    return Objective("cost", base, cost_temperature(beta, multiplier), multiplier)
 
 
 def single_objective(
@@ -151,29 +132,12 @@ def single_objective(
     return Objective("cost", reference, beta, None, tuple(margins), score_max=score_max)
 
 
-def weighed_objective(reference: PolicyVersion, multiplier: float, sizes: Sizes) -> Objective:
-    """Plain DPO on preferences drawn from reward - multiplier * cost (pseudo-labels)."""
-    return single_objective(reference, sizes.beta, score_max=sizes.reward_max + multiplier * sizes.cost_max)
-
-
 def observe(parts: Parts, policy: PolicyVersion, sizes: Sizes, multiplier: float | None = None) -> None:
     """Verifies the policy, estimates its costs and journals that; nothing answers to it."""
     parts.rollout.publish(policy)
     answers = parts.rollout.sample(parts.prompts.draw(sizes.responses), policy, each=sizes.answers_each)
     parts.limits.open(answers)
     parts.limits.observe(answers, multiplier)
-
-
-def unsafe_bits(parts: Parts) -> dict[str, bool]:
-    """One safe-or-unsafe label of every answer in the pairs so far, by the answer's id. -> {id: unsafe}
-
-    Called before the first round: the labels belong to the data, not to a round's cost estimate.
-    """
-    pairs = [item.pair for item in parts.preferences.labelled]
-    answers = {answer.id: answer for pair in pairs for answer in (pair.first, pair.second)}
-    labelled = parts.feedback.safety(list(answers.values()), 1, HARM)
-    # a label that a person did without counts as unsafe
-    return {item.response.id: item.labels[0] is not Verdict.SAFE for item in labelled}
 
 
 def learn_from(parts: Parts, pairs: Sequence[Pair]) -> None:

@@ -32,9 +32,8 @@ from pddpo_ray.training.local import store_reference
 from pddpo_ray.training.recipe_trainer import recipe_trainer
 from pddpo_ray.worlds.computed_reward import own_reward, with_reward
 from pddpo_ray.worlds.exact_evaluation import WorldView
-from pddpo_ray.worlds.tabular.limits import TableLimits, on_prompts, range_of
+from pddpo_ray.worlds.table_limits import TableLimits, on_prompts, range_of
 from pddpo_ray.worlds.text.limits import text_limits
-from pddpo_ray.worlds.text.log_linear_parts import LogLinearEngine, LogLinearTrainer, Sentences
 from pddpo_ray.worlds.text.prepared_world import PreparedTextWorld, prepare_text_world
 
 Sources = Sequence[Source | None]
@@ -60,18 +59,16 @@ def world_backends(config: Config, store: ArtifactStore) -> Backends:
 def log_linear_backends(config: Config, store: ArtifactStore) -> Backends:
     """The same where weights of features are learned in a network's place. UserError where answers would be cut."""
     prepared = prepare_text_world(config)
-    grammar, policies = prepared.world.grammar, prepared.log_linear
-    assert policies is not None
+    grammar, learner = prepared.world.grammar, prepared.learner
+    assert learner is not None
     longest = max(map(len, grammar.answer_ids))
     if config.rollout.max_tokens < longest:
         raise UserError(
             f"rollout.max_tokens={config.rollout.max_tokens} cuts answers, and log-linear policies write whole ones: "
             f"set it to at least {longest}"
         )
-    sentences = Sentences(grammar)
-    trainer = LogLinearTrainer(policies, sentences, store, ridge=PRIOR_SD**-2)
-    engine = LogLinearEngine(policies, sentences, store, "log-linear-0")
-    made = text_world_backends(config, store, prepared, trainer.reference, trainer, [engine])
+    reference, trainer, engine = learner.backends(store, ridge=PRIOR_SD**-2)
+    made = text_world_backends(config, store, prepared, reference, trainer, [engine])
     return replace(made, features="linear", tokenizer="")
 
 
@@ -134,7 +131,7 @@ def world_under_limits(config: Config, prepared: PreparedTextWorld) -> tuple[Tab
 
 def opened_sources(config: Config) -> Sources:
     """Who measures each limit, opened. Raises UserError for one that is not available."""
-    return [None if one.labelled else source_in_run(one, config.judge.options) for one in config.stated]
+    return [source_in_run(one, config.judge.options) for one in config.stated]
 
 
 def _with_reward(
@@ -236,5 +233,5 @@ def _under_limits(config: Config, store: ArtifactStore, prepared: PreparedTextWo
         measured_by=measures.versions,
     )
     reward = config.computed_reward
-    own = None if reward is None or reward.source.kind != "world" else own_reward(world, reward)
+    own = None if reward is None or reward.source.kind != "world" else own_reward(world.oracle, world.cell, reward)
     return _with_reward(config, made, world.prompts, labels=own, outside=outside)

@@ -24,13 +24,12 @@ from pddpo_ray.limits.of_recipe import labelled_by_feedback
 from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.parts.labelling import FeedbackController
 from pddpo_ray.parts.measuring import DRAWS, records_of, table_of
-from pddpo_ray.parts.mixed_labelling import MixedFeedbackController
 from pddpo_ray.parts.people import Asking
 from pddpo_ray.parts.people_measuring import people_of_limits
 from pddpo_ray.parts.sampling import Proposal, RolloutController
 from pddpo_ray.records import Decoding, Measurement, Prompt, Response
 from pddpo_ray.rollout.delivery_check import DeliveryCheck
-from pddpo_ray.scorers.labellers import feedback_of
+from pddpo_ray.scorers.labellers import feedback_of, measure_of, unsafe_chance
 from pddpo_ray.theory.seeds import generator, seed_of
 
 logger = logging.getLogger(__name__)
@@ -60,7 +59,11 @@ class CandidateDraws:
         self._groups = sets_of_prompts(backends)
         self._batch = ""
         self._feedback = self._labelled()
-        self._people = people_of_limits(config, journal, backends.held_limits, self._groups, "pddpo certify RUN")
+        self._measure = measure_of(config, backends, self._feedback)
+        self._people = people_of_limits(
+            config, journal, backends.held_limits, self._groups, unsafe_chance(self._feedback.models),
+            "pddpo certify RUN",
+        )  # fmt: skip
         journal.round = candidate.round
 
     @property
@@ -143,16 +146,10 @@ class CandidateDraws:
         stated, phase = [one.stated for one in self._backends.held_limits], f"{DRAWS}{batch}"
         if labelled_by_feedback(limits):
             self._batch = batch
-            if isinstance(self._feedback, MixedFeedbackController):
-                for one in limits:
-                    assert one.people is not None
-                    self._feedback.measure_draws(answers, one.labels_each, one.measured_as, batch, one.people)
-                return self._numbers(answers, limits, stated, batch)
             return {
                 one.name: self._feedback.unsafe_shares(answers, one.labels_each, one.measured_as, batch)
                 for one in limits
             }
-        measure = self._backends.measure
         references: list[Response] = []
         if any(limit.versus for limit in limits):
             prompts, reference = [answer.prompt for answer in answers], self._backends.reference
@@ -165,7 +162,7 @@ class CandidateDraws:
             parts = [slice(start, start + size) for start in range(0, len(answers), size)]
             seeds = [seed_of(self._config.seed, self._journal.round, batch, index) for index in range(len(parts))]
             for part, seed in zip(parts, seeds, strict=True):
-                measured = measure(answers[part], seed, references[part])
+                measured = self._measure(answers[part], seed, references[part])
                 records = records_of(stated, answers[part], measured)
                 self._journal.add_measurements(phase, records, answers)
                 _demand_within_bounds(limits, records)

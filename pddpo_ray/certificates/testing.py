@@ -24,7 +24,7 @@ from pddpo_ray.backends.preflight import resumed_run
 from pddpo_ray.certificates.draws import draw_until_decided
 from pddpo_ray.certificates.groups import with_gates
 from pddpo_ray.certificates.ledger import Candidate, Entry, TestedLimit, enter, line_of, mixture_name, read_ledger
-from pddpo_ray.config import Config, MixedFeedback
+from pddpo_ray.config import Config
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.journal.identity import open_folder
@@ -35,7 +35,6 @@ from pddpo_ray.theory.certificates.levels import Allocation
 
 SOURCES = {
     "world": "the world's truth", "model": "reward and cost models", "judge": "a judge", "people": "people",
-    "mixed": "people",
 }  # fmt: skip
 """Whom the sentence is about, by `feedback.kind`."""
 
@@ -154,7 +153,7 @@ def cannot(one: StatedLimit) -> str | None:
     quantity = one.limit.quantity
     if quantity.kind == "kl":
         return "a kl limit is never certified, for its ratio has no bound"
-    if quantity.kind == "mean" and one.source.kind == "model":
+    if quantity.kind == "mean" and one.source.named == "model":
         return "a cost model's mean is estimated only, never certified"
     if quantity.kind == "mean" and one.limit.cost_range is None:
         return "a mean without stated bounds is estimated only, never certified; state them, e.g. bounds: [0, 400]"
@@ -169,7 +168,7 @@ def _stated(one: StatedLimit, others: Mapping[str, float], number: int, config: 
     level, delta = level_of(config, limit.name, number), config.deltas[limit.name]
     labels = one.asking.labels_each or 1
     source = SOURCES[config.feedback.kind] if one.labelled else str(one.source)
-    people, machine = share_audited(config, one), "a model" if one.labelled else source
+    people, machine = share_audited(config, one), "a model" if one.source.kind == "model" else source
     if people is not None:
         source = f"people, asked about {100 * people:.3g} % of the draws by a coin{BESIDE_PEOPLE}{machine} that saw all"
     return TestedLimit(
@@ -180,8 +179,6 @@ def _stated(one: StatedLimit, others: Mapping[str, float], number: int, config: 
 
 def share_audited(config: Config, one: StatedLimit) -> float | None:
     """q: people see as many of a certificate's draws as of a round's answers to the limit's prompts; None: no audit."""
-    if isinstance(config.feedback, MixedFeedback) and one.labelled:
-        return config.answers_asked / config.feedback.responses
     if one.audited is None:
         return None
     over = one.limit.quantity.over

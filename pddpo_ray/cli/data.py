@@ -27,11 +27,6 @@ class Means(StrEnum):
     both = "both"
 
 
-class Labels(StrEnum):
-    pairs = "pairs"
-    safety = "safety"
-
-
 Files = Annotated[list[str], typer.Argument(help="Files, folders, run folders, or hf:owner/name:split.")]
 Form = Annotated[str | None, typer.Option("--format", help="Format of the files; recognised if not given.")]
 MeansOption = Annotated[Means, typer.Option(help="What `chosen` stands for where the format does not tell.")]
@@ -62,7 +57,6 @@ TemplateName = Annotated[
 MaxTokens = Annotated[
     int | None, typer.Option(help="Set aside rows whose prompt and longest answer are longer.", min=1)
 ]
-LabelsOption = Annotated[Labels, typer.Option(help="Of a run folder: its pairs, or its safety labels.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Quarantine = Annotated[Path | None, typer.Option(help="Where rows that are set aside go (JSON lines).", metavar="FILE")]
 Show = Annotated[int, typer.Option(help="Problems shown in words; all are counted.", min=0, max=1000)]
@@ -83,7 +77,6 @@ def check(
     tokenizer: Tokenizer = None,
     template: TemplateName = "tokenizer-or-plain",
     max_tokens: MaxTokens = None,
-    labels: LabelsOption = Labels.pairs,
     show: Show = 20,
     as_json: AsJson = False,
 ) -> None:
@@ -92,7 +85,7 @@ def check(
     from pddpo_ray.data.convert import rendering, set_aside_all
 
     said = rendering(template, tokenizer, max_tokens)
-    settings = _settings(files, format_, means, keep, strict, max_line_mb, labels, said, column, ignore)
+    settings = _settings(files, format_, means, keep, strict, max_line_mb, said, column, ignore)
     inspection = inspect(files, settings, held_out=held_out or [])
     set_aside = set_aside_all(inspection, quarantine)
     _report({"command": "check", **_numbers(inspection, said), "quarantine": set_aside}, inspection, show, as_json)
@@ -117,7 +110,6 @@ def convert(
     tokenizer: Tokenizer = None,
     template: TemplateName = "tokenizer-or-plain",
     max_tokens: MaxTokens = None,
-    labels: LabelsOption = Labels.pairs,
     show: Show = 20,
     as_json: AsJson = False,
 ) -> None:
@@ -127,7 +119,7 @@ def convert(
     from pddpo_ray.data.convert import rendering
 
     said = rendering(template, tokenizer, max_tokens)
-    settings = _settings(files, format_, means, keep, strict, max_line_mb, labels, said, column, ignore)
+    settings = _settings(files, format_, means, keep, strict, max_line_mb, said, column, ignore)
     target = write(out, to, "harmless" if means is Means.harmless else "helpful", said)
     inspection = inspect(files, settings, held_out=held_out or [])
     written, unlabelled, set_aside = target(inspection, quarantine)
@@ -149,7 +141,6 @@ def stats(
     max_line_mb: LineMb = 8.0,
     tokenizer: Tokenizer = None,
     template: TemplateName = "tokenizer-or-plain",
-    labels: LabelsOption = Labels.pairs,
     as_json: AsJson = False,
 ) -> None:
     """Numbers about the rows: labels, harm, lengths (in tokens with --tokenizer)."""
@@ -158,10 +149,33 @@ def stats(
 
     said = rendering(template, tokenizer, None)
     statistics = said.statistics()
-    settings = _settings(files, format_, means, keep, False, max_line_mb, labels, said, column, ignore)
+    settings = _settings(files, format_, means, keep, False, max_line_mb, said, column, ignore)
     inspection = inspect(files, settings, watch=statistics.add)
     numbers = {"command": "stats", **_numbers(inspection, said), "statistics": statistics.summary()}
     _report(numbers, inspection, 0, as_json)
+
+
+@app.command()
+def measurements(
+    run: Annotated[Path, typer.Argument(help="Run folder.", metavar="RUN")],
+    out: Annotated[Path, typer.Option(help="File to write: .jsonl, .jsonl.gz, .parquet or .arrow.", metavar="FILE")],
+    journal: Annotated[str | None, typer.Option(help="Database URL, where the recipe names one.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write all that was measured of a run's answers under its limits, by people and machines: a row a measurement."""
+    from pddpo_ray.data.files.sinks import Sink
+    from pddpo_ray.data.runs import measurements_of_run
+
+    with Sink(out, "measurements") as sink:
+        for row in measurements_of_run(run, journal):
+            sink.write(row)
+    written = {"command": "measurements", "out": str(out), "written": sink.rows}
+    if as_json:
+        print_json(written)
+    else:
+        typer.echo(f"{sink.rows} measurements: {out}")
+    if not sink.rows:
+        raise RunError(f"nothing was measured in {run} yet")
 
 
 # --- from options to settings ----------------------------------------------------------------------------------------
@@ -169,7 +183,7 @@ def stats(
 
 def _settings(
     files: list[str], form: str | None, means: Means, keep: list[str] | None, strict: bool, line_mb: float,
-    labels: Labels, said: Rendering, column: list[str] | None, ignore: list[str] | None,
+    said: Rendering, column: list[str] | None, ignore: list[str] | None,
 ) -> Settings:  # fmt: skip
     from pddpo_ray.data.checks.inspection import Settings
     from pddpo_ray.data.checks.problems import KEEPABLE, Limits
@@ -183,7 +197,6 @@ def _settings(
     return Settings(
         format=form,
         means=means.value,
-        labels=labels.value,
         limits=Limits(line_bytes=int(line_mb * (1 << 20))),
         keep=frozenset(keep or of_runs),
         strict=strict,

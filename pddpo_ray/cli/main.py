@@ -33,12 +33,12 @@ class Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if (shipped := super().get_command(ctx, cmd_name)) is not None:
             return shipped
-        if cmd_name not in (*registry.names("commands"), *LAB):
+        if cmd_name not in (*registry.names("commands"), *LAB["commands"]):
             return None
         return _joined(cmd_name, registry.command(cmd_name))
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        if not set(LAB) <= set(registry.names("commands")):
+        if not set(LAB["commands"]) <= set(registry.names("commands")):
             formatter.write_paragraph()
             formatter.write_text(NO_LAB)
 

@@ -14,6 +14,7 @@ from pddpo_ray.config.former.settings import replaced
 from pddpo_ray.config.recipe import Config
 from pddpo_ray.config.sections.trainer import Stage
 from pddpo_ray.errors import UserError, nearest
+from pddpo_ray.limits.audits import AUDIT, AUDITED
 from pddpo_ray.limits.former import at
 from pddpo_ray.limits.reading import COMPARISONS, KINDS, LABELLERS, REWARD, names_source
 
@@ -80,7 +81,10 @@ def _labelled_by_feedback(below: Tree, layer: Tree, merged: Tree) -> Tree:
     own = said is not None and kind in said
     if kind is None or own or (kind == "rate" and cost.get("learned_from") != COMPARISONS):
         return merged
-    return {**merged, "limits": {**merged["limits"], "cost": {**cost, kind: dict(LABELLERS[new])}}}
+    labelled = {**cost, kind: dict(LABELLERS[new])}
+    if new == "mixed":  # people correct the model; a rate is then learned from what it measures
+        labelled = {AUDIT: dict(AUDITED), **{key: labelled[key] for key in labelled if key != "learned_from"}}
+    return {**merged, "limits": {**merged["limits"], "cost": labelled}}
 
 
 def _check_taken_out(below: Tree, layer: Tree, origins: Origins) -> None:

@@ -37,9 +37,8 @@ from pddpo_ray.errors import UserError, nearest
 from pddpo_ray.limits import former
 from pddpo_ray.limits.former import at
 from pddpo_ray.limits.reading import PAIRS, REWARD, beside
-from pddpo_ray.storage.checkpoints import (
-    is_hub_name,
-)
+from pddpo_ray.registry import OF_LAB, recipe_folders
+from pddpo_ray.storage.checkpoints import is_hub_name
 from pddpo_ray.storage.whole_files import refuse_password
 
 logger = logging.getLogger(__name__)
@@ -110,13 +109,18 @@ def _refuse_former(tree: Tree, origins: Origins) -> None:
 
 
 def recipe_names() -> list[str]:
-    """Names of the shipped recipes."""
-    return [name for name in _shipped() if not name.startswith(LAYERS)]
+    """Names of the recipes that ship and of those of installed packages."""
+    return [name for name in _recipes() if not name.startswith(LAYERS)]
 
 
-def _shipped() -> list[str]:
-    """Names of the shipped recipes and of the layers that they extend."""
-    return sorted(path.relative_to(RECIPES).with_suffix("").as_posix() for path in RECIPES.rglob("*.yaml"))
+def _recipes() -> dict[str, Path]:
+    """File of each of them and of the layers that they extend, by name in alphabetical order."""
+    files = {
+        path.relative_to(folder).with_suffix("").as_posix(): path
+        for folder in (*recipe_folders(), RECIPES)
+        for path in folder.rglob("*.yaml")
+    }
+    return dict(sorted(files.items()))
 
 
 def to_yaml(config: Config) -> str:
@@ -133,7 +137,7 @@ def _read_recipe(recipe: str, extended_by: tuple[str, ...] = ()) -> tuple[Tree, 
     if name in extended_by:
         raise UserError(f"{name}: recipes extend each other in a circle: {' -> '.join((*extended_by, name))}")
     tree, origins = read_document(path, name)
-    if path.parent != RECIPES:
+    if path not in _recipes().values():
         _absolute_paths(tree, path.resolve().parent)
     bases = tree.pop("extends", [])
     bases = [bases] if isinstance(bases, str) else bases
@@ -156,14 +160,15 @@ def _read_recipe(recipe: str, extended_by: tuple[str, ...] = ()) -> tuple[Tree, 
 def _locate(recipe: str) -> tuple[Path, str]:
     """File of a recipe and its name in messages."""
     names = recipe_names()
-    if recipe in _shipped():
-        return RECIPES / f"{recipe}.yaml", f"recipe {recipe}"
+    if recipe in _recipes():
+        return _recipes()[recipe], f"recipe {recipe}"
     path = Path(recipe)
     if path.is_file():
         return path, recipe
     if path.suffix in (".yaml", ".yml") or path.is_dir():
         raise UserError(f"{recipe}: there is no such recipe file; `pddpo recipes` lists the shipped ones")
-    raise UserError(f"there is no recipe `{recipe}`{nearest(recipe, names)}; `pddpo recipes` lists them all")
+    more = "" if recipe_folders() else f", and more are {OF_LAB}"
+    raise UserError(f"there is no recipe `{recipe}`{nearest(recipe, names)}; `pddpo recipes` lists them all{more}")
 
 
 def _parse_override(text: str) -> tuple[Keys, Any, str]:

@@ -15,6 +15,7 @@ from pddpo_ray.config.sections.dual import FixedRule, LogRule, ProjectedRule
 from pddpo_ray.config.sections.feedback import (
     JudgeFeedback,
     MixedFeedback,
+    ScoredFeedback,
     WorldFeedback,
 )
 from pddpo_ray.config.sections.judge import NAMELESS
@@ -23,6 +24,7 @@ from pddpo_ray.config.sections.production import ProductionConfig
 from pddpo_ray.config.sections.rollout import TabularRollout, VllmRollout
 from pddpo_ray.config.sections.world import InstalledWorld
 from pddpo_ray.limits import former
+from pddpo_ray.limits.audits import AUDITED
 from pddpo_ray.limits.former import flow
 from pddpo_ray.limits.of_recipe import labelled_by_feedback
 from pddpo_ray.limits.reading import COMPARISONS, LABELLERS, PAIRS, REWARD, StatedLimit
@@ -123,7 +125,7 @@ class Config(Sections):
         if self.data is not None:
             self._somebody_knows()
         if self.explore.information == "fitted" and self.online:
-            if self.explore.bonus not in ("elliptical", "thompson") or self.algorithm == "o-pd-dpo-paper":
+            if self.explore.bonus not in ("elliptical", "thompson") or self.traits.optimistic:
                 raise ValueError(
                     "explore.information=fitted is of the design matrix that o-pd-dpo explores by: it needs"
                     f" explore.bonus elliptical or thompson, not {self.explore.bonus} with {self.algorithm}"
@@ -170,7 +172,7 @@ class Config(Sections):
             raise ValueError(f"algorithm {self.algorithm} needs dual.rule.kind=fixed")
         if self.algorithm == "pd-dpo-adalag" and not all(isinstance(rule, LogRule) for rule in rules):
             raise ValueError("algorithm pd-dpo-adalag needs dual.rule.kind=log")
-        if (self.traits.policy_gradient or self.algorithm == "c-dpo") and fixed:
+        if self.traits.scored and self.traits.multiplier == "moves" and fixed:
             raise ValueError(
                 f"algorithm {self.algorithm} needs a dual.rule that moves the multiplier, e.g. dual.rule.kind=anytime"
             )
@@ -234,28 +236,31 @@ class Config(Sections):
             return
         kind = self.feedback.kind
         own = flow(dict(LABELLERS[kind]))
-        papers = f"limits: {{cost: {{logit: {own}, at_most: 0, labels_each: 32}}}}"
+        audit = f", audited_by: {flow(dict(AUDITED))}" if kind == "mixed" else ""
+        papers = f"limits: {{cost: {{logit: {own}, at_most: 0, labels_each: 32{audit}}}}}"
         if not self.traits.stated:
             raise ValueError(
                 f"algorithm {self.algorithm} holds one limit, named cost, from labels of single answers by"
                 f" `feedback`, e.g. {papers}; other limits need {', '.join(STATED_LIMITS)}"
             )
-        if self.policies == "tables" and not isinstance(self.feedback, WorldFeedback):
+        if self.policies == "tables" and not isinstance(self.feedback, WorldFeedback | MixedFeedback):
             raise ValueError(
                 f"limits on a table are measured by feedback.kind=world; with feedback.kind={kind} it labels the"
                 f" paper's cost alone: {papers}"
             )
         for one in self.stated:
-            if self.policies == "tables" and one.source.kind not in ("world", "people", "reference"):
+            if self.policies == "tables" and one.source.kind not in ("world", "people", "reference", "model"):
                 raise ValueError(
                     f"{one.where}: {one.source} reads texts; a table has none: use"
                     f" {{{one.limit.quantity.kind}: {{world: NAME}}}}"
                 )
-            if one.source.kind in ("model", "mixed"):
+            if one.source.kind == "model" and not (
+                one.audited and self.compares and isinstance(self.feedback, ScoredFeedback)
+            ):
                 raise ValueError(
-                    f"{one.where}: {{{one.source.kind}: cost}} labels the only limit of a run, named cost, which"
-                    f" comparisons teach, under feedback.kind={one.source.kind}; take it out"
-                    f" (limits.{one.limit.name}=null) or name another source"
+                    f"{one.where}: {{model: cost}} labels the only limit of a run, named cost, which comparisons teach,"
+                    f" under feedback.kind=model, or measures one that people audit, under feedback.kind=mixed or"
+                    f" model: state audited_by, take it out (limits.{one.limit.name}=null) or name another source"
                 )
             if one.learned_from == COMPARISONS and one.limit.quantity.kind != "logit":
                 raise ValueError(
@@ -294,8 +299,6 @@ class Config(Sections):
 
     def _labels_suffice(self) -> None:
         """What limits need that are estimated from labels of single answers."""
-        # these methods average scores of a cost model, which nothing clips
-        by_scores = self.traits.policy_gradient or self.algorithm in ("c-dpo", "caid")
         if self.prompts:
             raise ValueError("prompts: no limit names these sets; state one `over` a set, or leave `prompts:` out")
         for one in self.stated:
@@ -309,7 +312,7 @@ class Config(Sections):
                 raise ValueError(f"{one.where}.at_most: a rate that comparisons teach lies between 0 and 100 %")
             if kind != "mean" and one.asking.labels_each is None:
                 raise ValueError(f"{one.where}: say how many labels an answer has, e.g. labels_each: 32")
-            if kind == "logit" and not by_scores and bound <= -self.dual.cost_max:
+            if kind == "logit" and not self.traits.scored and bound <= -self.dual.cost_max:
                 raise ValueError(
                     f"no policy keeps the limit of {one.limit.name}, {bound:g}: costs lie in [-{self.dual.cost_max:g},"
                     f" {self.dual.cost_max:g}] (dual.cost_max); raise limits.{one.limit.name}.at_most"
@@ -318,7 +321,7 @@ class Config(Sections):
     def _people_can_be_asked(self, one: StatedLimit) -> None:
         """What a limit needs that people measure; an audit's own needs are read with the limit."""
         quantity, source = one.limit.quantity, one.source
-        if self.policies == "tables":
+        if self.policies == "tables" and source.kind != "model":
             raise ValueError(
                 f"{one.where}: people read texts; a table has none: use {{{quantity.kind}: {{world: NAME}}}}"
             )
@@ -402,12 +405,12 @@ class Config(Sections):
             raise ValueError(f"{where}: algorithm {self.algorithm} has no mixture of rounds that draw for themselves")
         if max(named) > self.rounds:
             raise ValueError(f"{where}: round {max(named)} is after the last one (rounds={self.rounds})")
-        if isinstance(self.feedback, MixedFeedback) and labelled_by_feedback(self.stated):
-            raise ValueError(
-                f"{where}: with feedback.kind=mixed a round's people see what a model is unsure of, which is no even"
-                " draw; leave them out, and `pddpo certify RUN --policy mixture` draws anew"
-            )
         for one in self.stated:
+            if one.unsure:
+                raise ValueError(
+                    f"{where}: under {one.where} people see first what the source is least sure of, which is no even"
+                    " draw; leave mixtures out, and `pddpo certify RUN --policy mixture` draws anew"
+                )
             if one.asking.answers is not None and one.asking.answers < self.feedback.responses:
                 raise ValueError(
                     f"{where}: {one.where} measures {one.asking.answers} of feedback.responses="

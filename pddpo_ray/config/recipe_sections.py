@@ -44,9 +44,9 @@ from pddpo_ray.config.sections.trainer import TrainerConfig
 from pddpo_ray.config.sections.world import TextWorldConfig, World
 from pddpo_ray.errors import UserError
 from pddpo_ray.limits import former
-from pddpo_ray.limits.of_recipe import labelled_by_feedback, stated_of
+from pddpo_ray.limits.of_recipe import by_world, labelled_by_feedback, stated_of
 from pddpo_ray.limits.quantities import Limit
-from pddpo_ray.limits.reading import KINDS, StatedLimit, stated_reward
+from pddpo_ray.limits.reading import FEEDBACK, KINDS, StatedLimit, stated_reward
 from pddpo_ray.registry import SHIPPED, load
 from pddpo_ray.theory.multipliers.cost_stage import SKIP_SHARE
 
@@ -141,12 +141,6 @@ class Sections(Strict):
         return pairs if self.explore.keep is None else min(pairs, self.explore.keep)
 
     @property
-    def answers_asked(self) -> int:
-        """Answers per round that get safety labels."""
-        feedback = self.feedback
-        return feedback.unsure + feedback.random if isinstance(feedback, MixedFeedback) else feedback.responses
-
-    @property
     def pairs_asked(self) -> int:
         """Pairs per round that are not left to a model."""
         if isinstance(self.feedback, MixedFeedback):
@@ -205,7 +199,10 @@ class Sections(Strict):
         """The limits of `limits:`, in order; those on comparisons first, as their stages come first."""
         recipe = {"limits": self.limits, "prompts": self.prompts, "dual": {"cost_max": self.dual.cost_max}}
         stated = stated_of(recipe)
-        return tuple(replace(one, labelled=True) for one in stated) if self._feedback_labels(stated) else stated
+        if not self._feedback_labels(stated):
+            return stated
+        by_feedback = [replace(one.source, kind=FEEDBACK, labeller=one.source.kind) for one in stated]
+        return tuple(replace(one, source=source) for one, source in zip(stated, by_feedback, strict=True))
 
     def _feedback_labels(self, stated: Sequence[StatedLimit]) -> bool:
         """Whether `feedback` labels single answers for these limits, and comparisons teach them: the paper's
@@ -247,8 +244,9 @@ class Sections(Strict):
 
     @property
     def asks_costs(self) -> bool:
-        """Whether a labeller is asked which answer is costlier or unsafe; limits on values have their own sources."""
-        return any(one.by_comparisons for one in self.stated) or isinstance(self.feedback, MixedFeedback)
+        """Whether feedback is asked which answer is costlier, or for a cost; other limits have their own sources."""
+        asked = any(one.by_comparisons or one.source.kind == "model" for one in self.stated)
+        return asked or isinstance(self.feedback, MixedFeedback)
 
     @property
     def score_models(self) -> ScoredFeedback | None:
@@ -380,6 +378,7 @@ class Sections(Strict):
             each = PAPERS_COST["labels_each"] if self.signal == "cost_model" else each
             others = {name: {key: one[key] for key in one if key not in KINDS} for name, one in limits.items()}
             limits = {name: {kind: {"world": name}, **one, "labels_each": each} for name, one in others.items()}
+        limits = {name: by_world(one) for name, one in limits.items()}
         return self.model_copy(update={"feedback": truth, "limits": limits})
 
     def in_one_process(self) -> Self:

@@ -1,34 +1,51 @@
-"""A run as a source of data: its pairs and safety labels as rows of the PKU-SafeRLHF formats."""
+"""A run as a source of data: its pairs as rows of the PKU-SafeRLHF format, and all that was measured of its answers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pddpo_ray.data.checks.problems import Fault, Row
 from pddpo_ray.journal.identity import open_folder
-from pddpo_ray.records import HARM, LabelledPair, Prompt, SafetyLabels, Verdict
+from pddpo_ray.records import HARM, LabelledPair, Prompt, Verdict
 from pddpo_ray.text.templates import TEMPLATES, rendered
 
 INDEX = {Verdict.FIRST: 0, Verdict.SECOND: 1}
 
 
-def rows_of_run(run: Path, labels: Literal["pairs", "safety"], journal: str | None = None) -> Iterator[Row | Fault]:
-    """Rows of a run's folder, round by round. UserError if there is no run."""
-    run = run.expanduser().absolute()
-    with open_folder(run, journal) as opened:
-        rounds = range(opened.next_round + 1)
+def rows_of_run(run: Path) -> Iterator[Row | Fault]:
+    """Labelled pairs of a run's folder, round by round. UserError if there is no run."""
+    with open_folder(run.expanduser().absolute()) as opened:
         number = 0
-        for round_ in rounds:
-            rows: Iterable[dict[str, Any]]
-            if labels == "pairs":
-                rows = (pair_row(entry.labelled, f"-{entry.source}") for entry in opened.pairs(round_))
-            else:
-                rows = (row for item in opened.safety(round_) if (row := safety_row(item)) is not None)
-            for row in rows:
+        for round_ in range(opened.next_round + 1):
+            for entry in opened.pairs(round_):
                 number += 1
-                yield Row(number, row)
+                yield Row(number, pair_row(entry.labelled, f"-{entry.source}"))
+
+
+def measurements_of_run(run: Path, journal: str | None = None) -> Iterator[dict[str, Any]]:
+    """Every measurement under a limit, people's and machines' labels one by one, with prompt and answer (and its id).
+
+    `value` is in the measure's own unit, of a rate or a logit 1 for a yes, or null with the reason in `missing`;
+    `chance` that of an audit to ask about the answer. Raises UserError if there is no run.
+    """
+    with open_folder(run.expanduser().absolute(), journal) as opened:
+        answers = {answer.id: answer for answer in opened.samples()}
+        for number, purpose, one in opened.measured():
+            answer = answers[one.answer]
+            said = asdict(one)
+            yield {
+                "id": said.pop("answer"),
+                "round": number,
+                "purpose": purpose,
+                **said,
+                "policy_version": answer.policy_version,
+                "prompt_id": answer.prompt.id,
+                "prompt": question(answer.prompt),
+                "response": answer.text,
+            }
 
 
 def question(prompt: Prompt) -> str:
@@ -49,13 +66,3 @@ def pair_row(labelled: LabelledPair, suffix: str = "") -> dict[str, Any]:
         "better_response_id": INDEX.get(labelled.helpful),
         "safer_response_id": None if costlier is None else 1 - costlier,
     }
-
-
-def safety_row(item: SafetyLabels) -> dict[str, Any] | None:
-    """An answer's safety labels as a PKU-SafeRLHF-QA row: safe where most of its labels say so; None at a tie."""
-    safe = sum(label is Verdict.SAFE for label in item.labels)
-    unsafe = sum(label is Verdict.UNSAFE for label in item.labels)
-    if safe == unsafe:
-        return None
-    row = {"id": item.response.id, "prompt": question(item.response.prompt), "response": item.response.text}
-    return row | {"is_safe": safe > unsafe}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 from pddpo_ray.algorithms.stages import Parts, Sizes
@@ -13,14 +13,14 @@ from pddpo_ray.backends.backends import Backends, sets_of_prompts
 from pddpo_ray.certificates.groups import demand_groups
 from pddpo_ray.certificates.margins import Margin, lowest_costs, margins
 from pddpo_ray.config import Config, DualConfig, NewtonRule
-from pddpo_ray.contracts import Due, Limits
+from pddpo_ray.contracts import Due
 from pddpo_ray.driver.offline_setup import (
     calibration_answers,
     proposal_of,
 )
 from pddpo_ray.errors import UserError
-from pddpo_ray.exploration.explorer import PRIOR_SD, OptimisticExplorer
-from pddpo_ray.exploration.features import FEATURE_CLIP, Features, Whitening, fit_whitening, whitened, with_constant
+from pddpo_ray.exploration.explorer import OptimisticExplorer
+from pddpo_ray.exploration.features import FEATURE_CLIP, Features, Whitening, fit_whitening, whitened
 from pddpo_ray.journal import Journal
 from pddpo_ray.parts.dual_rules import first_state
 from pddpo_ray.parts.dual_step import DualController, LocalDual
@@ -36,19 +36,18 @@ from pddpo_ray.parts.production import UsersVerdicts, WithUsersPrompts
 from pddpo_ray.parts.prompts import Prompts
 from pddpo_ray.parts.rewards import RewardController
 from pddpo_ray.parts.sampling import RolloutController
-from pddpo_ray.records import Array, Decoding, LabelledPair, Prompt, Response
-from pddpo_ray.registry import checked
+from pddpo_ray.records import Array, Decoding, Prompt, Response
+from pddpo_ray.registry import checked, code_of
 from pddpo_ray.rollout.delivery_check import DeliveryCheck
 from pddpo_ray.scorecard.questions import Scorecard, wanted_of
-from pddpo_ray.scorers.fits import OF_METHOD, training_of
 from pddpo_ray.scorers.gate import held_limits
 from pddpo_ray.scorers.labellers import (
     estimator_of,
     feedback_of,
     labels_before,
+    measure_of,
+    unsafe_chance,
 )
-from pddpo_ray.scorers.method_scores import ScoringController, ScoringPlan
-from pddpo_ray.storage.merging import merge_versions
 from pddpo_ray.theory.multipliers import dual as dual_rules
 
 logger = logging.getLogger(__name__)
@@ -64,6 +63,7 @@ def demand_startable(config: Config, backends: Backends) -> None:
 class BuiltParts(Parts):
     """The parts of a run before anything is asked, fitted or drawn: `prepare` makes them ready."""
 
+    trainer: TrainerController
     rollout: RolloutController
     feedback: FeedbackController
     preferences: Preferences
@@ -110,10 +110,9 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
     limits = _limits(config, backends, journal, trainer, rollout, feedback, due, dual)
     hidden = online and backends.features == "hidden"
     whitened = WhitenedFeatures(None, config, journal, backends, trainer) if hidden else None
-    features = whitened or trainer.features
     watched = config.scorecard_prompts > 0
     scorecard = Scorecard(config, journal, backends, trainer, rollout, feedback) if watched else None
-    return BuiltParts(
+    parts = BuiltParts(
         journal=journal,
         trainer=trainer,
         rollout=rollout,
@@ -122,9 +121,6 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
         prompts=_prompts(config, journal, backends),
         preferences=Preferences(journal, backends.store, config.compared, verdicts),
         limits=limits,
-        explorer=_exploration(config, journal, backends, features, dual, limits) if online else None,
-        scoring=_scoring(config, journal, backends, trainer, rollout, state.limits[0]),
-        merge=partial(merge_versions, backends.store),
         rewards=None if backends.reward is None else RewardController(journal, backends.reward, seed=config.seed),
         due=due,
         labels_before=labels_before(config, journal, backends),
@@ -132,6 +128,15 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
         whitened=whitened,
         scorecard=scorecard,
     )
+    own = code_of("methods", config.algorithm, "parts")
+    if own is not None:
+        parts = replace(parts, own=own(config, backends, parts, state.limits[0]))
+    if not online:
+        return parts
+    if isinstance(parts.own, ExplorationController):
+        return replace(parts, explorer=parts.own)
+    explorer = explorer_of(config, backends, parts, config.explore.bonus)
+    return replace(parts, explorer=ExplorationController(explorer, journal, keep=config.explore.keep))
 
 
 def _prompts(config: Config, journal: Journal, backends: Backends) -> Prompts | WithUsersPrompts:
@@ -173,89 +178,34 @@ def sizes_of(config: Config, rounds: int) -> Sizes:
 def fit_plan(config: Config) -> FitPlan:
     """Settings of all fits of a run."""
     alpha = config.explore.alpha if config.explore.loss == "xpo" else 0.0
-    return FitPlan(config.trainer, config.ppo, skip_below=config.skip_below, rounds=config.rounds, alpha=alpha)
+    return FitPlan(config.trainer, skip_below=config.skip_below, rounds=config.rounds, alpha=alpha)
 
 
-def _scoring(
-    config: Config,
-    journal: Journal,
-    backends: Backends,
-    trainer: TrainerController,
-    rollout: RolloutController,
-    first: dual_rules.LimitState,
-) -> ScoringController:
-    """The scoring part. Nothing is fitted or drawn before a method asks for it."""
-    plan = ScoringPlan(
-        seed=config.seed,
-        beta=config.beta,
-        threshold=first.limit,
-        reward_max=config.reward_max,
-        cost_max=config.dual.cost_max,
-        upper=first.upper,
-        answers=config.method.answers,
-        bounded=backends.features == "one-hot",
-        ridge=PRIOR_SD**-2,
-        decoding=Decoding(max_tokens=config.rollout.max_tokens),
-        first=first.upper / 2.0 if config.dual.first is None else config.dual.first,
-        at_chance=config.scorers.at_chance,
-        by_prompt=backends.world is None,
-        rate=config.typed_limits[0].quantity.kind == "rate",
-        prior=None if backends.prior is None else tuple(backends.prior),
-    )
-
-    training = training_of(config, journal, backends, OF_METHOD) if backends.features == "hidden" else None
-
-    def features(labelled: Sequence[LabelledPair]) -> Features:
-        match backends.features:
-            case "one-hot":
-                return trainer.features
-            case "linear":
-                return with_constant(trainer.features)
-        answers = [answer for item in labelled for answer in (item.pair.first, item.pair.second)]
-        whitened = WhitenedFeatures(answers, config, journal, backends, trainer)
-        whitened.prepare()  # a phase of its own, so before the one that fits the scores
-        return with_constant(whitened)
-
-    return ScoringController(plan, journal, backends.store, trainer, rollout, backends.prompts, features, training)
-
-
-def _exploration(
-    config: Config,
-    journal: Journal,
-    backends: Backends,
-    features: Features,
-    dual: DualController,
-    limits: Limits,
-) -> ExplorationController:
-    settings = config.explore
+def explorer_of(config: Config, backends: Backends, parts: BuiltParts, bonus: str) -> OptimisticExplorer:
+    """What chooses a round's pairs, by this bonus."""
+    settings, limits, dual = config.explore, parts.limits, parts.dual
     # in logits: a share rises by at most a quarter per logit, so its range counts a quarter
     weights = {
         one.name: 0.0 if one.on_drift else 1.0 if one.by_comparisons else one.scale / 4.0
         for one in backends.held_limits
     }
-    paper = config.algorithm == "o-pd-dpo-paper"
     own = checked("bonuses", settings.bonus, settings.settings, "explore.settings")
-
-    def explorer(bonus: str) -> OptimisticExplorer:
-        return OptimisticExplorer(
-            features=features,
-            baseline={},
-            beta=lambda: limits.temperature,
-            multiplier=lambda: sum(weights.get(name, 1.0) * value for name, value in dual.multipliers.items()),
-            seed=config.seed,
-            k=settings.scale,
-            weight=settings.information,
-            picks=settings.picks,
-            bonus=bonus,
-            bonus_settings=own if bonus == settings.bonus else None,
-            comparator=settings.comparator,
-            weights=settings.weights,
-            cost_bonus_scale=settings.cost_scale,
-            reward_weight=1.0 if backends.reward is None else backends.reward.span / 4.0,
-        )
-
-    chooser, bonus = explorer("off" if paper else settings.bonus), explorer(settings.bonus) if paper else None
-    return ExplorationController(chooser, journal, bonus, answers=backends.answers, keep=settings.keep)
+    return OptimisticExplorer(
+        features=parts.whitened or parts.trainer.features,
+        baseline={},
+        beta=lambda: limits.temperature,
+        multiplier=lambda: sum(weights.get(name, 1.0) * value for name, value in dual.multipliers.items()),
+        seed=config.seed,
+        k=settings.scale,
+        weight=settings.information,
+        picks=settings.picks,
+        bonus=bonus,
+        bonus_settings=own if bonus == settings.bonus else None,
+        comparator=settings.comparator,
+        weights=settings.weights,
+        cost_bonus_scale=settings.cost_scale,
+        reward_weight=1.0 if backends.reward is None else backends.reward.span / 4.0,
+    )
 
 
 class WhitenedFeatures:
@@ -328,11 +278,12 @@ def _limits(
         return rollout.pool(purpose, prompts, backends.reference, 1, Decoding(max_tokens=config.rollout.max_tokens))
 
     newton = any(isinstance(one.rule, NewtonRule) for one in config.duals.values())
+    risk = unsafe_chance(feedback.models)
     return LimitsController(
-        journal, backends.held_limits, backends.measure, dual, beta=config.beta, by_covariance=newton, drift=drift,
-        log_probs=trainer.log_probs, reference=reference, seed=config.seed, due=due, feedback=feedback,
-        estimate=estimator_of(config, feedback), window=window,
-        people=people_of_limits(config, journal, backends.held_limits, sets_of_prompts(backends)),
+        journal, backends.held_limits, measure_of(config, backends, feedback), dual, beta=config.beta,
+        by_covariance=newton, drift=drift, log_probs=trainer.log_probs, reference=reference, seed=config.seed,
+        due=due, feedback=feedback, estimate=estimator_of(config, feedback), window=window,
+        people=people_of_limits(config, journal, backends.held_limits, sets_of_prompts(backends), risk),
     )  # fmt: skip
 
 

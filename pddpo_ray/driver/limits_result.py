@@ -16,7 +16,7 @@ from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.parts.held_limit import HeldLimit
 from pddpo_ray.parts.limits import ANSWERS
 from pddpo_ray.parts.measuring import table_of
-from pddpo_ray.parts.people_measuring import bias_of
+from pddpo_ray.parts.people_measuring import bias_of, drawn_evenly
 from pddpo_ray.theory.multipliers.price import Price, late_multiplier, price
 from pddpo_ray.worlds.exact_evaluation import Evaluation, WorldView
 
@@ -65,7 +65,7 @@ def _audit(journal: JournalReader, stated: StatedLimit, cost_max: float) -> dict
     """How far the machine is off by all of people's labels; None where they gave none."""
     records = journal.measurements(phase=ANSWERS, limit=stated.limit.name)
     table = table_of(records, [stated], list(dict.fromkeys(one.answer for one in records)), cost_max)
-    said = np.isfinite(table.people[:, 0])
+    said = np.isfinite(table.people[:, 0]) & drawn_evenly(stated, table.chance[:, 0])
     bias = bias_of(stated, table.costs[said, 0], table.people[said, 0], cost_max)
     asked = int((table.chance > 0).sum())
     return None if bias is None else {**asdict(bias), "asked": asked, "text": bias.text(stated)}

@@ -35,7 +35,7 @@ def proposal_of(config: Config, prompts: int, served: int = 0, answers: Sequence
     """
     if config.explore.bonus == THEOREM:
         return Proposal(share=0.0, listed=by_prompt(answers))
-    explores = config.explore.bonus != "off" and config.algorithm != "o-pd-dpo-paper"
+    explores = config.explore.bonus != "off" and not config.traits.optimistic
     candidates = config.rollout.candidates
     proposal = Proposal(candidates, 0.5 if explores else 0.0, config.rollout.proposal_temperature)
     if whole_pools(config, prompts) and not (served and config.production.share):

@@ -1,18 +1,16 @@
 """Uncertainty models behind one small interface. Which to use when:
 
 - `EllipticalBonus`: the default. The paper's bonus; it shrinks with data and reports coverage; a q x q matrix a stream.
-- `SimHashCounts`: where linear algebra is unwanted (quick tests) or features are many and coarse. A dictionary.
-- `ThompsonBonus`: one random guess a round instead of a systematic bonus; ties the best elliptical one in tables.
 - `NoBonus`: the controls. The policy's own answers get labelled (`off`), any candidate (`proposals`), or the best of
   the candidates by the policy's own scores (`greedy`).
 
-Two relatives act elsewhere: the bonus in the loss (`theory.margins`) trains an optimistic policy, for the theory's
-mode; the XPO-style term (`objectives.baseline_optimism_loss`) needs no features but never switches off.
+The laboratory has two more (`pddpo_lab.bonuses`). Two relatives act elsewhere: the bonus in the loss (`theory.margins`)
+trains an optimistic policy, for the theory's mode; the XPO-style term (`objectives.baseline_optimism_loss`) needs no
+features but never switches off.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from typing import Protocol
 
@@ -102,62 +100,6 @@ class HeldBonus(EllipticalBonus):
 
     def picked(self, prompt: str, chosen: Array, other: Array) -> None:
         return
-
-
-class ThompsonBonus(EllipticalBonus):
-    """(theta - theta_hat) . phi_c with theta - theta_hat ~ N(0, k^2 Lambda^-1), one draw per stream and batch.
-
-    Added to the policy's own scores this is acting on a posterior sample; the cost's part has its sign turned, because
-    a bonus lowers the cost. Values are negative for about half of the answers.
-    """
-
-    def start_batch(self, generator: np.random.Generator) -> None:
-        super().start_batch(generator)
-        self._deviations: dict[Stage, Array] = {}
-        for stage in BOTH:
-            noise = generator.standard_normal(len(self._inverses[stage]))
-            self._deviations[stage] = self.k * np.linalg.cholesky(self._inverses[stage]) @ noise
-
-    def bonuses(self, prompt: str, centred: Array) -> tuple[Array, Array]:
-        return centred @ self._deviations["reward"], -(centred @ self._deviations["cost"])
-
-
-class SimHashCounts:
-    """b = alpha / sqrt(1 + n), n = answers compared under the same (prompt, sign pattern of 16 random projections)."""
-
-    def __init__(self, dimension: int, *, alpha: float, seed: int, bits: int = 16) -> None:
-        self.alpha = alpha
-        self._projection = np.random.default_rng([seed, dimension, bits]).standard_normal((bits, dimension))
-        self._powers = 1 << np.arange(bits)
-        self.counts: dict[Stage, Counter[tuple[str, int]]] = {stage: Counter() for stage in BOTH}
-        self._batch: Counter[tuple[str, int]] = Counter()
-
-    def start_batch(self, generator: np.random.Generator) -> None:
-        self._batch = Counter()
-
-    def bonuses(self, prompt: str, centred: Array) -> tuple[Array, Array]:
-        keys = self._keys(prompt, centred)
-        reward, cost = (np.array([self.counts[stage][key] + self._batch[key] for key in keys]) for stage in BOTH)
-        return self.alpha / np.sqrt(1.0 + reward), self.alpha / np.sqrt(1.0 + cost)
-
-    def distances(self, differences: Array) -> Array:
-        return np.linalg.norm(differences, axis=1)
-
-    def picked(self, prompt: str, chosen: Array, other: Array) -> None:
-        self._batch.update(self._keys(prompt, np.stack([chosen, other])))
-
-    def observe(self, prompt: str, chosen: Array, other: Array, streams: tuple[Stage, ...] = BOTH) -> None:
-        for stage in streams:
-            self.counts[stage].update(self._keys(prompt, np.stack([chosen, other])))
-
-    @property
-    def information(self) -> float:
-        """Distinct (prompt, code) cells seen, averaged over the streams."""
-        return 0.5 * sum(len(counts) for counts in self.counts.values())
-
-    def _keys(self, prompt: str, centred: Array) -> list[tuple[str, int]]:
-        codes = (centred @ self._projection.T > 0) @ self._powers
-        return [(prompt, int(code)) for code in codes]
 
 
 class NoBonus:

@@ -10,8 +10,6 @@ from pddpo_ray.exploration.alternatives import (
     EllipticalBonus,
     HeldBonus,
     NoBonus,
-    SimHashCounts,
-    ThompsonBonus,
     Uncertainty,
 )
 
@@ -37,14 +35,6 @@ def elliptical(settings: BaseModel | None, run: BonusContext) -> Uncertainty:
 
 def theorem(settings: BaseModel | None, run: BonusContext) -> Uncertainty:
     return HeldBonus(run.dimension, k=run.k, s0=run.s0, weight=run.weight)
-
-
-def thompson(settings: BaseModel | None, run: BonusContext) -> Uncertainty:
-    return ThompsonBonus(run.dimension, k=run.k, s0=run.s0, weight=run.weight)
-
-
-def simhash(settings: BaseModel | None, run: BonusContext) -> Uncertainty:
-    return SimHashCounts(run.dimension, alpha=run.k, seed=run.seed)
 
 
 def none(settings: BaseModel | None, run: BonusContext) -> Uncertainty:

@@ -80,16 +80,6 @@ def whitened(hidden_states: Features, whitening: Whitening) -> Features:
     return lambda responses: whitening.apply(hidden_states(responses))
 
 
-def with_constant(features: Features) -> Features:
-    """The features with a column of ones: a score linear in them has a level of its own. -> [n, q + 1]"""
-
-    def extended(responses: Sequence[Response]) -> Array:
-        rows = features(responses)
-        return np.concatenate([rows, np.ones((len(rows), 1))], axis=1)
-
-    return extended
-
-
 def pool_features(features: Features, pool: Mapping[str, Sequence[Response]]) -> dict[str, Array]:
     """Features of the baseline's answers, per prompt id, in one call. -> {id: [m, q]}"""
     lengths = [len(answers) for answers in pool.values()]

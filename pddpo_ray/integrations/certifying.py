@@ -43,7 +43,7 @@ from pddpo_ray.rollout.factory import language_engine
 from pddpo_ray.storage.artifacts import ArtifactStore, file_sha256
 from pddpo_ray.storage.whole_files import ARTIFACTS, JOURNAL
 from pddpo_ray.training.recipe_trainer import recipe_trainer
-from pddpo_ray.worlds.tabular.limits import range_of
+from pddpo_ray.worlds.table_limits import range_of
 
 LEDGER = {"ledger": "policies that another trainer saved"}
 """What all sittings on such a folder's journal share; limits, prompts and decoding may be others from test to test."""

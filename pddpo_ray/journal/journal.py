@@ -192,15 +192,9 @@ class Journal(JournalReader):
         self.add_prompts(list({response.prompt.id: response.prompt for response in responses}.values()))
         self._add(schema.sample, rows.sample_rows(self.run_id, self.round, purpose, responses))
 
-    def add_safety(
-        self,
-        labelled: Sequence[SafetyLabels],
-        labeller: str = "unnamed",
-        chances: Mapping[str, float] | None = None,
-    ) -> None:
-        """Safety labels of answers that the journal already holds; they count for this round alone. `chances`: the
-        probability with which each was to be asked about, by id, where that is below 1."""
-        measured = rows.label_measurements(labelled, labeller, chances or {})
+    def add_safety(self, labelled: Sequence[SafetyLabels], labeller: str = "unnamed") -> None:
+        """Safety labels of answers that the journal already holds; they count for this round alone."""
+        measured = rows.label_measurements(labelled, labeller)
         self.add_measurements(rows.SAFETY, measured, [item.response for item in labelled])
 
     def add_measurements(self, phase: str, measured: Sequence[Measurement], answers: Sequence[Response]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -145,6 +145,15 @@ class JournalReader:
         query = self._measured((schema.measurement,), round_, phase, limit)
         return [rows.measurement_record(row) for row in self._read(query)]
 
+    def measured(self) -> Iterator[tuple[int, str, Measurement]]:
+        """Every measurement with its round and what it was for, round by round; a certificate's draws are in rounds
+        below 0."""
+        table = schema.measurement.c
+        numbers = select(table.round).where(table.run == self.run_id).distinct().order_by(table.round)
+        for number in self._read(numbers):
+            for row in self._read(self._measured((schema.measurement,), number.round, "%", None)):
+                yield row.round, row.phase, rows.measurement_record(row)
+
     def _measured(self, what: Sequence[Any], round_: int | None, phase: str, limit: str | None) -> Select[Any]:
         table = schema.measurement.c
         query = select(*what).where(table.run == self.run_id)
@@ -195,7 +204,7 @@ class JournalReader:
         """Every step of every multiplier, by round."""
         table = schema.dual_step
         cost_max = (self.recipe.get("dual") or {}).get("cost_max")
-        seen = _seen(self.recipe.get("feedback") or {})
+        count = _seen(self.recipe.get("feedback") or {})
         return [
             record_of(
                 DualEntry,
@@ -207,7 +216,7 @@ class JournalReader:
                     bounds=None,
                     rounds_late=0,
                     moved=0.0,
-                    seen=seen,
+                    **count,
                     cost_max=cost_max if row.mode == "logit_labels" else None,
                 ),
             )
@@ -255,11 +264,11 @@ def read_journal(url_or_path: str | Path, run_id: str | None = None) -> JournalR
         raise
 
 
-def _seen(feedback: Mapping[str, Any]) -> int | None:
-    """`CostEstimate.seen` of a run with this feedback."""
-    if feedback.get("kind") != "mixed":
-        return None
-    return answers_seen(int(feedback["unsure"]), int(feedback["random"]), int(feedback["responses"]))
+def _seen(feedback: Mapping[str, Any]) -> dict[str, int]:
+    """Answers behind an estimate of a run before 0.3 in which people labelled beside a model."""
+    if "unsure" not in feedback:
+        return {}
+    return {"responses": answers_seen(*(int(feedback[key]) for key in ("unsure", "random", "responses")))}
 
 
 def _stored_run(engine: Engine, wanted: str | None) -> str:

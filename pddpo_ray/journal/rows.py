@@ -175,9 +175,7 @@ def measurement_record(row: Any) -> Measurement:
     return record_of(Measurement, row, answer=row.sample)
 
 
-def label_measurements(
-    labelled: Iterable[SafetyLabels], labeller: str, chances: Mapping[str, float], first: int = 0
-) -> list[Measurement]:
+def label_measurements(labelled: Iterable[SafetyLabels], labeller: str) -> list[Measurement]:
     """One for each label of an answer."""
     return [
         Measurement(
@@ -186,9 +184,8 @@ def label_measurements(
             VALUES.get(label),
             "" if label in VALUES else label.value,
             labeller,
-            opinion=first + opinion,
+            opinion=opinion,
             person=person,
-            chance=chances.get(item.response.id),
         )
         for item in labelled
         for opinion, (label, person) in enumerate(zip_longest(item.labels, item.people))

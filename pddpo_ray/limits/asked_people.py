@@ -10,7 +10,7 @@ from pddpo_ray.limits.local_sources import question_text
 from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.limits.sources import fingerprint
 
-OF_SAFETY = ("people", "world")
+OF_SAFETY = ("people", "world", "model")
 """Sources whose yes means unsafe where no question says something else."""
 
 

@@ -69,6 +69,8 @@ def check_one(stated: StatedLimit, source: Source | None, answers: Sequence[Answ
     limit, quantity = stated.limit, stated.limit.quantity
     if source is None:
         return Checked(limit, str(stated.source), None, None, None, 0, 0, 0, note="measured in a run, not in a file")
+    if stated.unsure:
+        raise UserError(f"{stated.where}.audited_by.unsure: of a file people label an even draw; leave it out")
     own = of_set(stated, answers)
     measured = ask(limit.name, source, own, stated.asking)
     asked = [index for index, value in enumerate(measured.values) if value is not None]

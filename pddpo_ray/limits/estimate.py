@@ -7,7 +7,7 @@ from typing import Self
 
 from pddpo_ray.limits.quantities import Amount, Kind, Limit, Quantity, Versus
 from pddpo_ray.records import CostEstimate
-from pddpo_ray.theory.estimates.cost_estimate import interval
+from pddpo_ray.theory.estimates.estimate_interval import interval
 
 
 @dataclass(frozen=True)

@@ -14,18 +14,22 @@ from typing import Any
 
 import yaml
 
+from pddpo_ray.limits.audits import AUDIT, AUDITED
 from pddpo_ray.limits.reading import COMPARISONS, KINDS, LABELLERS
 
 KEYS: tuple[tuple[str, ...], ...] = (
     ("constraints",), ("feedback", "signal"), ("dual", "threshold"), ("feedback", "labels_each"),
-    ("certificate", "confidence"),
+    ("certificate", "confidence"), *(("feedback", key) for key in ("unsure", "random")),
 )  # fmt: skip
 """What is refused, by its place in a recipe."""
 ONE_KEY: Mapping[tuple[str, ...], str] = {
     ("dual", "threshold"): "at_most", ("feedback", "labels_each"): "labels_each",
     ("certificate", "confidence"): "confidence",
+    ("feedback", "unsure"): AUDIT, ("feedback", "random"): AUDIT,
 }  # fmt: skip
 """What became one key of a limit."""
+MIXED = {"mixed": "cost"}
+"""A source that was a model with people beside it, `feedback.unsure` and `feedback.random` answers a round."""
 KIND_OF_SIGNAL: Mapping[str, str] = {"logit_labels": "logit", "unsafe_rate": "rate", "cost_model": "mean"}
 UNKNOWN = "D"
 """Stands for a limit on a scale on which the recipe gives none."""
@@ -36,8 +40,11 @@ Tree = Mapping[str, Any]
 
 
 def former_keys(recipe: Tree) -> list[tuple[str, ...]]:
-    """The refused keys that a recipe has, in the order of `KEYS`."""
-    return [keys for keys in KEYS if _has(recipe, keys)]
+    """The refused keys that a recipe has, in the order of `KEYS`, and then the sources of its limits."""
+    limits = recipe.get("limits")
+    stated = limits.items() if isinstance(limits, Mapping) else ()
+    mixed = [("limits", name, kind, "mixed") for name, one in stated for kind in KINDS if at(one, (kind,)) == MIXED]
+    return [*(keys for keys in KEYS if _has(recipe, keys)), *mixed]
 
 
 def refusal(recipe: Tree, *, override: bool = False) -> str | None:
@@ -58,7 +65,23 @@ def refusal(recipe: Tree, *, override: bool = False) -> str | None:
 
 def limits_of_today(recipe: Tree) -> dict[str, Any]:
     """What a recipe states under `limits:`, or said by the former keys."""
-    return dict(recipe.get("limits") or _entries({**recipe, "limits": {}}, former_keys(recipe)) or {})
+    limits = recipe.get("limits") or _entries({**recipe, "limits": {}}, former_keys(recipe)) or {}
+    return {name: _with_audit(recipe, one) for name, one in limits.items()}
+
+
+def _with_audit(recipe: Tree, limit: Any) -> Any:
+    """What a model measured with people beside it, as one that they audit."""
+    if not isinstance(limit, Mapping) or MIXED not in limit.values():
+        return limit
+    today = {key: LABELLERS["mixed"] if one == MIXED else one for key, one in limit.items() if key != "learned_from"}
+    return {**today, AUDIT: _audit(recipe)}
+
+
+def _audit(recipe: Tree) -> dict[str, int]:
+    unsure, random = at(recipe, ("feedback", "unsure")), at(recipe, ("feedback", "random"))
+    unsure = AUDITED["unsure"] if unsure is None else int(unsure)
+    return {"people": unsure + (AUDITED["people"] - AUDITED["unsure"] if random is None else int(random)),
+            "unsure": unsure}  # fmt: skip
 
 
 def in_todays_keys(recipe: Tree) -> dict[str, Any]:
@@ -88,6 +111,7 @@ def _entries(recipe: Tree, found: list[tuple[str, ...]]) -> dict[str, dict[str, 
     if not below or (len(below) == 1 and ("feedback", "signal") in found):
         return whole
     wanted = [ONE_KEY[keys] for keys in found if keys in ONE_KEY and at(recipe, keys) is not None]
+    wanted += [key for keys in found if keys[-1] == "mixed" for key in (keys[-2], AUDIT)]
     if len(below) > 1:
         if any("logit" not in one for one in below.values()):
             return None
@@ -116,7 +140,9 @@ def _entry(recipe: Tree, cost: str, constraint: Tree, below: Tree) -> dict[str, 
     entry: dict[str, Any] = {kind: _source(recipe, cost), "at_most": f"{100 * bound:.12g} %" if share else bound}
     if kind != "mean":
         entry["labels_each"] = labels or below.get("labels_each") or LABELS_EACH
-    if kind != "logit":
+    if at(recipe, ("feedback", "kind")) == "mixed" or {"unsure", "random"} & set(recipe.get("feedback") or ()):
+        entry |= {AUDIT: _audit(recipe)}
+    elif kind != "logit":
         entry["learned_from"] = COMPARISONS
     confidence = at(recipe, ("certificate", "confidence"))
     if isinstance(confidence, float) and confidence != 0.95:

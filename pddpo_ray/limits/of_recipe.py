@@ -7,10 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from pddpo_ray.limits.audits import AUDIT
 from pddpo_ray.limits.former import limits_of_today
 from pddpo_ray.limits.quantities import Limit
-from pddpo_ray.limits.reading import StatedLimit, stated_limits
+from pddpo_ray.limits.reading import KINDS, LABELLERS, StatedLimit, stated_limits
 
+MODEL = LABELLERS["model"]
 COST_MAX = 2.0
 """C where a recipe leaves `dual.cost_max` out."""
 
@@ -42,6 +44,13 @@ def _in_box(one: StatedLimit, bound: float) -> StatedLimit:
     if one.limit.quantity.kind != "logit" or one.limit.quantity.bounded:
         return one
     return replace(one, limit=one.limit.within(-bound, bound))
+
+
+def by_world(limit: Mapping[str, Any]) -> dict[str, Any]:
+    """The same limit of a recipe with a world's labels in place of a cost model's that people audit."""
+    if not any(limit.get(kind) == MODEL for kind in KINDS):
+        return dict(limit)
+    return {key: {"world": "cost"} if value == MODEL else value for key, value in limit.items() if key != AUDIT}
 
 
 class Labelled(Protocol):

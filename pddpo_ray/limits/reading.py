@@ -11,7 +11,6 @@ Percent, units and times are read as people write them.
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from pydantic import BaseModel
 
 from pddpo_ray import registry
 from pddpo_ray.errors import UserError, nearest_or_all
+from pddpo_ray.limits.audits import AUDIT, read_audit
 from pddpo_ray.limits.quantities import VERDICT, Amount, Kind, Limit, Quantity, Scale
 from pddpo_ray.limits.rules import rule_of
 from pddpo_ray.limits.source_kinds import SourceKind
@@ -33,23 +33,23 @@ KEYS = (
 )  # fmt: skip
 COMPARISONS, VALUES = "comparisons", "values"
 """What teaches a policy to keep a limit: `learned_from`."""
-AUDIT = "audited_by"
-"""The key under which people measure a part of what another source measures."""
 CERTAIN = 36.0
 """At this logit a probability is 1 to the last digit of a float."""
 FILES = ("regex", "json_schema", "classifier", "score_model", "grader", "tokenizer", "question", "judge")
 """Keys of sources whose values may be files."""
 LABELLERS: Mapping[str, Mapping[str, Any]] = {
     "world": {"world": "cost"}, "people": {"people": {}}, "judge": {"judge": {}}, "model": {"model": "cost"},
-    "mixed": {"mixed": "cost"},
+    "mixed": {"model": "cost"},
 }  # fmt: skip
-"""Sources that say safe or unsafe about an answer as often as they are asked, by `feedback.kind`."""
+"""Sources that say safe or unsafe about an answer, by `feedback.kind`."""
+FEEDBACK = "feedback"
+"""Who gives a run's comparisons, as the source of a limit that labels of single answers are for."""
+OF_LOGITS = tuple(dict.fromkeys(next(iter(source)) for source in LABELLERS.values()))
 REWARD, PAIRS = "reward", "pairs"
 """The key of a recipe's reward, and its value's where comparisons in files say what is helpful. The first is also what
 a world's labellers compare by: `{rate: {world: reward}, versus: reference}`."""
 REWARD_KEYS = ("bounds", "unit", "answers", "labels_each", "deadline", "failed")
 """What a computed reward may be given beside its source."""
-A_ROUND = re.compile(r"^\s*(\d+)\s*(?:a|per|each)\s+round\s*$")
 
 
 @dataclass(frozen=True)
@@ -71,13 +71,20 @@ class SourceName:
     """Which source a limit names, e.g. {classifier: models/guard, label: unsafe}."""
 
     kind: str
-    """A name of the registry's sources, or `reference` for a kl limit."""
+    """A name of the registry's sources, `reference` for a kl limit, or `feedback` where that labels single answers."""
     what: str = ""
     """A rule's name, a path, `module:name`; empty where options say all."""
     options: Mapping[str, Any] = field(default_factory=dict)
+    labeller: str = ""
+    """Of `feedback`: who labels, by the name of that source."""
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.what}".strip()
+        return f"{self.named} {self.what}".strip()
+
+    @property
+    def named(self) -> str:
+        """The source that the limit names, whether feedback asks it or the limit itself."""
+        return self.labeller or self.kind
 
 
 @dataclass(frozen=True)
@@ -93,14 +100,19 @@ class StatedLimit:
     """Answers per round (or file) that people measure too, drawn evenly at random; None: no audit."""
     audit_question: str | None = None
     """What an audit asks people, a file or a text; None: what the source is asked."""
+    unsure: int = 0
+    """Of the audited answers, those of which the source is least sure; the others are drawn evenly."""
     where: str = ""
     """What messages call its place, e.g. `limits.yaml: limits.length`."""
     dual: Any = None
     """How its multiplier moves in a run, where not as the recipe's `dual` says; the recipe checks it."""
     learned_from: str | None = None
     """COMPARISONS or VALUES; None: as its kind and the method have it, a logit from comparisons."""
-    labelled: bool = False
-    """Whether the run's feedback labels single answers for it, on all prompts, and comparisons teach it."""
+
+    @property
+    def labelled(self) -> bool:
+        """Whether the run's feedback labels single answers for it, on all prompts, and comparisons teach it."""
+        return self.source.kind == FEEDBACK
 
     @property
     def by_comparisons(self) -> bool:
@@ -115,12 +127,12 @@ class StatedLimit:
     @property
     def asks_people(self) -> bool:
         """Whether people measure answers, all of them or an audit's."""
-        return self.source.kind in ("people", "mixed") or self.audited is not None
+        return self.source.kind == "people" or self.audited is not None
 
     @property
     def people_each(self) -> int:
         """How many people answer one question about it; 0: it asks nobody."""
-        if not self.asks_people:
+        if not self.asks_people and self.source.labeller != "people":
             return 0
         alone = self.audited is not None and self.limit.quantity.kind != "logit"
         return 1 if alone else self.asking.labels_each or 1
@@ -133,7 +145,7 @@ class StatedLimit:
     @property
     def compared_as(self) -> str:
         """The cost under which pairs are compared for it: a world's by name, or the harm that people or models see."""
-        return self.source.what if self.source.kind == "world" else "cost"
+        return self.source.what if self.source.named == "world" else "cost"
 
     def labelled_by(self, feedback: str, *, by_comparisons: bool) -> bool:
         """Whether the run's feedback labels single answers for it, and comparisons teach it: the paper's cost.
@@ -179,7 +191,9 @@ def stated_limit(name: Any, given: Any, file: str, sets: Sequence[str] | None = 
     quantity = _quantity(where, kind, given, source, scale, sets)
     limit, asking = _limit(name, where, given, quantity), _asking(where, given, source)
     learned = _learned_from(where, kind, given)
-    stated = StatedLimit(limit, source, scale, asking, *_audited(where, given), where, given.get("dual"), learned)
+    stated = StatedLimit(
+        limit, source, scale, asking, *read_audit(where, given.get(AUDIT)), where, given.get("dual"), learned
+    )
     if stated.audited is not None:
         _audit_fits(stated)
     return stated
@@ -292,8 +306,8 @@ def _scale(where: str, kind: Kind, source: SourceName, given: Mapping[str, Any])
     if kind == "kl":
         return Scale("nats")
     if kind == "logit":
-        if source.kind not in LABELLERS:
-            raise UserError(f"{where}: a logit is estimated from labels; its source is {', '.join(LABELLERS)}")
+        if source.kind not in OF_LOGITS:
+            raise UserError(f"{where}: a logit is estimated from labels; its source is {', '.join(OF_LOGITS)}")
         return Scale("logit", low=_bounds(where, given)[0], high=_bounds(where, given)[1])
     says = registry.load("sources", source.kind, SourceKind)
     own = says.scale or Scale("")
@@ -396,22 +410,6 @@ def _learned_from(where: str, kind: Kind, given: Mapping[str, Any]) -> str | Non
     return learned
 
 
-def _audited(where: str, given: Mapping[str, Any]) -> tuple[int | None, str | None]:
-    """How many answers people measure too, and what they are asked where the limit says so."""
-    audit = given.get(AUDIT)
-    if audit is None:
-        return None, None
-    known = isinstance(audit, dict) and set(audit) <= {"people", "question"}
-    count, question = (audit.get("people"), audit.get("question")) if known else (None, None)
-    if isinstance(count, str) and (match := A_ROUND.match(count)):
-        count = int(match[1])
-    if isinstance(count, bool) or not isinstance(count, int) or count < 2:
-        raise UserError(f"{where}.{AUDIT}: write {{people: 40 a round}} with 2 answers or more; got {audit}")
-    if question is not None and (not isinstance(question, str) or not question.strip()):
-        raise UserError(f"{where}.{AUDIT}.question: name a file with what people are asked; got `{question}`")
-    return count, question
-
-
 def _audit_fits(stated: StatedLimit) -> None:
     """Raises UserError where people cannot give the numbers that would correct the source's."""
     where, quantity = stated.where, stated.limit.quantity
@@ -428,6 +426,13 @@ def _audit_fits(stated: StatedLimit) -> None:
         raise UserError(f"{where}: people audit a mean within its bounds; state `bounds: [low, high]`")
     if quantity.kind == "logit" and stated.asking.labels_each is None:
         raise UserError(f"{where}: say how many labels an answer has, of people too: labels_each: 20")
+    tells_chances = stated.source.kind == "model" or (stated.asking.labels_each or 1) > 1
+    if stated.unsure and (quantity.kind == "mean" or not tells_chances):
+        raise UserError(
+            f"{where}.{AUDIT}.unsure: people are asked first where the source's chance of a yes is nearest to a half,"
+            f" and {stated.source} gives {'a number' if quantity.kind == 'mean' else 'a verdict'}, no chance: leave"
+            " `unsure` out, and all audited answers are drawn evenly"
+        )
 
 
 def _bounds(where: str, given: Mapping[str, Any]) -> tuple[float | None, float | None]:

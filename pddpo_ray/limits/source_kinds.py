@@ -69,5 +69,3 @@ PEOPLE = SourceKind(f"{OPENERS}:open_people", options=("question", "labels_each"
 WORLD = SourceKind(f"{OPENERS}:open_world")
 MODEL = SourceKind(f"{OPENERS}:open_feedback", scale=Scale("score"))
 """The cost model of a run's `feedback`."""
-MIXED = SourceKind(f"{OPENERS}:open_feedback", scale=VERDICT)
-"""A model and people together, as a run's `feedback` divides the work."""

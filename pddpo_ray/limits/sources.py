@@ -236,6 +236,19 @@ def chosen_for(limit: str, count: int, budget: int | None, seed: int = 0) -> lis
     return sorted(int(index) for index in drawn)
 
 
+def asked_first(limit: str, margins: Sequence[float], unsure: int, count: int, seed: int) -> dict[int, float]:
+    """Which of n answers `count` questions to people are about, each with its chance to be asked, in ascending order.
+
+    The `unsure` ones with the smallest margins have chance 1, ties going to the earlier; the others are drawn evenly.
+    No chance is 0: of an answer that could never be shown, an estimate would have to trust the machine. [n]
+    """
+    first = sorted(range(len(margins)), key=lambda index: (margins[index], index))[:unsure]
+    rest = sorted(set(range(len(margins))) - set(first))
+    drawn = [rest[index] for index in chosen_for(limit, len(rest), count - unsure, seed)]
+    chances = dict.fromkeys(first, 1.0) | dict.fromkeys(drawn, len(drawn) / max(len(rest), 1))
+    return dict(sorted(chances.items()))
+
+
 def within_budget(limit: str, prompts: Sequence[str], budget: int | None, seed: int) -> list[int]:
     """Which answers a budget measures, as an even draw of neighbours with the same prompt. [n] -> ascending"""
     draws: list[list[int]] = []

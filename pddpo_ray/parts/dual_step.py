@@ -18,7 +18,7 @@ import numpy as np
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal, JournalReader
 from pddpo_ray.records import Array, CostEstimate
-from pddpo_ray.theory.estimates.cost_estimate import interval
+from pddpo_ray.theory.estimates.estimate_interval import interval
 from pddpo_ray.theory.multipliers.dual import DampedNewton, DualState, DualStep, ascend
 from pddpo_ray.theory.multipliers.matrix_dual import COVARIANCE_ROUNDS, newton_step, recent_covariance, temperature_of
 

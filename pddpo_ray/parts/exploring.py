@@ -6,11 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-import numpy as np
-
 from pddpo_ray.journal import Journal
-from pddpo_ray.records import Array, CandidateSet, LabelledPair, LossBonus, Pair, PairRow, Response, Stage, by_prompt
-from pddpo_ray.theory.losses.margins import bonus_margin
+from pddpo_ray.records import CandidateSet, LabelledPair, Pair, Response, by_prompt
 
 KEEP_RANDOM = 0.25
 """Share of the pairs kept by `explore.keep` that is drawn evenly, so that no answer's chance of a label is 0."""
@@ -29,10 +26,6 @@ class Chooser(Protocol):
 
     def learn(self, labelled: Callable[[], Sequence[LabelledPair]]) -> None: ...
 
-    def bonuses(self, responses: Sequence[Response]) -> tuple[Array, Array]:
-        """Reward and cost bonus of any answers under the pairs seen so far, for a bonus in the loss. -> [n], [n]"""
-        ...
-
     @property
     def metrics(self) -> Mapping[str, float]: ...
 
@@ -41,25 +34,20 @@ class ExplorationController:
     """Journals what an explorer chooses. `read_back` shows it again what it saw before round 1 and in the finished
     rounds: the baseline's answers to prompts that were new in a round, then the round's pairs.
 
-    `bonus` is what the paper's mode puts into the loss; there the explorer itself chooses without a bonus. `answers`
-    are all answers of a table, prompt by prompt (empty: they cannot be listed). With `keep`, only that many of the
-    chosen pairs are labelled: the share `keep_random` is drawn evenly, the others are those that would teach most.
+    With `keep`, only that many of the chosen pairs are labelled: the share `keep_random` is drawn evenly, the others
+    are those that would teach most.
     """
 
     def __init__(
         self,
         explorer: Chooser,
         journal: Journal,
-        bonus: Chooser | None = None,
         *,
-        answers: Sequence[Response] = (),
         keep: int | None = None,
         keep_random: float = KEEP_RANDOM,
     ) -> None:
         self._explorer = explorer
         self._journal = journal
-        self._bonus = bonus
-        self._answers = tuple(answers)
         self._keep = keep
         self._keep_random = keep_random
 
@@ -79,35 +67,9 @@ class ExplorationController:
     def update(self, pairs: Sequence[Pair]) -> None:
         """The pairs enter the design matrices: their answers count as known from the next round on."""
         self._explorer.update(pairs)
-        if self._bonus is not None:
-            self._bonus.update(pairs)
 
     def _meet(self, round_: int) -> None:
-        baseline = by_prompt(self._journal.samples(round_, "baseline"))
-        self._explorer.meet(baseline)
-        if self._bonus is not None:
-            self._bonus.meet(baseline)
-
-    def loss_bonus(self, stage: Stage, rows: Sequence[PairRow], labelled: Sequence[LabelledPair]) -> LossBonus:
-        """The stage's bonus inside its loss (paper.md §9): a margin for every row, and the bonus of all answers."""
-        if self._bonus is None or not rows:
-            return LossBonus()
-        pairs = {item.pair.id: item.pair for item in labelled}
-        chosen, rejected = [], []
-        for row in rows:
-            pair = pairs[row.id]
-            first_is_chosen = row.chosen == pair.first.token_ids
-            chosen.append(pair.first if first_is_chosen else pair.second)
-            rejected.append(pair.second if first_is_chosen else pair.first)
-        margins = bonus_margin(self._bonus_of(stage, chosen), self._bonus_of(stage, rejected))
-        return LossBonus(tuple(margins.tolist()), tuple(self._bonus_of(stage, self._answers).tolist()))
-
-    def _bonus_of(self, stage: Stage, answers: Sequence[Response]) -> Array:
-        """-> [n]"""
-        if self._bonus is None or not answers:
-            return np.zeros(0)
-        reward, cost = self._bonus.bonuses(answers)
-        return reward if stage == "reward" else cost
+        self._explorer.meet(by_prompt(self._journal.samples(round_, "baseline")))
 
     def _choose(self, candidates: Sequence[CandidateSet]) -> int:
         round_ = self._journal.round

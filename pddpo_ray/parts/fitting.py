@@ -18,7 +18,6 @@ from pddpo_ray.config import (
     DeterminantRefit,
     FitConfig,
     GeometricRefit,
-    PpoConfig,
     Refit,
     TrainerConfig,
     UnionRefit,
@@ -29,15 +28,12 @@ from pddpo_ray.contracts import (
     FitCommand,
     FitResult,
     FitSettings,
-    Merge,
-    PpoCommand,
     Start,
     TrainerBackend,
-    reinforce,
 )
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal, VersionEntry
-from pddpo_ray.records import Array, Critics, LossOptimism, Objective, PairRow, PolicyVersion, Response, ScoredAnswer
+from pddpo_ray.records import Array, LossOptimism, Objective, PairRow, PolicyVersion, Response
 from pddpo_ray.theory.multipliers.cost_stage import skips_cost_stage
 from pddpo_ray.theory.refit import full_rounds, is_power, limit_rows
 from pddpo_ray.theory.seeds import generator, seed_of
@@ -66,8 +62,6 @@ class FitPlan:
     """The recipe's sections about fits, and what a run adds to them."""
 
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
-    ppo: PpoConfig = field(default_factory=PpoConfig)
-    """Of updates by policy gradients."""
     skip_below: float = 0.0
     """At or below this multiplier the policy is its base: the exact limit at 0 (paper.md §6)."""
     rounds: int = 1
@@ -127,63 +121,6 @@ class TrainerController:
         """
         if isinstance(self._backend, EarlyTrainer) and self._journal.round < self._plan.rounds:
             self._backend.begin(self._command(objective, rows, 0, self._journal.round + 1))
-
-    def merge(self, base: PolicyVersion, other: PolicyVersion, share: float, merge: Merge) -> PolicyVersion:
-        """The round's policy (1 - share) base + share other, weight by weight; `merge` makes and stores it.
-
-        To first order it is the policy at `share` times the other's multiplier, and that is what is journalled.
-        """
-
-        def apply() -> int:
-            version = merge(base, other, share, self._next_number(), f"merged-{self._journal.round}")
-            whole = next(entry.multiplier for entry in self._journal.versions() if entry.version.number == other.number)
-            multiplier = None if whole is None else share * whole
-            self._journal.add_version(version, "cost", base=base.number, multiplier=multiplier)
-            return version.number
-
-        return self._version(self._journal.once("merge", apply))
-
-    def reinforce(
-        self,
-        reference: PolicyVersion,
-        answers: Sequence[Response],
-        scores: tuple[Array, Array],
-        multiplier: float,
-        critics: Critics | None,
-        *,
-        group: int | None = None,
-    ) -> PolicyVersion:
-        """The round's policy by one update of PPO-Lagrangian on answers of the policy before it (of the reference in
-        round 1) with their rewards and costs. `critics` are those to begin with; later ones come from the round before.
-        With `group`, the answers to a prompt are each other's baseline and no critic is kept.
-        """
-        command = PpoCommand(
-            sequence=self._next_number(),
-            start=next(iter(self._journal.policies[-1:]), reference),
-            answers=tuple(
-                ScoredAnswer(answer.prompt.token_ids, answer.token_ids, float(reward), float(cost))
-                for answer, reward, cost in zip(answers, *scores, strict=True)
-            ),
-            multiplier=multiplier,
-            critics=critics,
-            settings=self._plan.ppo,
-            seed=seed_of(self._seed, self._journal.round, "ppo"),
-            result=f"policy-{self._journal.round}",
-            group=group,
-        )
-        payload = self._journal.once("ppo", lambda: self._reinforce(command))
-        return self._version(payload["number"])
-
-    def _reinforce(self, command: PpoCommand) -> dict[str, Any]:
-        before = [entry.payload["critics"] for entry in self._journal.phases(self._journal.round - 1, like="ppo")]
-        if before and before[0] is not None:
-            command = replace(command, critics=Critics(*(tuple(stored) for stored in before[0])))
-        result = reinforce(self._backend, command)
-        made, base, multiplier = result.version, command.start.number, command.multiplier
-        self._journal.add_version(made, "cost", result.metrics, result.workers, base=base, multiplier=multiplier)
-        self._journal.add_metrics(result.metrics)
-        kept = result.critics
-        return {"number": command.sequence, "critics": kept and [list(kept.reward), list(kept.cost)]}
 
     def log_probs(self, policy: PolicyVersion, responses: Sequence[Response]) -> Array:
         """log pi(y|x), summed over the response tokens. -> [n]"""

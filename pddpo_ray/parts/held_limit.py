@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pddpo_ray.limits.of_recipe import labelled_by_feedback
 from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.records import Array, Prompt
-from pddpo_ray.theory.estimates.measured_pairs import Tokens
+from pddpo_ray.theory.estimates.cost_estimate import Tokens
 
 UNSAFE_RATE = "cost/unsafe_rate"
 """Metric of a round, behind the limit's prefix."""
@@ -59,7 +59,7 @@ class HeldLimit:
     @property
     def by_people(self) -> bool:
         """Whether its measures are people's labels, all of them or an audit's."""
-        return self.stated.asks_people and not self.labelled
+        return self.stated.asks_people
 
     @property
     def centre(self) -> float:

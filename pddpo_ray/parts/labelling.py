@@ -13,6 +13,7 @@ from pddpo_ray.contracts import EarlyLabeller, Labeller, LateLabeller
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
 from pddpo_ray.records import HARM, LabelledPair, Pair, Response, SafetyLabels, Verdict
+from pddpo_ray.scoring.scored_labeller import ScoredLabeller
 from pddpo_ray.theory.estimates.cost_estimate import whole_shares
 from pddpo_ray.theory.seeds import seed_of
 
@@ -27,7 +28,7 @@ class FeedbackController:
     `labellers` maps the comparison's name to its labeller; that of `HARM` also says what is helpful. `excluded` is the
     share of items about which the labeller may have said nothing readable in all attempts: their labels are missing, as
     are those that it refuses for good, and pairs are journalled as failed. Only a source that cannot always be read (a
-    judge) is given a share.
+    judge) is given a share. `models` are the reward and cost model that have a say.
     """
 
     def __init__(
@@ -39,7 +40,9 @@ class FeedbackController:
         source: str = "world",
         attempts: int = 3,
         excluded: float = 0.0,
+        models: ScoredLabeller | None = None,
     ) -> None:
+        self.models = models
         self._labellers = dict(labellers)
         self._journal = journal
         self._seed = seed
@@ -49,6 +52,8 @@ class FeedbackController:
 
     def prepare(self) -> None:
         """What labels is made ready before round 1; most labellers are."""
+        if self.models is not None:
+            self.models.prepare()
 
     def open_safety(self, items: Sequence[Response], labels_each: int) -> None:
         """Puts the safety questions of every constraint to its labeller, if that one can begin before the run waits.
@@ -116,13 +121,11 @@ class FeedbackController:
         return seed_of(self._seed, self._journal.round, "compare", name, attempt)
 
     def _collect_safety(self, items: Sequence[Response], labels_each: int, name: str, *, may_lack: bool = False) -> int:
-        labelled = self._labelled(items, labels_each, name, may_lack=may_lack)
-        self._journal.add_safety(labelled, self._source, self._chances(items))
+        labelled = self._labelled(items, labels_each, name, may_lack)
+        self._journal.add_safety(labelled, self._source)
         return len(labelled)
 
-    def _labelled(
-        self, items: Sequence[Response], labels_each: int, name: str, *, may_lack: bool = False
-    ) -> list[SafetyLabels]:
+    def _labelled(self, items: Sequence[Response], labels_each: int, name: str, may_lack: bool) -> list[SafetyLabels]:
         """Labels of every item, MISSING where there is none, which are counted."""
         counted = self._ask_for_safety(items, labels_each, name, may_lack=may_lack)
         labelled = []
@@ -135,10 +138,6 @@ class FeedbackController:
             self._journal.add_metrics({f"labels/missing_{name}": missing_labels})
         self._journal.add_metrics({"labels/safety" if name == HARM else f"labels/{name}": given})
         return labelled
-
-    def _chances(self, items: Sequence[Response]) -> Mapping[str, float]:
-        """By item, the probability with which it was to be asked about; {}: all were."""
-        return {}
 
     def _ask_for_safety(
         self, items: Sequence[Response], labels_each: int, name: str, *, may_lack: bool

@@ -44,17 +44,16 @@ from pddpo_ray.records import (
     Response,
     SafetyLabels,
 )
-from pddpo_ray.theory.estimates.measured_pairs import (
+from pddpo_ray.theory.estimates.cost_estimate import (
     LearnedCosts,
     MeasuredAnswer,
     Tokens,
     answers_behind,
     estimates_on_sets,
     means_by_people_alone,
-    value_pairs,
     with_repeated_noise,
 )
-from pddpo_ray.theory.losses.value_stage import value_scale
+from pddpo_ray.theory.losses.value_stage import value_pairs, value_scale
 from pddpo_ray.theory.multipliers.cost_stage import cost_temperature
 from pddpo_ray.theory.seeds import seed_of
 
@@ -206,7 +205,7 @@ class LimitsController:
 
     def _arrived(self, answers: Sequence[Response]) -> bool:
         """Whether the round's answers can be measured without a wait; a world's measures are as late as they may be."""
-        if any(one.stated.source.kind == "world" and not one.labelled for one in self._limits):
+        if any(one.stated.source.kind == "world" for one in self._limits):
             return False
         there = self._people is None or self._people.arrived(*self._asked_of_people(answers))
         return there and (not self._labelled or self._feedback.safety_arrived(answers, self._labels_each))

@@ -12,22 +12,29 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expit
 
 from pddpo_ray.contracts import Measure
 from pddpo_ray.journal import Journal
 from pddpo_ray.limits.asked_people import peoples_question
-from pddpo_ray.limits.reading import StatedLimit
+from pddpo_ray.limits.reading import FEEDBACK, StatedLimit
 from pddpo_ray.limits.sources import Answer, Source, Unmeasured, ask, within_budget
 from pddpo_ray.records import Array, MeasuredValues, Measurement, Response
-from pddpo_ray.theory.certificates.measured_draws import corrected_by_people
-from pddpo_ray.theory.estimates.cost_estimate import clipped_logit, logit_noise
-from pddpo_ray.theory.estimates.measured_pairs import MeasuredAnswer, Tokens
+from pddpo_ray.theory.estimates.cost_estimate import (
+    MeasuredAnswer,
+    Tokens,
+    clipped_logit,
+    corrected_by_people,
+    logit_noise,
+)
 from pddpo_ray.theory.multipliers.matrix_dual import label_variance
 
 logger = logging.getLogger(__name__)
 
 MACHINE = "machine-"
 """What the phase of machines' numbers begins with, before people are asked about the same answers."""
+BY_OTHERS = ("reference", "people", "model", FEEDBACK)
+"""Sources that the trainer, the queue and feedback with its cost model stand for."""
 DRAWS = "measure-"
 """The same of what is measured of a batch of a certificate's draws."""
 
@@ -73,8 +80,8 @@ class SourceMeasures:
         drawn = None if self._labels is None else self._labels(answers, seed, references)
         others = references or [None] * len(answers)
         for column, source in enumerate(self._sources):
-            if self._stated[column].labelled or self._stated[column].source.kind in ("reference", "people"):
-                continue  # the trainer knows how far an answer's policy is from the reference, people are asked later
+            if self._stated[column].source.kind in BY_OTHERS:
+                continue
             rows = [row for row, one in enumerate(answers) if self._acting[column].get(one.prompt.token_ids, 0.0) > 0]
             if source is None:
                 assert drawn is not None
@@ -142,13 +149,31 @@ class SourceMeasures:
         return values
 
 
+def with_model(
+    measure: Measure, stated: Sequence[StatedLimit], costs: Callable[[Sequence[Response]], Array]
+) -> Measure:
+    """A measure that also has the limits measured by feedback's cost model: its chance of "unsafe", sigmoid(cost)."""
+    columns = [column for column, one in enumerate(stated) if one.source.kind == "model"]
+
+    def measured(answers: Sequence[Response], seed: int, references: Sequence[Response | None] = ()) -> MeasuredValues:
+        found = measure(answers, seed, references)
+        found.values[:, columns] = expit(costs(answers))[:, None]
+        return found
+
+    return measured if columns else measure
+
+
 def costs_of_values(stated: StatedLimit, values: Array, cost_max: float) -> tuple[Array, Array]:
     """Measured values as costs, and the variance of their label noise; nan stays. A logit lies in [-C, C]. [n] x2"""
     each, kind, known = stated.asking.labels_each or 1, stated.limit.quantity.kind, np.isfinite(values)
     costs, noise = np.full(values.shape, np.nan), np.zeros(values.shape)
     if kind == "logit":
-        costs[known], noise[known] = clipped_logit(values[known], cost_max), logit_noise(values[known], each, cost_max)
+        costs[known] = clipped_logit(values[known], cost_max)
+        if stated.source.kind != "model":
+            noise[known] = logit_noise(values[known], each, cost_max)
         return costs, noise
+    if stated.source.kind == "model":
+        each = 1  # its chance of a yes is no share of labels
     costs[known] = [stated.limit.cost(value) for value in values[known].tolist()]
     if kind == "rate":
         noise[known] = label_variance(values[known], each)

@@ -16,13 +16,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pddpo_ray.config import Config, QueueConfig
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.limits.asked_people import PeoplesQuestion, peoples_question
 from pddpo_ray.limits.reading import StatedLimit
-from pddpo_ray.limits.sources import chosen_for, within_budget
+from pddpo_ray.limits.sources import asked_first, within_budget
 from pddpo_ray.parts.held_limit import HeldLimit
 from pddpo_ray.parts.measuring import DRAWS, Tokens, costs_of_values, tables_of
 from pddpo_ray.parts.people import RiskOf, reached, stated_risk
@@ -44,6 +45,8 @@ logger = logging.getLogger(__name__)
 
 PEOPLE, NO_LABEL = "people", "no label"
 References = Sequence[Response | None]
+Chances = Mapping[str, float]
+"""The chance with which people were to be asked about an answer, by its id."""
 AskedOfPeople = tuple[MeasuredValues, Sequence[Response], References, str, int]
 """What machines measured, of which answers, with the reference's beside them; the phase, and the seed of who is asked.
 """
@@ -54,18 +57,22 @@ def people_of_limits(
     journal: Journal,
     held: Sequence[HeldLimit],
     categories_of: Mapping[str, Sequence[str]],
+    scored: RiskOf | None = None,
     go_on: str = "pddpo train --run RUN --resume",
 ) -> PeopleOfLimits | None:
     """Who asks people about the limits of a run; None: nobody has to be asked.
 
-    `categories_of` names each prompt's categories and sets by its id, for the recipe's `risk_by_category`.
+    `categories_of` names each prompt's categories and sets by its id, for the recipe's `risk_by_category`; `scored` is
+    the risk as a model has it.
     """
     if not any(one.by_people for one in held):
         return None
     stated, acting = [one.stated for one in held], [one.factors for one in held]
     if config.certificate.mixtures:
         _demand_sets_apart(config, held)
-    return PeopleOfLimits(journal, stated, acting, config, risk_of=stated_risk(config, categories_of), go_on=go_on)
+    return PeopleOfLimits(
+        journal, stated, acting, config, risk_of=stated_risk(config, categories_of, scored), go_on=go_on
+    )
 
 
 def _demand_sets_apart(config: Config, held: Sequence[HeldLimit]) -> None:
@@ -144,7 +151,7 @@ class PeopleOfLimits:
             labels = self._ask(column, questions[column], phase, chances.get(column))
             if self._stated[column].audited is not None:
                 names, ids = [self._stated[column].limit.name], [answers[row].id for row in rows]
-                self._say(column, measured.values[rows, column], tables_of(labels, names, ids).people[:, 0])
+                self._say(column, measured.values[rows, column], tables_of(labels, names, ids))
             found += labels
         return found
 
@@ -167,8 +174,9 @@ class PeopleOfLimits:
 
     def _of_round(
         self, measured: MeasuredValues, answers: Sequence[Response], references: References, seed: int
-    ) -> tuple[dict[int, float], dict[int, list[int]], dict[int, list[Question]]]:
-        """By limit: the chance that an answer is audited, the rows that people are asked about, and the questions."""
+    ) -> tuple[dict[int, Chances], dict[int, list[int]], dict[int, list[Question]]]:
+        """By limit: the chances with which answers are audited, by id, the rows that people are asked about, and the
+        questions."""
         chances, asked = self._audited_in_round(measured, answers, seed)
         asked |= {
             column: self._asked_in_round(column, answers, seed) for column in self._questions if column not in asked
@@ -199,22 +207,25 @@ class PeopleOfLimits:
 
     def _audited_in_round(
         self, measured: MeasuredValues, answers: Sequence[Response], seed: int
-    ) -> tuple[dict[int, float], dict[int, list[int]]]:
-        """By audited limit, the chance of an answer to be shown to people, and the rows that are.
+    ) -> tuple[dict[int, Chances], dict[int, list[int]]]:
+        """By audited limit, the chances of answers to be shown to people, and the rows that are.
 
         Where the rounds certify mixtures, the answers asked about are drawn from all, so that the chance is the same
         in every round, and those without a number by the machine are not asked about.
         """
-        chances, asked = {}, {}
+        chances: dict[int, Chances] = {}
+        asked: dict[int, list[int]] = {}
         for column in self._questions:
             stated = self._stated[column]
             if stated.audited is not None:
                 rows = self._auditable(column, measured, answers)
                 drawn_from = self._acted_on(column, answers) if self._mixtures else rows
-                chosen = chosen_for(f"{stated.limit.name}, audited", len(drawn_from), stated.audited, seed)
-                shown = {drawn_from[index] for index in chosen}
-                asked[column] = [row for row in rows if row in shown]
-                chances[column] = len(shown) / max(len(drawn_from), 1)
+                # a chance of a yes of a half is where a source is least sure
+                margins = np.abs(measured.values[drawn_from, column] - 0.5).tolist()
+                shown = asked_first(f"{stated.limit.name}, audited", margins, stated.unsure, stated.audited, seed)
+                by_row = {drawn_from[index]: chance for index, chance in shown.items()}
+                asked[column] = [row for row in rows if row in by_row]
+                chances[column] = {answers[row].id: by_row[row] for row in asked[column]}
         return chances, asked
 
     def _asked_in_round(self, column: int, answers: Sequence[Response], seed: int) -> list[int]:
@@ -232,10 +243,12 @@ class PeopleOfLimits:
         acting = self._acting[column]
         return [row for row, one in enumerate(answers) if acting.get(one.prompt.token_ids, 0.0) > 0]
 
-    def _say(self, column: int, machine: Array, people: Array) -> None:
+    def _say(self, column: int, machine: Array, audited: MeasuredValues) -> None:
         """How far the machine is off, in the log and in the round's numbers."""
-        stated, known = self._stated[column], np.isfinite(people)
-        of_machine, of_people = (self._costs(column, values[known]) for values in (machine, people))
+        stated, people = self._stated[column], audited.people[:, 0]
+        known = np.isfinite(people)
+        even = known & drawn_evenly(stated, audited.chance[:, 0])
+        of_machine, of_people = (self._costs(column, values[even]) for values in (machine, people))
         bias = bias_of(stated, of_machine, of_people, self._cost_max)
         name = stated.limit.name
         self._journal.add_metrics(
@@ -271,7 +284,8 @@ class PeopleOfLimits:
 
             def add(column: int = column, share: float | None = share) -> int:
                 mine = questions[column]
-                said = self._ask(column, mine, f"draws-{place}", share) if mine else []
+                chances = None if share is None else dict.fromkeys((one.item for one in mine), share)
+                said = self._ask(column, mine, f"draws-{place}", chances) if mine else []
                 self._journal.add_measurements(phase, said, answers)
                 return len(mine)
 
@@ -293,15 +307,16 @@ class PeopleOfLimits:
                 self._labellers[column].arrived(self._batch(column, mine, phase))
 
     def _ask(
-        self, column: int, questions: Sequence[Question], phase: str, chance: float | None = None
+        self, column: int, questions: Sequence[Question], phase: str, chances: Chances | None = None
     ) -> list[Measurement]:
-        """People's labels of each question, and those that they did not give. `chance`: of an audit."""
+        """People's labels of each question, and those that they did not give. `chances`: of an audit."""
         batch, name = self._batch(column, questions, phase), self._stated[column].limit.name
-        first = 0 if chance is None else 1  # of an audit the machine's own comes before
+        first = 0 if chances is None else 1  # of an audit the machine's own comes before
         found = []
         for item, given in self._labellers[column].ask(batch).by_item(batch).items():
             labels = [Measurement(name, item, value_of(answer), "", PEOPLE, person=person) for answer, person in given]
             labels += [Measurement(name, item, None, NO_LABEL, PEOPLE)] * (batch.labels_each - len(given))
+            chance = None if chances is None else chances[item]
             found += [replace(one, opinion=first + number, chance=chance) for number, one in enumerate(labels)]
         return found
 
@@ -347,6 +362,13 @@ class Bias:
             f"{stated.limit.name}: {stated.source.kind} {said} than people"
             f" (95 % interval {low:.3g} to {high:.3g}, {self.answers} answers{sure})"
         )
+
+
+def drawn_evenly(stated: StatedLimit, chance: Array) -> NDArray[np.bool_]:
+    """Which audited answers are an even draw: those of which the source was least sure were asked about in any case.
+    [n] -> [n]"""
+    asked, drawn = chance > 0, (chance > 0) & (chance < 1)
+    return drawn if stated.unsure and drawn.any() else asked
 
 
 def bias_of(stated: StatedLimit, machine: Array, people: Array, cost_max: float) -> Bias | None:

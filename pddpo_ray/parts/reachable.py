@@ -18,7 +18,7 @@ import numpy as np
 from pddpo_ray.journal import Journal
 from pddpo_ray.parts.held_limit import HeldLimit
 from pddpo_ray.records import Array
-from pddpo_ray.theory.estimates.measured_pairs import MeasuredAnswer, Tokens
+from pddpo_ray.theory.estimates.cost_estimate import MeasuredAnswer, Tokens
 from pddpo_ray.theory.multipliers.feasibility import Reach, reach
 
 logger = logging.getLogger(__name__)

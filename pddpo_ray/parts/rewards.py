@@ -20,7 +20,7 @@ from pddpo_ray.journal import Journal
 from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.parts.measuring import MeasuredAnswers, records_of
 from pddpo_ray.records import Objective, Pair, PairRow, PolicyVersion, Response
-from pddpo_ray.theory.estimates.measured_pairs import value_pairs
+from pddpo_ray.theory.losses.value_stage import value_pairs
 from pddpo_ray.theory.multipliers.cost_stage import cost_temperature
 from pddpo_ray.theory.seeds import seed_of
 

@@ -10,19 +10,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pddpo_ray.config import Config, TabularWorldConfig, TextWorldConfig
-from pddpo_ray.limits.reading import StatedLimit
+from pddpo_ray.config import Config, TextWorldConfig
+from pddpo_ray.limits.reading import FEEDBACK, StatedLimit
 from pddpo_ray.limits.sources import Source
 from pddpo_ray.plan.limits import FREE
+from pddpo_ray.registry import code_of
 from pddpo_ray.scoring.sources.opening import Surroundings, single_source
-from pddpo_ray.worlds.tabular.files import tabular_world
-from pddpo_ray.worlds.tabular.limits import TableLimits, as_stated, table_limits
+from pddpo_ray.worlds.table_limits import TableLimits, as_stated
 from pddpo_ray.worlds.text.family import grammar_of
 from pddpo_ray.worlds.text.limits import ENUMERABLE, limits_of_sentences, text_limits
 
 LARGEST, LARGEST_OF_FUNCTIONS = 1_000_000, 10_000
 """Answers to all prompts of a text world at most that a dry run looks at, and hands to a function of the user's."""
 LEFT = "the run says it before round 1"
+OWN = ("world", "reference", FEEDBACK)
+"""Sources that the world and its reference stand for."""
 
 
 def kept_in_world(config: Config) -> list[str]:
@@ -31,12 +33,13 @@ def kept_in_world(config: Config) -> list[str]:
     Raises UserError where no policy keeps them: one of them alone, or all together.
     """
     match config.world:
-        case TabularWorldConfig() as world:
-            return _kept(table_limits(tabular_world(world), config.stated, config.prompt_sets), "all limits")
+        case None:
+            return []
         case TextWorldConfig() as world:
             return _kept_in_texts(config, world)
-        case _:
-            return []
+        case world:
+            limits = code_of("worlds", world.kind, "limits")
+            return [] if limits is None else _kept(limits(config), "all limits")
 
 
 def _kept(limits: TableLimits, these: str) -> list[str]:
@@ -86,10 +89,10 @@ def _why_left(stated: StatedLimit, trained: bool, answers: int) -> str:
     kind = stated.source.kind
     if stated.asks_people:
         return "it is about people's labels, which are not there yet"
-    of_reference = kind in ("world", "reference") or stated.limit.quantity.versus is not None
+    of_reference = kind in OWN or stated.limit.quantity.versus is not None
     if of_reference and not trained:
         return f"it depends on the reference, which is trained when the run begins; {LEFT}"
-    if kind in ("world", "reference"):
+    if kind in OWN:
         return ""
     if kind == "function" and answers > LARGEST_OF_FUNCTIONS:
         return f"{stated.source} would be called for {answers:,} answers; {LEFT}"
@@ -102,4 +105,4 @@ def _why_left(stated: StatedLimit, trained: bool, answers: int) -> str:
 
 def _opened(config: Config, stated: Sequence[StatedLimit]) -> list[Source | None]:
     around = Surroundings(Path.cwd(), config.judge.options)
-    return [None if one.source.kind in ("world", "reference") else single_source(one, around) for one in stated]
+    return [None if one.source.kind in OWN else single_source(one, around) for one in stated]

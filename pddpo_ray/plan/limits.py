@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pddpo_ray.config import Config
-from pddpo_ray.limits.reading import REWARD
+from pddpo_ray.limits.reading import FEEDBACK, REWARD
 
 FREE = ("rule", "regex", "json_schema", "function")
 """Sources that cost nothing but time."""
@@ -34,7 +34,7 @@ def measurements(config: Config) -> list[Measurements]:
         if one.audited is not None:
             count = min(one.audited, config.feedback.responses) * one.people_each
             lines.append(Measurements(f"{one.limit.name}, audited", "people", 0, count, config.rounds * count))
-        if one.labelled or one.limit.quantity.kind in ("mean", "kl") or one.source.kind in FREE:
+        if one.limit.quantity.kind in ("mean", "kl") or one.source.kind in (*FREE, "model", FEEDBACK):
             continue
         over, each = one.limit.quantity.over, one.asking.labels_each or 1
         share = 1.0 if over is None else config.prompts[over].share

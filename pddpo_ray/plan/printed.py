@@ -23,7 +23,7 @@ def labels(config: Config) -> dict[str, Any]:
     under each compared cost, which is more harmful. Stated limits have their own counts. `hours` is people's time, if
     people are asked."""
     labelled, measured = [one for one in config.stated if one.labelled], measurements(config)
-    of_a_round = len(labelled) * config.answers_asked * config.labels_each
+    of_a_round = len(labelled) * config.feedback.responses * config.labels_each
     in_rounds = sum(one.per_round for one in measured) * config.rounds
     questions = 1 + len(config.compared) if config.compares else 0
     safety, online = of_a_round * config.rounds, questions * config.pairs_asked * config.rounds

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pddpo_ray.config import Config, MixedFeedback, ModelFeedback, StoredScorerConfig
+from pddpo_ray.config import Config, ModelFeedback, StoredScorerConfig
 from pddpo_ray.scoring.held_out import REPORT
 from pddpo_ray.theory.estimates.score_spread import spread_of
 
@@ -82,14 +82,10 @@ def _seen(config: Config) -> str | None:
 
 
 def _source(config: Config) -> str:
-    feedback = config.feedback
-    if isinstance(feedback, ModelFeedback):
-        return _of_scorer(feedback.cost)
-    if isinstance(feedback, MixedFeedback) and feedback.model == "scorers":
-        return f"{_of_scorer(feedback.cost)}, or by people"
-    return {"world": "the world's cost", "judge": "the judge's opinion", "people": "people's opinion"}.get(
-        feedback.kind, "the world's cost with errors, or by people"
-    )
+    if config.score_models is not None:
+        return _of_scorer(config.score_models.cost)
+    opinions = {"judge": "the judge's opinion", "people": "people's opinion", "mixed": "the world's cost with errors"}
+    return opinions.get(config.feedback.kind, "the world's cost")
 
 
 def _of_scorer(scorer: StoredScorerConfig | None) -> str:

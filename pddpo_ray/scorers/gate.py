@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pddpo_ray.config import Config, MixedFeedback, ModelFeedback
+from pddpo_ray.config import Config, ModelFeedback
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal, JournalReader
 from pddpo_ray.records import LabelledPair, Response
@@ -150,15 +150,14 @@ def _stays(said: str, advice: str = ADVICE) -> str:
 def held_limits(config: Config, journal: JournalReader) -> dict[str, str]:
     """By name, why a limit's multiplier does not move: what measures it, or compares for it, is at chance.
 
-    Where people label too, they correct what the model says.
+    Where people audit the limit, they correct what the model says.
     """
     said, held = at_chance(journal), dict[str, str]()
-    alone = "cost" in said and not isinstance(config.feedback, MixedFeedback)
     for one in config.stated:
         name = one.limit.name
         if reason := said.get(of_limit(name)):
             held[name] = _stays(reason, ADVICE_OF_LIMIT)
-        elif alone and one.by_comparisons:
+        elif "cost" in said and one.by_comparisons and one.audited is None:
             held[name] = _stays(said["cost"])
     return held
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 
+from scipy.special import expit
+
 from pddpo_ray.algorithms.stages import neighbours_of
 from pddpo_ray.backends.backends import Backends, sets_of_prompts
 from pddpo_ray.config import (
@@ -20,12 +22,13 @@ from pddpo_ray.config import (
     ScorerTrainingConfig,
 )
 from pddpo_ray.config.sections.judge import endpoint_settings
-from pddpo_ray.contracts import Labeller
+from pddpo_ray.contracts import Labeller, Measure
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.parts.labelling import FeedbackController
-from pddpo_ray.parts.mixed_labelling import MixedFeedbackController, mixed_feedback
-from pddpo_ray.parts.people import Asking, people_labeller, stated_risk
+from pddpo_ray.parts.measuring import with_model
+from pddpo_ray.parts.mixed_labelling import MixedComparisons
+from pddpo_ray.parts.people import Asking, RiskOf, people_labeller, stated_risk
 from pddpo_ray.parts.sampling import RolloutController
 from pddpo_ray.records import (
     HARM,
@@ -50,6 +53,11 @@ from pddpo_ray.scoring.sources.judge import key_of
 from pddpo_ray.theory.estimates.cost_estimate import estimate_cost, estimate_from_scores, within_prompt_variance
 from pddpo_ray.theory.estimates.score_spread import spread_of
 from pddpo_ray.theory.seeds import seed_of
+from pddpo_ray.worlds.truth_by_text import imperfect_model
+
+NOISE, BIAS = 0.7, 0.3
+"""Errors of the scores that a world gives in a model's place: their deviation by text, and what is added to costs. A
+quarter of the labels at the safety boundary are wrong, more of them unsafe."""
 
 
 class ScoredFeedbackController(FeedbackController):
@@ -59,12 +67,11 @@ class ScoredFeedbackController(FeedbackController):
     themselves, so a window over several rounds needs nothing but the journal.
     """
 
-    def __init__(self, labeller: ScoredLabeller, journal: Journal, *, seed: int, by_scores: bool) -> None:
-        super().__init__({HARM: labeller}, journal, seed=seed, source="model")
-        self.models, self._by_scores = labeller, by_scores
+    models: ScoredLabeller
 
-    def prepare(self) -> None:
-        self.models.prepare()
+    def __init__(self, labeller: ScoredLabeller, journal: Journal, *, seed: int, by_scores: bool) -> None:
+        super().__init__({HARM: labeller}, journal, seed=seed, source="model", models=labeller)
+        self._by_scores = by_scores
 
     def open_safety(self, items: Sequence[Response], labels_each: int) -> None:
         super().open_safety(items, self._wanted(labels_each))
@@ -136,7 +143,7 @@ def feedback_of(
     if isinstance(config.feedback, ModelFeedback):
         return _scored_feedback(config, journal, backends, rollout)
     if isinstance(config.feedback, MixedFeedback):
-        return _mixed_feedback(config, journal, backends, rollout, asking)
+        return _mixed_feedback(config, config.feedback, journal, backends, rollout, asking)
     labellers = {HARM: labeller_of(config, journal, backends, asking), **backends.further_labellers}
     excluded = EXCLUDED if isinstance(config.feedback, JudgeFeedback) else 0.0
     return FeedbackController(labellers, journal, seed=config.seed, source=config.feedback.kind, excluded=excluded)
@@ -171,8 +178,6 @@ def labels_before(config: Config, journal: Journal, backends: Backends) -> Feedb
 
 def estimator_of(config: Config, feedback: FeedbackController) -> Callable[[Sequence[SafetyLabels]], CostEstimate]:
     """From labels to an estimate of the recipe's signal (paper.md §5)."""
-    if isinstance(feedback, MixedFeedbackController):
-        return feedback.estimate_cost
     if isinstance(feedback, ScoredFeedbackController) and config.signal == "cost_model":
         return feedback.estimate_scores
     return partial(estimate_cost, labels_each=config.labels_each, cost_max=config.dual.cost_max, mode=config.signal)
@@ -189,18 +194,40 @@ def _scored_feedback(
 
 
 def _mixed_feedback(
-    config: Config, journal: Journal, backends: Backends, rollout: RolloutController, asking: Asking | None
-) -> MixedFeedbackController:
-    """Labels from a model and people together; the model may be one that a world makes from its truth, with errors."""
-    settings = config.feedback
-    assert isinstance(settings, MixedFeedback)
+    config: Config,
+    settings: MixedFeedback,
+    journal: Journal,
+    backends: Backends,
+    rollout: RolloutController,
+    asking: Asking | None,
+) -> MixedComparisons:
+    """Comparisons by a model and people together; the model may be one that a world makes from its truth, with errors.
+
+    Raises UserError for a stated risk of no category.
+    """
     if backends.further_labellers:
-        raise UserError("feedback.kind=mixed takes one limit")
-    categories = sets_of_prompts(backends)
+        raise UserError("feedback.kind=mixed compares by one cost")
     if settings.model == "world":
-        return mixed_feedback(HARM, config, journal, asking=asking, categories_of=categories)
-    scored = _scored_labeller(config, settings, journal, backends, rollout)
-    return mixed_feedback(HARM, config, journal, scored, asking, categories)
+        models = imperfect_model(config, noise=NOISE, bias=BIAS)
+    else:
+        models = _scored_labeller(config, settings, journal, backends, rollout)
+    risk_of = stated_risk(config, sets_of_prompts(backends), unsafe_chance(models))
+    people = people_labeller(config, journal, asking=asking, risk_of=risk_of)
+    unsure, random = settings.pairs_unsure, settings.pairs_random
+    return MixedComparisons(people, models, journal, unsure=unsure, random=random, seed=config.seed)
+
+
+def unsafe_chance(models: ScoredLabeller | None) -> RiskOf | None:
+    """What the cost model thinks of an answer, for people who opted out of harmful texts; None: there is none."""
+    if models is None or "cost" not in models.kinds:
+        return None
+    return lambda items: expit(models.costs(items)).tolist()
+
+
+def measure_of(config: Config, backends: Backends, feedback: FeedbackController) -> Measure:
+    """What measures the limits: the backends' sources, and the cost model of feedback."""
+    models = feedback.models
+    return backends.measure if models is None else with_model(backends.measure, config.stated, models.costs)
 
 
 def _scored_labeller(

@@ -1,7 +1,6 @@
 """Rewards and costs of any answer: trained models, stored checkpoints, an LLM judge, and labels drawn from them.
 
     interface.py         what a scorer is: a number per answer, or reward and cost of each
-    linear_scores.py     models that are linear in frozen features (tables and the methods with pseudo-labels)
     policy_scores.py     what two DPO policies imply
     score_losses.py      the losses of reward and cost models; score_fits.py fits models with them
     stored_scorers.py    any stored scorer by folder or hub name

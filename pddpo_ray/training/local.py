@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pddpo_ray.contracts import FitCommand, FitResult, PpoCommand, PpoResult, Start
+from pddpo_ray.contracts import FitCommand, FitResult, Start, Update
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import Array, PolicyVersion, Response
 from pddpo_ray.storage.artifacts import ArtifactStore
@@ -28,7 +28,6 @@ from pddpo_ray.training.batches import Text, texts_of
 from pddpo_ray.training.device import device_for
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import Engine, FrozenColumns, run_fit
-from pddpo_ray.training.models.ppo_networks import reinforce
 from pddpo_ray.training.passes.log_probs import (
     ResponseScorer,
     Support,
@@ -80,7 +79,7 @@ class LocalTrainer:
         began = time.perf_counter()
         columns = self._columns(command)
         prepared = time.perf_counter()
-        self._load_start(command.start)
+        self.load_start(command.start)
         before = self._sampled(self.engine.each_weight())
         self.engine.begin(command.settings)
         curve = run_fit(
@@ -95,25 +94,13 @@ class LocalTrainer:
         )
         self.engine.end()
         weights = self.engine.weights()
-        version = self._store(command, weights)
+        version = self.keep(command, weights)
         metrics = curve.as_metrics()
         if weights:
             metrics["fit/moved"] = moved_share(before, self._sampled(weights.items()))
         metrics["fit/prepare_seconds"] = prepared - began
         metrics["fit/seconds"] = time.perf_counter() - began
         return FitResult(version, metrics, (os.getpid(),), curve.as_json())
-
-    def reinforce(self, command: PpoCommand) -> PpoResult:
-        """One update of PPO-Lagrangian; satisfies ppo.PolicyGradient."""
-        return reinforce(
-            command,
-            engine=self.engine,
-            store=self.store,
-            folder=self.store.folder(self.reference.path),
-            load_reference=lambda: self._load(self.reference),
-            load_start=lambda: self._load_start(Start(command.start)),
-            keep=lambda: self._store(command, self.engine.weights()),
-        )
 
     def log_probs(self, policy: PolicyVersion, responses: Sequence[Response]) -> Array:
         return self.score(policy, [(r.prompt.token_ids, r.token_ids) for r in responses])
@@ -122,7 +109,7 @@ class LocalTrainer:
         texts = [(r.prompt.token_ids, r.token_ids) for r in responses]
         new = self._features.missing(texts)
         if new:
-            self._load(self.reference)
+            self.load(self.reference)
             self._features.add(new, self._shared(lambda part: mean_hidden(self.engine.scorer, part), new))
         return np.stack(self._features.of(texts))
 
@@ -134,7 +121,7 @@ class LocalTrainer:
         unique = list(dict.fromkeys(texts))
         if not unique:
             return np.empty(0)
-        self._load(policy)
+        self.load(policy)
         scores = dict(
             zip(unique, self._shared(lambda part: score_texts(self.engine.scorer, part), unique), strict=True)
         )
@@ -163,7 +150,7 @@ class LocalTrainer:
     def _add_reference(self, texts: Sequence[Text]) -> None:
         new = self._known.missing(texts)
         if new:
-            self._load(self.reference)
+            self.load(self.reference)
             self._known.add(new, self._shared(lambda part: score_texts(self.engine.scorer, part), new))
 
     def _add_supports(self, texts: Sequence[Text], floor: float) -> Column:
@@ -172,7 +159,7 @@ class LocalTrainer:
         column = self._supports[1]
         new = column.missing(texts)
         if new:
-            self._load(self.reference)
+            self.load(self.reference)
             # Not shared between ranks: a mask is needed by the rank that trains on the text, and that changes per step.
             log_probs, supports = support_of_texts(self.engine.scorer, new, floor)
             column.add(new, supports)
@@ -210,19 +197,19 @@ class LocalTrainer:
         numbers = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in trained)
         return sampled(weights, numbers, self._dtype)
 
-    def _load(self, policy: PolicyVersion) -> None:
+    def load(self, policy: PolicyVersion) -> None:
         # By path: two versions with other masters may be equal once they are rounded.
         if self._resident != policy.path:
             self._resident = None
             self.engine.load(self._read(policy))
             self._resident = policy.path
 
-    def _load_start(self, start: Start) -> None:
+    def load_start(self, start: Start) -> None:
         for version in (start.policy, start.plus, start.minus):
             if version is not None:
                 check_startable(self.store.stored(version.path), version)
         if start.plus is None or start.minus is None:
-            self._load(start.policy)
+            self.load(start.policy)
         else:
             base, plus, minus = (self._read(version) for version in (start.policy, start.plus, start.minus))
             self.engine.load(self.carry(base, plus, minus, start.scale))
@@ -232,7 +219,7 @@ class LocalTrainer:
         masters = read_masters(self.store.stored(policy.path), policy, self._dtype)
         return self.store.read_torch(policy.path, policy.sha256) if masters is None else masters
 
-    def _store(self, command: FitCommand | PpoCommand, weights: Mapping[str, Tensor]) -> PolicyVersion:
+    def keep(self, command: FitCommand | Update, weights: Mapping[str, Tensor]) -> PolicyVersion:
         """The version that these trained weights make. Rank 0 has them and writes it; the others hear its hash."""
         sha256 = self._write(command.result, weights) if self.engine.shard.rank == 0 else ""
         sha256 = self.engine.gather(np.array(sha256))[0].item()

@@ -1,1 +1,1 @@
-"""Worlds with a known truth: `oracle` (exact answers), `tabular` (finite tables), `text` (sentences of a grammar)."""
+"""Worlds with a known truth: `oracle` and `table_limits` (exact answers), `text` (sentences of a grammar)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -9,19 +10,18 @@ import numpy as np
 from pddpo_ray.contracts import Measure
 from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.limits.sources import Source
+from pddpo_ray.records import Response
 from pddpo_ray.worlds.oracle import Oracle
-from pddpo_ray.worlds.tabular.limits import TableLimits, costs_of
-from pddpo_ray.worlds.tabular.world import TabularWorld
+from pddpo_ray.worlds.table_limits import TableLimits, costs_of
 from pddpo_ray.worlds.text.limits import ENUMERABLE, of_texts
 from pddpo_ray.worlds.text.world import TextWorld
 
 
-def own_reward(world: TabularWorld | TextWorld, stated: StatedLimit) -> Measure:
+def own_reward(oracle: Oracle, cell: Callable[[Response], tuple[int, int]], stated: StatedLimit) -> Measure:
     """The world's own reward, without noise. Raises UserError where it leaves the recipe's bounds."""
-    oracle = world.oracle
     costs, everywhere = costs_of(stated, oracle.reward, "the world's reward"), np.ones((1, len(oracle.prior)))
     single = oracle.reward[None]
-    one = TableLimits(oracle, world.cell, oracle.cost_max, (stated,), costs[None], single, everywhere, oracle.prior)
+    one = TableLimits(oracle, cell, oracle.cost_max, (stated,), costs[None], single, everywhere, oracle.prior)
     return one.measure
 
 

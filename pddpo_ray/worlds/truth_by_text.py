@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pddpo_ray.config import Config, TabularWorldConfig
+from pddpo_ray.config import Config
+from pddpo_ray.errors import UserError
 from pddpo_ray.records import Array, Response
+from pddpo_ray.registry import code_of
 from pddpo_ray.scoring.interface import TextPair
 from pddpo_ray.scoring.scored_labeller import ScoredLabeller
-from pddpo_ray.worlds.tabular.files import tabular_world
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,11 @@ class TruthByText:
 
 def truth_of(config: Config) -> TruthByText:
     """Builds the recipe's world again. A text world takes its reference from the cache, or trains it first."""
-    if isinstance(config.world, TabularWorldConfig):
-        table = tabular_world(config.world)
-        answers = [f"answer {index}" for index in range(table.shape[1])]
-        oracle = table.oracle
-        texts = [prompt.text for prompt in table.prompts]
+    if config.policies == "tables" and config.world is not None:
+        known = code_of("worlds", config.world.kind, "texts")
+        if known is None:
+            raise UserError(f"world.kind={config.world.kind} does not tell its texts, which simulated people answer by")
+        texts, answers, oracle = known(config)
     else:
         # Imported here: a tabular world needs no language model.
         from pddpo_ray.worlds.text.prepared_world import prepare_text_world

@@ -92,15 +92,15 @@ def report(name: str, folder: Path, shard: Shard) -> dict[str, Any]:
 
 def masters_of(trainer: LocalTrainer, reward: FitCommand) -> tuple[float, bool]:
     """Share of masters outside the embedding that a fit at 1e-6 moves; whether its version gives them back (rank 0)."""
-    trainer._load(trainer.reference)
+    trainer.load(trainer.reference)
     before = trainer.engine.weights()
     settings = reward.settings.model_copy(update={"learning_rate": 1e-6, "micro_pairs": None})
     version = trainer.execute(replace(reward, settings=settings, result=f"gentle-{reward.result}")).version
     made = trainer.engine.weights()
     inside = [name for name in before if "embed_tokens" not in name]
     moved = sum(int((before[name] != made[name]).sum()) for name in inside)
-    trainer._load(trainer.reference)
-    trainer._load(version)
+    trainer.load(trainer.reference)
+    trainer.load(version)
     again = trainer.engine.weights()
     if trainer.engine.shard.rank > 0:
         return 0.0, not made
@@ -113,7 +113,7 @@ def gradient_of(trainer: LocalTrainer) -> np.ndarray:
     Read from the optimiser: after its first step AdamW's mean is (1 - beta) times the gradient.
     """
     engine = trainer.engine
-    trainer._load(trainer.reference)
+    trainer.load(trainer.reference)
     engine.begin(FitSettings(steps=1, max_grad_norm=1e9))
     texts = [(row.prompt, row.chosen) for row in rows()]
     own = texts[engine.shard.rank :: engine.shard.ranks]

@@ -29,6 +29,7 @@ from tests.mutants.mutation import ROOT, apply, changed_functions, functions_of
 SCOPE = (
     "pddpo_ray/theory/**/*.py",
     "pddpo_ray/algorithms/*.py",
+    "lab/pddpo_lab/methods/*.py",
     "pddpo_ray/exploration/*.py",
     "pddpo_ray/parts/exploring.py",
     "pddpo_ray/parts/fitting.py",
@@ -36,7 +37,7 @@ SCOPE = (
     "pddpo_ray/parts/limits.py",
     "pddpo_ray/limits/drawn.py",
     "pddpo_ray/limits/estimate.py",
-    "pddpo_ray/worlds/tabular/parts.py",
+    "lab/pddpo_lab/worlds/tabular/parts.py",
     "pddpo_ray/training/fit.py",
 )
 TESTS = (

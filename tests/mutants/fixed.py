@@ -40,28 +40,29 @@ class Fixed:
 
 def mutant(name: str, where: str, original: str, mutated: str, *tests: str) -> Fixed:
     path, function = where.split()
-    return Fixed(name, f"pddpo_ray/{path}.py", function, original, mutated, tests)
+    room = "lab/pddpo_lab" if path.startswith(("methods/", "worlds/tabular/")) else "pddpo_ray"
+    return Fixed(name, f"{room}/{path}.py", function, original, mutated, tests)
 
 
 FIXED = (
     # --- margins and the two stages ---------------------------------------------------------------------------------
     mutant(
         "the margin's sign",
-        "theory/losses/margins bonus_margin",
+        "methods/loss_bonus bonus_margin",
         "return rejected - chosen",
         "return chosen - rejected",
         "test_corrected_bonus_loss_has_the_closed_form_as_its_minimiser",
     ),
     mutant(
         "the sign of the margin where a run computes it",
-        "parts/exploring ExplorationController.loss_bonus",
+        "methods/loss_bonus LossBonuses.loss_bonus",
         "bonus_margin(self._bonus_of(stage, chosen), self._bonus_of(stage, rejected))",
         "bonus_margin(self._bonus_of(stage, rejected), self._bonus_of(stage, chosen))",
         "test_the_margin_of_a_run_is_the_bonus_of_the_rejected_answer_less_that_of_the_chosen_one",
     ),
     mutant(
         "the cost stage gets the reward's bonus",
-        "parts/exploring ExplorationController._bonus_of",
+        "methods/loss_bonus LossBonuses._bonus_of",
         'return reward if stage == "reward" else cost',
         "return reward",
         "test_the_margin_of_a_run_is_the_bonus_of_the_rejected_answer_less_that_of_the_chosen_one",
@@ -83,8 +84,8 @@ FIXED = (
     mutant(
         "the Lagrangian objective at the reward stage's temperature",
         "algorithms/stages lagrangian_objective",
-        "cost_temperature(beta, multiplier), multiplier,",
-        "beta * multiplier, multiplier,",
+        "cost_temperature(beta, multiplier), multiplier)",
+        "beta * multiplier, multiplier)",
         "test_the_cost_stage_of_a_run_has_temperature_beta_over_the_multiplier",
     ),
     mutant(
@@ -294,7 +295,7 @@ FIXED = (
     ),
     mutant(
         "the explicit dual's slope has the wrong sign",
-        "theory/multipliers/explicit_dual dual_slope",
+        "methods/explicit_dual dual_slope",
         "(rewards + multiplier * gains) / beta",
         "(rewards - multiplier * gains) / beta",
         "test_mocans_price_minimises_the_explicit_dual_of_its_own_models",
@@ -372,7 +373,7 @@ FIXED = (
     ),
     mutant(
         "the logit's bias left out",
-        "theory/estimates/cost_estimate interval",
+        "theory/estimates/estimate_interval interval",
         "np.interp(low, means, lowest)",
         "low",
         "test_the_interval_of_a_logit_holds_every_mean_cost_that_the_labels_allow",
@@ -395,7 +396,7 @@ FIXED = (
     ),
     mutant(
         "the bonus in the loss never learns of a pair",
-        "parts/exploring ExplorationController.update",
+        "methods/loss_bonus LossBonuses.update",
         "self._bonus.update(pairs)",
         "self._bonus.update([])",
         "test_pairs_of_a_round_enter_both_the_choice_and_the_bonus_in_the_loss",
@@ -459,14 +460,14 @@ FIXED = (
     # --- methods ----------------------------------------------------------------------------------------------------
     mutant(
         "SafeDPO's margin favours unsafe answers",
-        "algorithms/safe_dpo transformed",
+        "methods/safe_dpo transformed",
         "margins.append(-margin if unsafe[rejected.id] else 0.0)",
         "margins.append(margin if unsafe[rejected.id] else 0.0)",
         "test_safety_bits_keep_swap_and_drop_pairs_and_mark_the_margin",
     ),
     mutant(
         "CAID's step has the wrong sign",
-        "algorithms/caid stepped",
+        "methods/caid stepped",
         "multiplier + rate * (estimate.value - threshold)",
         "multiplier - rate * (estimate.value - threshold)",
         "test_caid_begins_at_the_one_shot_price_and_steps_on_its_own_answers",

@@ -37,7 +37,7 @@ def apply(path: str, mutated: str) -> list[str]:
     names = changed_functions(file.read_text(encoding="utf-8"), mutated)
     if not names:
         raise ValueError(f"{path}: no function differs from the original")
-    module = importlib.import_module(path.removesuffix(".py").replace("/", "."))
+    module = importlib.import_module(path.removeprefix("lab/").removesuffix(".py").replace("/", "."))
     codes = _codes(compile(mutated, str(file), "exec", dont_inherit=True))
     nodes = functions_of(mutated)
     for name in names:

@@ -70,9 +70,9 @@ PLANTED = (
     ),
     fault(
         "chances of being shown to people left out",
-        "pddpo_ray/theory/estimates/people_estimates sample_for_people",
-        "chances[others] = drawn.size / others.size",
-        "chances[others] = 1.0",
+        "pddpo_ray/limits/sources asked_first",
+        "len(drawn) / max(len(rest), 1)",
+        "1.0",
         "unit/annotation/test_estimates",
     ),
     fault(

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pddpo_lab.worlds.tabular.world import trap_world
 from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.journal import read_journal
 from pddpo_ray.records import Pair, Stage
 from pddpo_ray.storage.whole_files import JOURNAL
-from pddpo_ray.worlds.tabular.world import trap_world
 from tests.unit.loop.small_run import small
 from tests.unit.methods.runs import commands_of
 

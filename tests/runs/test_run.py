@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from pddpo_lab.worlds.tabular.parts import TabularEngine
+from pddpo_lab.worlds.tabular.world import trap_world
 from pddpo_ray.algorithms.stages import Parts, Sizes
 from pddpo_ray.backends.backends import Backends
 from pddpo_ray.backends.in_process import make_backends
@@ -22,8 +24,6 @@ from pddpo_ray.journal import read_journal
 from pddpo_ray.parts.dual_step import DualController
 from pddpo_ray.records import CandidateSet, CostEstimate, Pair, PolicyVersion, Prompt, Response, UniformMixture
 from pddpo_ray.storage.whole_files import JOURNAL, RESULT
-from pddpo_ray.worlds.tabular.parts import TabularEngine
-from pddpo_ray.worlds.tabular.world import trap_world
 from tests.support.method_modules import METHODS
 from tests.unit.loop.small_run import finish, small, story
 

@@ -21,6 +21,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from pddpo_lab.worlds.tabular.world import trap_world
 from pddpo_ray.config import EndpointConfig
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
@@ -39,7 +40,6 @@ from pddpo_ray.training.models.from_scratch import (
     sequences,
     train_tokenizer,
 )
-from pddpo_ray.worlds.tabular.world import trap_world
 from tests.support.served_process import served
 from tests.support.served_run import SAFE, ServedRun, make_run
 

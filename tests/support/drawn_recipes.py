@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pddpo_ray.registry import SHIPPED
+from pddpo_ray.registry import LAB, SHIPPED
 
 Tree = dict[str, Any]
 Item = TypeVar("Item")
@@ -52,11 +52,15 @@ class Draws:
         }
 
 
+(OURS, *ALIKE), (PAPERS, *COMPARED) = SHIPPED["methods"], LAB["methods"]
+METHODS = (OURS, PAPERS, *ALIKE, *COMPARED)
+
+
 def drawn_recipe(number: int) -> Tree:
     """The recipe of that number, as it would stand in a file."""
     draws = Draws(number)
     world = draws.one(*WORLDS)
-    algorithm = draws.one(*("o-pd-dpo",) * 10, *("pd-dpo",) * 5, "o-pd-dpo-paper", *SHIPPED["methods"])
+    algorithm = draws.one(*("o-pd-dpo",) * 10, *("pd-dpo",) * 5, "o-pd-dpo-paper", *METHODS)
     needs = NEEDS.get(algorithm, {}) if draws.chance(0.9) else {}
     recipe: Tree = {
         "extends": "tabular" if world == "tabular" else "text-world-twin",
@@ -99,7 +103,7 @@ def _feedback(draws: Draws, *, late: bool) -> Tree:
     if kind in ("world", "people"):
         feedback |= draws.some([("rounds_late", [1, 2])], 0.2 if late else 0.01)
     if kind == "mixed":
-        feedback |= {"unsure": draws.one(4, 0), "random": 8} | draws.some([("model", "scorers")], 0.1)
+        feedback |= {"pairs_unsure": draws.one(4, 0)} | draws.some([("model", "scorers")], 0.1)
     return feedback
 
 
@@ -150,18 +154,22 @@ def _further(draws: Draws, world: str) -> Tree:
 
 def _limits(draws: Draws, world: str, recipe: Tree) -> Tree:
     """The paper's cost by whoever gives feedback, or limits of other kinds and sources, on sets of prompts too."""
-    labelled = {"people": {"people": {}}, "mixed": {"mixed": "cost"}, "model": {"model": "cost"}}
-    source = labelled.get(recipe["feedback"]["kind"], {"world": "cost"})
+    labelled = {"people": {"people": {}}, "mixed": {"model": "cost"}, "model": {"model": "cost"}}
+    kind = recipe["feedback"]["kind"]
+    source = labelled.get(kind, {"world": "cost"})
     own = draws.some([("learned_from", ["comparisons", "values"])], 0.04)
     cost: list[Tree] = [
         {"logit": source, "at_most": 0, "labels_each": 4},
         {"logit": source, "at_most": draws.one(-1.0, 0.5, -9.0), "labels_each": draws.one(1, 4)},
         {"rate": source, "at_most": "40 %", "labels_each": 2, "learned_from": "comparisons"},
     ]
-    cost += [{"mean": source, "at_most": 0.1, "learned_from": "comparisons"}] if source == {"model": "cost"} else []
-    free = recipe["algorithm"] in ("o-pd-dpo", "pd-dpo") and recipe["feedback"]["kind"] in ("world", "people")
+    cost += [{"mean": source, "at_most": 0.1, "learned_from": "comparisons"}] if kind == "model" else []
+    free = recipe["algorithm"] in ("o-pd-dpo", "pd-dpo") and kind in ("world", "people")
     if draws.chance(0.45 if free else 0.95):
-        return {"limits": {"cost": {**draws.one(*cost[:1] * 3, *cost), **own}}}
+        chosen_cost = {**draws.one(*cost[:1] * 3, *cost), **own}
+        if kind == "mixed":
+            chosen_cost = {**chosen_cost, "learned_from": None, "audited_by": {"people": 12, "unsure": 4}}
+        return {"limits": {"cost": chosen_cost}}
     two = recipe["world"].get("name") == "two-limits" or recipe["world"].get("family", {}).get("further_costs")
     privacy = ("privacy" if world == "tabular" else "cost-2") if two else "cost"
     others: dict[str, Tree] = {

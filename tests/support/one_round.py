@@ -100,11 +100,11 @@ box; the stops below are its lines. What it calls is typed in [`contracts.py`](.
 | it becomes a row of the reward pairs | `parts/preferences.py` | chosen (better) {better.chosen[0]}, rejected {better.rejected[0]} |
 | and a row of the cost pairs | `parts/preferences.py` | chosen (cheaper) {cheaper.chosen[0]}, rejected {cheaper.rejected[0]} |
 | round 2 fits the reward policy, base reference, temperature β | `algorithms/stages.py`, `theory/losses/objectives.py` | β = {beta:g} |
-| log π_r/π_ref of its chosen and rejected answer after the fit | `worlds/tabular/parts.py` | {shown(reward[0])} and {shown(reward[1])} |
+| log π_r/π_ref of its chosen and rejected answer after the fit | `lab/pddpo_lab/worlds/tabular/parts.py` | {shown(reward[0])} and {shown(reward[1])} |
 | logit u = β (h(chosen) − h(rejected)) | `theory/losses/objectives.py` | {shown(reward[2])} |
 | loss log(1 + exp(−u)) | `theory/losses/objectives.py` | {shown(reward[3])} |
 | round 2 fits the policy, base reward policy, temperature β/λ | `theory/multipliers/cost_stage.py` | λ = {multiplier:.3f}, β/λ = {temperature:.3f} |
-| log π/π_r of its chosen and rejected answer after the fit | `worlds/tabular/parts.py` | {shown(cost[0])} and {shown(cost[1])} |
+| log π/π_r of its chosen and rejected answer after the fit | `lab/pddpo_lab/worlds/tabular/parts.py` | {shown(cost[0])} and {shown(cost[1])} |
 | logit u = β/λ (h(chosen) − h(rejected)) | `theory/losses/objectives.py` | {shown(cost[2])} |
 | loss log(1 + exp(−u)) | `theory/losses/objectives.py` | {shown(cost[3])} |
 

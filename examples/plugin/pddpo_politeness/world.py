@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 from pydantic import Field
 
+from pddpo_lab.worlds.tabular.backends import tabular_backends
+from pddpo_lab.worlds.tabular.world import TabularWorld
 from pddpo_ray.backends.backends import Backends
-from pddpo_ray.backends.in_process import tabular_backends
 from pddpo_ray.config import Config
 from pddpo_ray.config.sections.section import Strict
 from pddpo_ray.config.sections.world import InstalledWorld, WorldKind
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.worlds.oracle import Oracle
-from pddpo_ray.worlds.tabular.world import TabularWorld
 
 
 class TwoRequests(Strict):

@@ -19,11 +19,10 @@ from pddpo_ray.contracts import (
     Draw,
     FitCommand,
     FitResult,
-    PpoCommand,
-    PpoResult,
     RolloutEngine,
     TrainerBackend,
-    reinforce,
+    Update,
+    perform,
 )
 from pddpo_ray.records import Array, Decoding, Delivery, PolicyVersion, Prompt, Response
 from pddpo_ray.storage.recall import Memory
@@ -56,9 +55,9 @@ class SharedTrainer:
         version = PolicyVersion(command.sequence, command.result, kept["sha256"], kept["path"])
         return FitResult(version, kept["metrics"], tuple(kept["workers"]))
 
-    def reinforce(self, command: PpoCommand) -> PpoResult:
+    def perform(self, update: Update) -> Any:
         """Made each time: no two runs have an update of PPO-Lagrangian in common."""
-        return reinforce(self._backend, command)
+        return perform(self._backend, update)
 
     def log_probs(self, policy: PolicyVersion, responses: Sequence[Response]) -> Array:
         texts = [_text(response) for response in responses]

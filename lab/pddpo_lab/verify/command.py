@@ -27,10 +27,10 @@ from pddpo_lab.verify.page import render
 from pddpo_lab.verify.pieces import Pieces
 from pddpo_lab.verify.simulate import simulate
 from pddpo_lab.verify.split_roles import split_role_claims
+from pddpo_lab.worlds.tabular.files import load_world
+from pddpo_lab.worlds.tabular.world import TabularWorld, random_world, trap_world
 from pddpo_ray.errors import UserError
 from pddpo_ray.storage.whole_files import write_whole
-from pddpo_ray.worlds.tabular.files import load_world
-from pddpo_ray.worlds.tabular.world import TabularWorld, random_world, trap_world
 
 SEEDS = tuple(range(10))
 

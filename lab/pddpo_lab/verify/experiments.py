@@ -16,14 +16,10 @@ from pddpo_lab.verify.checks import Check, at_least, at_most
 from pddpo_lab.verify.methods import EXACT, NO_BONUS, OFFLINE, SHIPPED, TABLE, Method, TheoryBonus
 from pddpo_lab.verify.pieces import Pieces, Row
 from pddpo_lab.verify.simulate import Trace, simulate
+from pddpo_lab.worlds.tabular.world import TabularWorld, draw_answers, full_coverage, random_world
 from pddpo_ray.records import Array
-from pddpo_ray.theory.estimates.cost_estimate import (
-    Mode,
-    clipped_logit,
-    estimate_from_shares,
-    interval,
-)
-from pddpo_ray.worlds.tabular.world import TabularWorld, draw_answers, full_coverage, random_world
+from pddpo_ray.theory.estimates.cost_estimate import Mode, clipped_logit, estimate_from_shares
+from pddpo_ray.theory.estimates.estimate_interval import interval
 
 Progress = Callable[[str], None]
 

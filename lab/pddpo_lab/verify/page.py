@@ -10,10 +10,10 @@ import numpy as np
 from pddpo_lab.verify.checks import gap_bound
 from pddpo_lab.verify.experiments import Curve
 from pddpo_lab.verify.methods import PICTURES
+from pddpo_lab.worlds.tabular.world import TabularWorld
 from pddpo_ray.report.charts import Line, color_of, line_chart
 from pddpo_ray.report.shell import page
 from pddpo_ray.report.text import escape, number, table
-from pddpo_ray.worlds.tabular.world import TabularWorld
 
 SMALLEST = 1e-4
 """The logarithmic axis shows no gap below this one."""

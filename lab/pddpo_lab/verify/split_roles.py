@@ -8,9 +8,9 @@ import numpy as np
 
 from pddpo_lab.verify.checks import Check, at_most
 from pddpo_lab.verify.optimism import SplitRoles, split_roles
+from pddpo_lab.worlds.tabular.world import TabularWorld, random_world, rare_world, trap_world, two_limits_world
 from pddpo_ray.records import Array
 from pddpo_ray.worlds.oracle import Oracle
-from pddpo_ray.worlds.tabular.world import TabularWorld, random_world, rare_world, trap_world, two_limits_world
 
 ROUNDING = 1e-9
 """By how much a share of a bound may be above 1 in float64."""

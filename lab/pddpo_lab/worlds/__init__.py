@@ -1,1 +1,1 @@
-"""Text worlds for other trainers: exported, labelled by their truth, and scored against it."""
+"""Tables, the log-linear twin, and text worlds for other trainers: exported, labelled by their truth, and scored."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pddpo_ray.worlds.tabular.files import FURTHER, MEASURES, NUMBERS
-from pddpo_ray.worlds.tabular.world import TabularWorld
+from pddpo_lab.worlds.tabular.files import FURTHER, MEASURES, NUMBERS
+from pddpo_lab.worlds.tabular.world import TabularWorld
 
 
 def world_json(world: TabularWorld) -> dict[str, Any]:

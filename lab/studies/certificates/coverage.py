@@ -26,12 +26,20 @@ import numpy as np
 from scipy.special import expit, logit
 
 from pddpo_ray.limits.drawn import Drawn, audited, estimated, logits
-from pddpo_ray.limits.sources import chosen_for
+from pddpo_ray.limits.sources import asked_first, chosen_for
 from pddpo_ray.records import Array, CostEstimate
 from pddpo_ray.theory.certificates.certificate import lower_bound, upper_bound
-from pddpo_ray.theory.estimates.cost_estimate import estimate_from_shares, interval, mean_with_error, with_missing
-from pddpo_ray.theory.estimates.measured_pairs import MeasuredAnswer, estimates_on_sets, means_by_people_alone
-from pddpo_ray.theory.estimates.people_estimates import mixed_from_shares, sample_for_people
+from pddpo_ray.theory.estimates.cost_estimate import (
+    Factors,
+    MeasuredAnswer,
+    answers_behind,
+    estimate_from_shares,
+    estimates_on_sets,
+    mean_with_error,
+    means_by_people_alone,
+    with_missing,
+)
+from pddpo_ray.theory.estimates.estimate_interval import interval
 from pddpo_ray.theory.intervals import bounded_interval, clopper_pearson, mean_interval, rate_interval
 from pddpo_ray.theory.seeds import generator_of
 
@@ -118,10 +126,7 @@ def machine_and_people(random: Random, regime: Regime) -> tuple[Ends, float]:
     rate, unsure, count, wrong = regime
     unsafe = (random.random(count) < rate).astype(np.float64)
     scores_of_machine = np.abs(random.normal(2.5, 0.7, count)) * np.where(random.random(count) < wrong, 1.0, -1.0)
-    doubt = -np.abs(scores_of_machine)
-    sample = sample_for_people(doubt, unsure=unsure, random=24, seed=[int(random.integers(2**31))])
-    found = mixed_from_shares(expit(scores_of_machine), unsafe, sample, labels_each=1, cost_max=4.0, mode="unsafe_rate")
-    return interval(found), rate
+    return _by_people(random, expit(scores_of_machine), unsafe, unsure), rate
 
 
 def audit_of_a_round(random: Random, regime: Regime) -> tuple[Ends, float]:
@@ -129,9 +134,15 @@ def audit_of_a_round(random: Random, regime: Regime) -> tuple[Ends, float]:
     rate, count = regime
     truth = random.random(count) < rate
     machine = np.where(truth, random.random(count) < 0.5, random.random(count) < 0.2).astype(np.float64)
-    shown = chosen_for("audited", count, AUDITED, int(random.integers(2**31)))
-    people, chance = np.zeros(count), np.zeros(count)
-    people[shown], chance[shown] = truth[shown], AUDITED / count
+    return _by_people(random, machine, truth.astype(np.float64), 0), rate
+
+
+def _by_people(random: Random, machine: Array, truth: Array, unsure: int) -> Ends:
+    """A rate by a machine, corrected by people who see the `unsure` answers and 24 others."""
+    count, margins = len(machine), np.abs(machine - 0.5).tolist()
+    shown = asked_first("audited", margins, unsure, unsure + AUDITED, int(random.integers(2**31)))
+    chance = np.array([shown.get(row, 0.0) for row in range(count)])
+    people = np.where(chance > 0, truth, 0.0)
     measured = [
         MeasuredAnswer(
             1, (0,), (0,), str(row), machine[[row]], np.zeros(1), np.zeros(1, dtype=bool),
@@ -139,10 +150,11 @@ def audit_of_a_round(random: Random, regime: Regime) -> tuple[Ends, float]:
         )
         for row in range(count)
     ]  # fmt: skip
-    found = estimates_on_sets(measured, {(0,): np.ones(1)}, np.ones(1))
-    value, error = float(found.means[0]), float(found.standard_errors[0])
+    factors: Factors = {(0,): np.ones(1)}
+    found = estimates_on_sets(measured, factors, np.ones(1))
+    value, error, seen = float(found.means[0]), float(found.standard_errors[0]), answers_behind(measured, 0, factors)
     unconfirmed = max(0.0, value - float(means_by_people_alone(measured)[0]))
-    return interval(CostEstimate(value, error, AUDITED, 1, "unsafe_rate", missing=unconfirmed)), rate
+    return interval(CostEstimate(value, error, seen, 1, "unsafe_rate", missing=unconfirmed))
 
 
 def bias_of_a_machine(random: Random, regime: Regime) -> tuple[Ends, float]:
@@ -243,22 +255,23 @@ class Row:
 LABELS, BOUNDS = (1, 8, 64), (2.0, 5.0, 8.0)
 OF_RATES = tuple(product(RATES, COUNTS))
 OF_MEANS = tuple(product(SCORES, COUNTS))
+OF_ESTIMATES = "estimate_interval.interval"
 EVERYWHERE = "log, annotation page, lead's table, terminal, result.json, report"
 ROWS: Mapping[str, Row] = {
-    "rate": Row("cost_estimate.interval", EVERYWHERE, rate_of_a_round,
+    "rate": Row(OF_ESTIMATES, EVERYWHERE, rate_of_a_round,
                 tuple(product(RATES, LABELS, COUNTS, (False, True)))),
     "logit": Row(
-        "cost_estimate.interval", EVERYWHERE, logit_of_a_round,
+        OF_ESTIMATES, EVERYWHERE, logit_of_a_round,
         tuple(product(RATES, LABELS, COUNTS[:2], (False, True), BOUNDS)),
     ),
-    "mean": Row("cost_estimate.interval", EVERYWHERE, mean_of_a_round, OF_MEANS),
+    "mean": Row(OF_ESTIMATES, EVERYWHERE, mean_of_a_round, OF_MEANS),
     "rate, labels missing": Row(
-        "cost_estimate.interval", EVERYWHERE, rate_with_missing_labels, tuple(product(RATES, (1, 8), COUNTS))
+        OF_ESTIMATES, EVERYWHERE, rate_with_missing_labels, tuple(product(RATES, (1, 8), COUNTS))
     ),
     "machine and people": Row(
-        "cost_estimate.interval", EVERYWHERE, machine_and_people, tuple(product(RATES, (6, 24), (96, 288), (0.0, 0.2)))
+        OF_ESTIMATES, EVERYWHERE, machine_and_people, tuple(product(RATES, (6, 24), (96, 288), (0.0, 0.2)))
     ),
-    "audit of a round": Row("cost_estimate.interval", EVERYWHERE, audit_of_a_round, tuple(product(RATES, (48, 240)))),
+    "audit of a round": Row(OF_ESTIMATES, EVERYWHERE, audit_of_a_round, tuple(product(RATES, (48, 240)))),
     "bias of a machine": Row("intervals.bounded_interval", "log, terminal, result.json, report", bias_of_a_machine,
                              tuple(product(RATES, (24, 96, 400)))),
     "rate in a file": Row("limits.drawn.estimated", "pddpo limits check", rate_in_a_file,

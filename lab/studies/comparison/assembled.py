@@ -16,7 +16,7 @@ from lab.studies.limits.worlds import Labels as Measured
 from pddpo_ray.algorithms.stages import Parts
 from pddpo_ray.contracts import Explorer, Feedback, Trainer
 from pddpo_ray.journal import Journal
-from pddpo_ray.limits.reading import stated_limits
+from pddpo_ray.limits.reading import FEEDBACK, stated_limits
 from pddpo_ray.parts.dual_step import ascend_all
 from pddpo_ray.parts.held_limit import HeldLimit
 from pddpo_ray.parts.limits import LimitsController
@@ -140,7 +140,9 @@ def parts_of(
     """The methods' parts. The journal is light: the methods ask it for rounds and policies alone."""
     stated = stated_limits({"limits": {HARM: {"rate": {"world": HARM}, "at_most": f"{100 * LIMIT} %"}}}, "bench")
     nothing = cast(Any, None)
-    held = [HeldLimit(replace(one, labelled=True), 1.0, {}) for one in stated]
+    held = [
+        HeldLimit(replace(one, source=replace(one.source, kind=FEEDBACK, labeller="world")), 1.0, {}) for one in stated
+    ]
     by_labels = LimitsController(
         cast(Journal, journal), held, nothing, dual, beta=BETA, by_covariance=False, drift=nothing,
         log_probs=nothing, reference=nothing, seed=0, feedback=cast(Feedback, truth),
@@ -149,5 +151,5 @@ def parts_of(
     return Parts(
         journal=cast(Journal, journal), trainer=cast(Trainer, trainer), rollout=draws, feedback=cast(Feedback, truth),
         dual=dual, prompts=draws, preferences=known, explorer=cast(Explorer, explorer),
-        scoring=scores, limits=limit or by_labels,
+        own=scores, limits=limit or by_labels,
     )  # fmt: skip

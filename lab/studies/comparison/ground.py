@@ -11,6 +11,8 @@ import numpy as np
 from scipy.special import log_softmax, softmax
 
 from lab.studies.limits.worlds import RARE, Indices, phrase_frequencies
+from pddpo_lab.worlds.log_linear import LogLinear, phrase_blocks, slot_sizes
+from pddpo_lab.worlds.log_linear_parts import decoded_by_slot
 from pddpo_ray.config import DrawnFamilyConfig, RateLimitConfig
 from pddpo_ray.records import (
     Array,
@@ -21,8 +23,6 @@ from pddpo_ray.records import (
 from pddpo_ray.worlds.oracle import Oracle
 from pddpo_ray.worlds.text.drawn_world import DrawnWorldSpec, build_drawn_world
 from pddpo_ray.worlds.text.family import drawn_grammar
-from pddpo_ray.worlds.text.log_linear import LogLinear, phrase_blocks, slot_sizes
-from pddpo_ray.worlds.text.log_linear_parts import decoded_by_slot
 
 Bonus = Literal["elliptical", "proposals", "off"]
 LIMIT, BETA, TOP_P = 0.05, 0.2, 0.9

@@ -17,7 +17,11 @@ from scipy.special import expit, log_softmax
 
 from lab.studies.comparison.ground import BASELINE_ANSWERS, BETA, LARGEST_LOGIT, REFERENCE, Bonus, Ground, cells
 from lab.studies.limits.worlds import PRIOR_SD
-from pddpo_ray.contracts import Scorer
+from pddpo_lab.methods.explicit_dual import descend
+from pddpo_lab.methods.linear_scores import LinearScorer, fit_cost, fit_reward, shift_to_rate
+from pddpo_lab.methods.scoring import PolicyScorer, Scorer, UnsafeChances
+from pddpo_lab.worlds.log_linear import LogLinear
+from pddpo_lab.worlds.tabular.world import draw_answers
 from pddpo_ray.exploration.explorer import OptimisticExplorer
 from pddpo_ray.records import (
     HARM,
@@ -25,7 +29,6 @@ from pddpo_ray.records import (
     CandidateSet,
     CostEstimate,
     LabelledPair,
-    LossBonus,
     Objective,
     Pair,
     PairRow,
@@ -33,18 +36,12 @@ from pddpo_ray.records import (
     Prompt,
     Response,
     SafetyLabels,
-    Stage,
     Verdict,
 )
-from pddpo_ray.scorers.method_scores import PolicyScorer, UnsafeChances
-from pddpo_ray.scoring.linear_scores import LinearScorer, fit_cost, fit_reward
-from pddpo_ray.theory.estimates.cost_estimate import mean_with_error, shift_to_rate
+from pddpo_ray.theory.estimates.cost_estimate import mean_with_error
 from pddpo_ray.theory.mle import unbounded_logistic
-from pddpo_ray.theory.multipliers.explicit_dual import descend
 from pddpo_ray.theory.seeds import generator
 from pddpo_ray.worlds.oracle import Oracle
-from pddpo_ray.worlds.tabular.world import draw_answers
-from pddpo_ray.worlds.text.log_linear import LogLinear
 
 
 def with_models(ground: Ground, seed: int, pairs: int) -> Ground:
@@ -331,6 +328,3 @@ class Chooser:
 
     def update(self, pairs: Sequence[Pair]) -> None:
         self._explorer.update(pairs)
-
-    def loss_bonus(self, stage: Stage, rows: Sequence[PairRow], labelled: Sequence[LabelledPair]) -> LossBonus:
-        return LossBonus()

@@ -26,19 +26,8 @@ from lab.studies.comparison.parts import Chooser, Draws, Known, Rounds, Scores, 
 from lab.studies.exploration.run import holm, permutation_p, shown_p, with_interval
 from lab.studies.label_splits.run import CANDIDATES, NAME, ordered, tests
 from lab.studies.study import FOLDER, Results, keep, known, registration, seeds_between
-from pddpo_ray.algorithms import (
-    c_dpo,
-    caid,
-    dpo_harmless,
-    dpo_helpful,
-    mocan,
-    o_pd_dpo,
-    pd_dpo,
-    pd_dpo_adalag,
-    pecan,
-    sacpo,
-    safe_dpo,
-)
+from pddpo_lab.methods import c_dpo, caid, mocan, pecan, sacpo, safe_dpo
+from pddpo_ray.algorithms import dpo_harmless, dpo_helpful, o_pd_dpo, pd_dpo, pd_dpo_adalag
 from pddpo_ray.algorithms.stages import Parts, Sizes
 from pddpo_ray.config import MethodConfig
 from pddpo_ray.records import Array, PolicyVersion, UniformMixture

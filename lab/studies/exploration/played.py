@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from lab.studies.exploration.worlds import Ground
+from pddpo_lab.worlds.tabular.world import draw_answers
 from pddpo_ray.exploration.explorer import Comparator, OptimisticExplorer
 from pddpo_ray.records import Array, CandidateSet, CostEstimate, Pair, Prompt, Response
 from pddpo_ray.theory.estimates.cost_estimate import (
@@ -27,7 +28,6 @@ from pddpo_ray.theory.estimates.cost_estimate import (
 )
 from pddpo_ray.theory.multipliers.dual import DampedNewton, DualState, ascend, limit_state
 from pddpo_ray.theory.seeds import generator
-from pddpo_ray.worlds.tabular.world import draw_answers
 
 Indices = NDArray[np.int64]
 ROUNDS, PROMPTS, DAMPING, BASELINE_ANSWERS = 12, 24, 0.8, 8

@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lab.studies.limits.worlds import Learner, Tables, Twin, phrase_frequencies
+from pddpo_lab.worlds.log_linear import LogLinear, phrase_blocks, slot_sizes
+from pddpo_lab.worlds.log_linear_parts import decoded_by_slot
+from pddpo_lab.worlds.tabular.world import rare_world
 from pddpo_ray.config import DrawnFamilyConfig, LogitLimitConfig
 from pddpo_ray.records import Array, Decoding
 from pddpo_ray.worlds.oracle import Oracle
-from pddpo_ray.worlds.tabular.world import rare_world
 from pddpo_ray.worlds.text.drawn_world import DrawnWorldSpec, build_drawn_world
 from pddpo_ray.worlds.text.family import drawn_grammar
-from pddpo_ray.worlds.text.log_linear import LogLinear, phrase_blocks, slot_sizes
-from pddpo_ray.worlds.text.log_linear_parts import decoded_by_slot
 
 LIMIT = -3.0
 """The twin's limit on the mean cost, as in the demo."""

@@ -25,6 +25,7 @@ from scipy.special import log_softmax, softmax
 
 from lab.studies.limits.run import UPPER, compared, covariance, labels_of
 from lab.studies.limits.worlds import BETA, Indices, Labels, World, table_world, twin_world
+from pddpo_lab.worlds.tabular.world import draw_answers
 from pddpo_ray.parts.dual_step import ascend_all
 from pddpo_ray.records import Array, CostEstimate
 from pddpo_ray.theory.certificates.levels import Allocation
@@ -33,7 +34,6 @@ from pddpo_ray.theory.certificates.power import allowed_failures, certified_rate
 from pddpo_ray.theory.estimates.pooled import pooled_means, pooled_weights
 from pddpo_ray.theory.multipliers.dual import DampedNewton, DualState, LimitState
 from pddpo_ray.theory.output import in_order_of_test, shortfall
-from pddpo_ray.worlds.tabular.world import draw_answers
 
 RESULTS = Path(__file__).parent / "results.json"
 SEEDS, LIMIT, DELTA, NAME = 3000, 0.05, 0.05, "unsafe"

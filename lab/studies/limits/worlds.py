@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, log_softmax
 
+from pddpo_lab.worlds.log_linear import LogLinear, phrase_blocks
 from pddpo_ray.config import DrawnFamilyConfig, RateLimitConfig
 from pddpo_ray.records import Array
 from pddpo_ray.theory.losses.value_stage import table_scores
@@ -23,7 +24,6 @@ from pddpo_ray.theory.multipliers.several_limits import LagrangianDual, minimise
 from pddpo_ray.worlds.text.drawn_world import DrawnWorldSpec, build_drawn_world
 from pddpo_ray.worlds.text.family import drawn_grammar, reference_spread
 from pddpo_ray.worlds.text.grammar import Grammar
-from pddpo_ray.worlds.text.log_linear import LogLinear, phrase_blocks
 
 Indices = NDArray[np.int64]
 BETA = 0.2

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from lab.studies.limits.worlds import BETA, SCORE_MAX, table_world
+from pddpo_lab.worlds.tabular.world import TabularWorld
 from pddpo_lab.worlds.world_files import world_json
 from pddpo_ray.certificates.ledger import read_ledger
 from pddpo_ray.certificates.testing import certify
@@ -29,7 +30,6 @@ from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.storage.whole_files import JOURNAL, RESULT
 from pddpo_ray.worlds.oracle import Oracle
-from pddpo_ray.worlds.tabular.world import TabularWorld
 
 RESULTS = Path(__file__).parent / "results.json"
 SEEDS, LIMIT, NAME = 3000, 0.05, "unsafe"

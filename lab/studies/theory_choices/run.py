@@ -20,6 +20,7 @@ from lab.studies.exploration.run import with_interval
 from lab.studies.study import FOLDER, Results, command, keep, known, registration, seeds_between
 from pddpo_lab.verify.methods import EXACT, SHIPPED
 from pddpo_lab.verify.simulate import simulate
+from pddpo_lab.worlds.tabular.world import TabularWorld, draw_answers, random_world, rare_world
 from pddpo_ray.config import AnytimeRule, NewtonRule, ProjectedRule
 from pddpo_ray.parts import dual_rules
 from pddpo_ray.records import Array, CostEstimate
@@ -30,7 +31,6 @@ from pddpo_ray.theory.multipliers.dual import DualState, LogMultiplier, Rule, Ru
 from pddpo_ray.theory.seeds import generator
 from pddpo_ray.training.engine import ADAM_BETAS
 from pddpo_ray.worlds.oracle import mixture
-from pddpo_ray.worlds.tabular.world import TabularWorld, draw_answers, random_world, rare_world
 
 RESULTS = FOLDER / "theory_choices" / "results.json"
 Study = Mapping[str, Any]

@@ -24,7 +24,7 @@ from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.reading import JournalReader
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.records import Array
-from pddpo_ray.theory.estimates.cost_estimate import interval
+from pddpo_ray.theory.estimates.estimate_interval import interval
 from pddpo_ray.theory.intervals import clopper_pearson
 
 Units = Sequence[Sequence[Hashable]]

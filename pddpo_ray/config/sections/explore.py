@@ -22,8 +22,6 @@ class Bonus(Extension):
 
 ELLIPTICAL = Bonus(f"{MAKERS}:elliptical")
 THEOREM = Bonus(f"{MAKERS}:theorem")
-SIMHASH = Bonus(f"{MAKERS}:simhash")
-THOMPSON = Bonus(f"{MAKERS}:thompson")
 GREEDY = PROPOSALS = OFF = Bonus(f"{MAKERS}:none")
 
 
@@ -32,10 +30,10 @@ class ExploreConfig(Strict):
 
     bonus: Annotated[str, Named("bonuses")] = "elliptical"
     """elliptical: posterior standard deviations of frozen features. theorem: the same held within a round, drawn from
-    the optimistic policy itself; it lists every answer, as tables can (docs/paper.md). simhash: counts of hashed
-    features, without linear algebra. thompson: one random guess a round in place of a bonus. greedy: the candidates
-    that the policy's own scores rank first. proposals: any candidate, half of which are the reference's. off: answers
-    of the policy as they come (docs/exploration.md)."""
+    the optimistic policy itself; it lists every answer, as tables can (docs/paper.md). greedy: the
+    candidates that the policy's own scores rank first. proposals: any candidate, half of which are the reference's.
+    off: answers of the policy as they come. Of pddpo-lab: simhash, counts of hashed features, without linear algebra;
+    thompson, one random guess a round in place of a bonus (docs/exploration.md)."""
     settings: Annotated[dict[str, Any], SettingsOf("bonuses")] = Field({})
     """Settings of a bonus from an installed package."""
     loss: Literal["plain", "xpo"] = "plain"

@@ -129,28 +129,17 @@ class JudgeFeedback(FeedbackCommon):
 
 
 class MixedFeedback(LateLabels, ScoredFeedback):
-    """A model answers everything, people what it is least sure of and a random share; `people` says how."""
+    """A model compares pairs, people those of which it is least sure and a random share; `people` says how. What people
+    measure of a limit is the limit's `audited_by`."""
 
     kind: Literal["mixed"] = "mixed"
     """Tag of this variant."""
     model: Literal["world", "scorers"] = "world"
     """What scores all answers: a world's truth with errors, to try things out, or the reward and cost model."""
-    unsure: int = Field(24, ge=0)
-    """Answers per round that people label because the model is least sure of them."""
-    random: int = Field(24, ge=8)
-    """Answers per round that people label whatever the model says: they keep the cost estimate unbiased."""
     pairs_unsure: int = Field(24, ge=0)
     """Pairs per round that people compare because the model is least sure of them; it compares the rest."""
     pairs_random: int = Field(8, ge=1)
     """Pairs per round that people compare whatever the model says."""
-
-    @model_validator(mode="after")
-    def asks_no_more_than_there_is(self) -> Self:
-        if self.unsure + self.random > self.responses:
-            raise ValueError(
-                f"unsure {self.unsure} and random {self.random} are more answers than responses={self.responses}"
-            )
-        return self
 
 
 Feedback = Annotated[

@@ -22,6 +22,8 @@ class Method(Extension):
 
     online: bool = False
     """Whether rounds collect new preferences, so that it has an explorer."""
+    optimistic: bool = False
+    """Whether its policies carry the bonus themselves: then their own answers are compared, without proposals."""
     one_round: bool = False
     multiplier: Literal["moves", "given", "none"] = "moves"
     """moves: by the dual's rule. given: once, or by the method itself; the rule is `fixed`. none: there is none."""
@@ -29,6 +31,11 @@ class Method(Extension):
     """Whether it has a cost stage for each of several limits that feedback labels."""
     stated: bool = False
     """Whether it holds limits of every kind (`limits:`); others hold one limit on the paper's cost."""
+    scored: bool = False
+    """Whether its limit is on the scores of a cost model, which nothing clips, not on labels of answers."""
+    parts: str | None = None
+    """`module:function` of parts of its own, called with the recipe, its backends, the parts of the run and the first
+    multiplier's state; a method has them as `parts.own`, and an explorer among them is the run's."""
     policy_gradient: bool = False
     """Whether it updates the policy by clipped steps on its own scored answers, not by preference fits."""
 
@@ -91,18 +98,8 @@ class PpoConfig(Strict):
 
 
 O_PD_DPO = Method("pddpo_ray.algorithms.o_pd_dpo:run", online=True, several=True, stated=True)
-O_PD_DPO_PAPER = Method("pddpo_ray.algorithms.o_pd_dpo_paper:run", online=True, several=True)
 PD_DPO = Method("pddpo_ray.algorithms.pd_dpo:run", several=True, stated=True)
 PD_DPO_FIXED = Method("pddpo_ray.algorithms.pd_dpo_fixed:run", multiplier="given", several=True, stated=True)
 PD_DPO_ADALAG = Method("pddpo_ray.algorithms.pd_dpo_adalag:run", stated=True)
 DPO_HARMLESS = Method("pddpo_ray.algorithms.dpo_harmless:run", one_round=True, multiplier="none")
 DPO_HELPFUL = Method("pddpo_ray.algorithms.dpo_helpful:run", one_round=True, multiplier="none")
-SAFE_DPO = Method("pddpo_ray.algorithms.safe_dpo:run", one_round=True, multiplier="none")
-SACPO = Method("pddpo_ray.algorithms.sacpo:run", one_round=True, multiplier="given")
-P_SACPO = Method("pddpo_ray.algorithms.p_sacpo:run", one_round=True, multiplier="given")
-MOCAN = Method("pddpo_ray.algorithms.mocan:run", one_round=True, multiplier="given")
-PECAN = Method("pddpo_ray.algorithms.pecan:run", one_round=True, multiplier="given")
-C_DPO = Method("pddpo_ray.algorithms.c_dpo:run")
-CAID = Method("pddpo_ray.algorithms.caid:run", multiplier="given")
-SAFE_RLHF = Method("pddpo_ray.algorithms.safe_rlhf:run", policy_gradient=True)
-C_GRPO = Method("pddpo_ray.algorithms.c_grpo:run", policy_gradient=True)

@@ -109,7 +109,7 @@ class TextWorldConfig(Strict):
     """The model that is trained in place of a downloaded one."""
     learner: Literal["network", "loglinear"] = "network"
     """What is trained: the reference's weights, or weights of slot and topic features on top of its probabilities (the
-    log-linear twin: exact fits and draws, a run in a minute)."""
+    log-linear twin of pddpo-lab: exact fits and draws, a run in a minute)."""
     loglinear: LogLinearConfig = LogLinearConfig()
     cache: str | None = None
     """Folder of trained references; null: `$PDDPO_CACHE`, else `~/.cache/pddpo_ray`."""
@@ -133,9 +133,21 @@ class TabularWorldConfig(Strict):
 class WorldKind(Extension):
     """A world. Its code takes the recipe and the run's store and returns `backends.Backends`, the truth among them."""
 
+    limits: str | None = None
+    """`module:function` from a recipe to its limits on the world (`worlds.table_limits`), for a dry run."""
+    texts: str | None = None
+    """`module:function` from a recipe to texts of all prompts and answers and their truth, for simulated people."""
+
 
 TEXT = WorldKind("pddpo_ray.backends.in_process_text:world_backends", TextWorldConfig)
-TABULAR = WorldKind("pddpo_ray.backends.in_process:table_backends", TabularWorldConfig)
+TABLES = "pddpo_lab.worlds.tabular.backends"
+TABULAR = WorldKind(
+    f"{TABLES}:table_backends",
+    TabularWorldConfig,
+    limits=f"{TABLES}:limits_of_recipe",
+    texts=f"{TABLES}:texts_of_recipe",
+)
+"""Its code is the laboratory's."""
 
 
 class InstalledWorld(Installed):

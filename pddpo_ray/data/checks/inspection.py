@@ -47,7 +47,6 @@ class Settings:
     format: str | None = None
     """Name of the format; None: recognised file by file."""
     means: Means = "helpful"
-    labels: sources.Labels = "pairs"
     limits: Limits = field(default_factory=Limits)
     keep: frozenset[str] = frozenset()
     """Problems between rows that are counted but not set aside."""
@@ -205,7 +204,7 @@ class _FirstPass:
 
 def _read(name: str, settings: Settings, count: FileCount | None = None) -> Iterator[Good | Bad]:
     """Rows of one source, understood or not."""
-    rows = (_named(item, settings) for item in sources.read(name, settings.limits, settings.labels))
+    rows = (_named(item, settings) for item in sources.read(name, settings.limits))
     head = list(islice(rows, LOOK_AHEAD))
     form = FORMATS[settings.format] if settings.format else _format_of(head)
     if form is None and any(isinstance(item, Row) for item in head):
@@ -293,5 +292,5 @@ def glance(name: str, settings: Settings, most: int) -> Glance:
 
 def field_names(name: str, settings: Settings, most: int) -> frozenset[str]:
     """The names that the first `most` rows of one source have for their fields."""
-    rows = islice(sources.read(name, settings.limits, settings.labels), most)
+    rows = islice(sources.read(name, settings.limits), most)
     return frozenset(str(field_name) for item in rows if isinstance(item, Row) for field_name in item.value)

@@ -142,5 +142,11 @@ def schema_of(form: str, dimension: Dimension) -> Any:
             ("leased_ms", number), ("seat", number), ("withdrawn_kind", text), ("withdrawn_reason", text),
             ("withdrawn_at_ms", number),
         ],
+        "measurements": [
+            ("round", number), *((name, text) for name in ("purpose", "limit")), ("value", pa.float64()),
+            ("missing", text), ("source", text), ("opinion", number), ("person", text), ("chance", pa.float64()),
+            ("against", pa.float64()), ("at_ms", number), ("policy_version", number),
+            *((name, text) for name in ("prompt_id", "prompt", "response")),
+        ],
     }  # fmt: skip
     return pa.schema([("id", text), *columns[form]])

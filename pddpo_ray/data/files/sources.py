@@ -8,7 +8,7 @@ import lzma
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, Self, cast
+from typing import Any, BinaryIO, Self, cast
 
 from pddpo_ray.config.file_checks import HUB
 from pddpo_ray.data.checks.problems import Fault, Limits, Row
@@ -21,7 +21,6 @@ JOURNAL = "journal.sqlite"
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".feather")
 PACKED = (".gz", ".xz")
 GZIP, XZ = b"\x1f\x8b", b"\xfd7zXZ"
-Labels = Literal["pairs", "safety"]
 
 
 class InMemory(str):
@@ -64,7 +63,7 @@ def is_run(name: str) -> bool:
     return (Path(name).expanduser() / JOURNAL).is_file()
 
 
-def read(name: str, limits: Limits, labels: Labels = "pairs") -> Iterator[Row | Fault]:
+def read(name: str, limits: Limits) -> Iterator[Row | Fault]:
     """Rows of one source. Damage is yielded as faults, never raised."""
     if isinstance(name, InMemory):
         yield from (Row(number, dict(row)) for number, row in enumerate(name.rows, 1))
@@ -74,7 +73,7 @@ def read(name: str, limits: Limits, labels: Labels = "pairs") -> Iterator[Row | 
         return
     path = Path(name).expanduser()
     if path.is_dir():
-        yield from rows_of_run(path, labels)
+        yield from rows_of_run(path)
         return
     try:
         yield from _read_file(path, limits)

@@ -6,7 +6,7 @@ from pddpo_ray.driver.offline_setup import LEFT_OUT
 from pddpo_ray.report.run_data import RunData
 from pddpo_ray.report.sections.theory import half_width
 from pddpo_ray.report.text import escape, number, table
-from pddpo_ray.theory.estimates.cost_estimate import interval_warning
+from pddpo_ray.theory.estimates.estimate_interval import interval_warning
 
 
 def labels(run: RunData) -> str:

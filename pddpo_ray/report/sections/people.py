@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pddpo_ray.config.sections.feedback import MINUTES_PER_LABEL
 from pddpo_ray.limits.of_recipe import stated_of
 from pddpo_ray.report.run_data import RunData
-from pddpo_ray.report.text import ends, number, seconds, table
+from pddpo_ray.report.text import number, seconds, table
 
 PURPOSES = {"safety": "safe or unsafe", "compare": "pairs"}
 PHASES = {
@@ -28,7 +28,7 @@ def people(run: RunData) -> str:
     labels = _total(run, "safety_labels"), _total(run, "compare_labels"), _sum(run, of_limits, "labels")
     if not any(labels):
         return "<p>People are asked, but no batch is complete yet.</p>"
-    return _budget(run, *labels) + _agreement(run) + _batches(run) + _model(run)
+    return _budget(run, *labels) + _agreement(run) + _batches(run)
 
 
 def _of_limits(run: RunData) -> dict[str, str]:
@@ -149,28 +149,3 @@ def _with_interval(values: Mapping[str, float], purpose: str, round_: int) -> st
 
 def _known(values: Mapping[str, float]) -> tuple[float, float] | None:
     return (values["cost/low"], values["cost/high"]) if "cost/low" in values else None
-
-
-def _model(run: RunData) -> str:
-    """Mixed feedback: what the model alone would have said, beside the estimate that people corrected."""
-    rows = []
-    for round_, values in sorted(run.metrics.items()):
-        if "mixed/model_cost" in values and "cost/estimate" in values:
-            rows.append(
-                [
-                    number(round_, "round"),
-                    number(values.get("mixed/asked"), "mixed/asked", round_),
-                    number(values["mixed/model_cost"], "mixed/model_cost", round_),
-                    number(values["cost/estimate"], "cost/estimate", round_),
-                    ends(_known(values), "cost", round_),
-                    number(values.get("mixed/pairs_asked"), "mixed/pairs_asked", round_),
-                ]
-            )
-    if not rows:
-        return ""
-    note = (
-        "<p>A model scores every answer; people label those of which it is least sure and a random share. The estimate "
-        "is unbiased for what people would say about all answers, however wrong the model is.</p>"
-    )
-    headings = ["round", "answers shown", "cost by the model", "estimate", "95 % interval", "pairs shown"]
-    return f"<h3>The model and the people</h3>{note}{table(headings, rows)}"

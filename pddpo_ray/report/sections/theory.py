@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from pddpo_ray.report.run_data import RunData
-from pddpo_ray.theory.estimates.cost_estimate import interval
+from pddpo_ray.theory.estimates.estimate_interval import interval
 
 State = Literal["met", "not met", "not checkable"]
 PROJECTED_RULES = ("projected", "anytime")

@@ -99,6 +99,6 @@ def open_world(given: Opening) -> Source:
 
 def open_feedback(given: Opening) -> Source:
     raise UserError(
-        f"{given.where}: `model` and `mixed` are a run's `feedback`, which labels single answers for one limit that"
-        " comparisons teach; elsewhere name the model itself, {score_model: FOLDER}"
+        f"{given.where}: `model` is the cost model of a run's `feedback`; elsewhere name the model itself,"
+        " {score_model: FOLDER}"
     )

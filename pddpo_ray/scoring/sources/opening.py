@@ -17,7 +17,7 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.limits.answer_files import answer_of
 from pddpo_ray.limits.check import Checked, check
 from pddpo_ray.limits.quantities import VERDICT, Scale
-from pddpo_ray.limits.reading import StatedLimit, settings_of, stated_limits
+from pddpo_ray.limits.reading import FEEDBACK, StatedLimit, settings_of, stated_limits
 from pddpo_ray.limits.sources import NO_REFERENCE, Answer, Opening, Source, Unmeasured
 from pddpo_ray.registry import code_of, package_of
 
@@ -72,9 +72,10 @@ def open_source(stated: StatedLimit, around: Surroundings) -> Source:
 
 
 def source_in_run(stated: StatedLimit, judge: Mapping[str, Any]) -> Source | None:
-    """What measures a limit or a reward in a run, whose paths are absolute; None: the world's own truth, people through
-    the queue, or for a limit on the distance to the reference the trainer. Raises UserError where there is none."""
-    if stated.source.kind in ("world", "reference", "people"):
+    """What measures a limit or a reward in a run, whose paths are absolute; None: the world's own truth, the cost model
+    of feedback, people through the queue, or for a limit on the distance to the reference the trainer. Raises UserError
+    where there is none."""
+    if stated.source.kind in ("world", "reference", "people", "model", FEEDBACK):
         return None
     return single_source(stated, Surroundings(Path.cwd(), judge))
 

@@ -20,7 +20,7 @@ from scipy.special import expit
 
 from pddpo_ray.records import Array
 from pddpo_ray.theory.certificates.certificate import log_wealth, lower_bound, upper_bound
-from pddpo_ray.theory.estimates.cost_estimate import bias_bound, clipped_logit
+from pddpo_ray.theory.estimates.cost_estimate import bias_bound, clipped_logit, corrected_by_people
 
 UPPER_WORST, LOWER_WORST = 1.0, 0.0
 """What a draw without a number counts as: in an upper bound, and in a lower one."""
@@ -45,17 +45,6 @@ def scaled(values: ArrayLike, low: float, high: float) -> Array:
         raise ValueError(f"{outside.flat[0]:g} lies outside the stated bounds [{low:g}, {high:g}]")
     # rounding may carry a value a last digit over the end
     return np.clip((array - low) / (high - low), 0.0, 1.0)
-
-
-def corrected_by_people(machine: ArrayLike, people: ArrayLike, asked: ArrayLike, chance: ArrayLike) -> Array:
-    """f + (s/pi)(y - f) of each item: its mean is that of people's values whatever the machine says. [n] x3 -> [n]
-
-    s is 1 where people were asked, which had the chance pi in (0, 1], one for all or one each ([n] or []). `people` is
-    read only where they were asked, and NaN there (no answer) stays NaN.
-    """
-    f, shown = np.asarray(machine, dtype=np.float64), np.asarray(asked, dtype=bool)
-    y = np.where(shown, np.asarray(people, dtype=np.float64), f)
-    return f + (y - f) / np.asarray(chance, dtype=np.float64)
 
 
 def with_people(machine: ArrayLike, people: ArrayLike, asked: ArrayLike, share: float) -> Array:

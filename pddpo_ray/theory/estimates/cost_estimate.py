@@ -1,4 +1,4 @@
-"""Estimates of the expected cost, with standard errors and 95 % intervals (paper.md §5).
+"""Estimates of the expected cost, with standard errors (paper.md §5), from labels of single answers and from measures.
 
 Three signals behind one record:
 
@@ -14,21 +14,24 @@ The estimate belongs to the policy that wrote the responses; a label about anoth
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy import stats
-from scipy.optimize import brentq, minimize_scalar
+from scipy.optimize import minimize_scalar
 from scipy.special import expit, logit
 
 from pddpo_ray.errors import RunError
-from pddpo_ray.records import Array, CostEstimate, SafetyLabels, Verdict
-from pddpo_ray.theory.intervals import bounded_ends, clopper_pearson
+from pddpo_ray.records import Array, CostEstimate, SafetyLabels, Verdict, answers_seen
+from pddpo_ray.theory.multipliers.matrix_dual import CostEstimates, noise_beside_learned, within_covariance
 
+Tokens = tuple[int, ...]
+Factors = Mapping[Tokens, Array]
+"""P_s / P_0 of every limit, by the prompt's tokens. [I]"""
 KNOWN = (Verdict.SAFE, Verdict.UNSAFE)
 Mode = Literal["logit_labels", "unsafe_rate", "cost_model"]
 
@@ -109,20 +112,6 @@ def mean_with_error(values: ArrayLike) -> tuple[float, float]:
     if numbers.ndim != 1 or numbers.size < 2:
         raise ValueError(f"an estimate with a standard error needs at least 2 responses, got shape {numbers.shape}")
     return float(numbers.mean()), float(numbers.std(ddof=1) / math.sqrt(numbers.size))
-
-
-def shift_to_rate(logits: ArrayLike, rate: float, prior: ArrayLike | None = None) -> float:
-    """The shift at which the mean chance of a label "unsafe" is `rate`, which is kept off 0 and 1 by 1e-4. [X, n] -> []
-
-    `prior` weighs the rows, each of whose answers count alike.
-    """
-    rows, aim = np.asarray(logits, dtype=np.float64), min(max(rate, 1e-4), 1.0 - 1e-4)
-
-    def above(shift: float) -> float:
-        return float(np.average(expit(rows + shift).mean(axis=1), weights=prior)) - aim
-
-    reach = float(np.abs(rows).max()) + 10.0  # where every chance is below 1e-4, or above 1 - 1e-4
-    return float(brentq(above, -reach, reach))
 
 
 def unsafe_shares(verdicts: Sequence[SafetyLabels], labels_each: int) -> Array:
@@ -217,95 +206,179 @@ def estimate_from_scores(scores: ArrayLike, *, constraint: str = "cost") -> Cost
     return CostEstimate(value, error, int(np.size(scores)), 1, "cost_model", constraint)
 
 
-def interval(estimate: CostEstimate, level: float = 0.95) -> tuple[float, float] | None:
-    """Two-sided interval of the expected cost; None where no bounds of the scores are stated.
+# --- from measured answers, several limits at once ------------------------------------------------------------------
 
-    A mean within stated bounds has the interval of bets on them (`intervals.bounded_ends`), however skewed its values
-    are: what was not seen yet may lie at either end. It counts half as many draws as answers, for a draw of a run under
-    `limits:` has two.
 
-    A rate has the exact binomial interval, at the number of answers or, where the standard error says so, of fewer. A
-    mean of clipped logits is a mean within [-C, C]. Then follow all expected costs that M labels an answer can turn
-    into such a mean: that part does not shrink with more answers. With missing labels it reaches from the low end where
-    they all say safe to the high end where they all say unsafe.
-    Where a machine stands for answers that people did not see, it counts no more answers than say what they saw.
+@dataclass(frozen=True, eq=False)
+class MeasuredAnswer:
+    """One answer with its cost under each limit, on the limit's own prompt set. costs, noise [I], nan: no number"""
+
+    round: int
+    prompt: Tokens
+    answer: Tokens
+    draw: str
+    """Names the draw of its prompt: answers of one draw are not independent of each other."""
+    costs: Array
+    noise: Array
+    """Variance of each cost's label noise."""
+    failed: NDArray[np.bool_]
+    """Which costs were asked for and could not be measured; other costs without a number were not asked for. [I]"""
+    against: Array | float = 0.0
+    """What a limit on a difference to the reference takes off: the cost of the reference's answer, nan: not known. It
+    is the same for all answers to a prompt, so that nothing is learned from it. [I]"""
+    people: Array | float = 0.0
+    """Cost by people of an answer that they audited, nan: they gave none. For estimates; learners read `costs`. [I]"""
+    chance: Array | float = 0.0
+    """The chance that people were asked, where they were; 0: they were not. [I]"""
+
+    def corrected(self, missing: Array) -> Array:
+        """Costs corrected by people's, `missing` [I] in place of those that they did not give. [I]"""
+        shape = self.costs.shape
+        chance, people = np.broadcast_to(self.chance, shape), np.broadcast_to(self.people, shape)
+        asked = chance > 0
+        if not asked.any():
+            return self.costs
+        given = np.where(np.isnan(people), missing, people)
+        return corrected_by_people(self.costs, given, asked, np.where(asked, chance, 1.0))
+
+
+@dataclass(frozen=True, eq=False)
+class LearnedCosts:
+    """What the stage of rates and means learned before these answers were measured."""
+
+    values: Array
+    """sum_i lambda_i C_i of each answer, up to a number for each prompt; nan: not known. [n]"""
+    multipliers: Array
+    """lambda_i in that stage; 0 for limits that have no part in it. [I]"""
+    noisy: NDArray[np.bool_]
+    """Limits whose measured values have a noise that they do not tell themselves: one label an answer. [I]"""
+
+
+def corrected_by_people(machine: ArrayLike, people: ArrayLike, asked: ArrayLike, chance: ArrayLike) -> Array:
+    """f + (s/pi)(y - f) of each item: its mean is that of people's values whatever the machine says. [n] x3 -> [n]
+
+    s is 1 where people were asked, which had the chance pi in (0, 1], one for all or one each ([n] or []). `people` is
+    read only where they were asked, and NaN there (no answer) stays NaN.
     """
-    if estimate.missing:
-        worst = replace(estimate, missing=0.0)
-        best = interval(replace(worst, value=estimate.value - estimate.missing), level)
-        ends = interval(worst, level)
-        return None if best is None or ends is None else (best[0], ends[1])
-    if estimate.mode == "unsafe_rate":
-        share = min(max(estimate.value, 0.0), 1.0)
-        count = _independent_answers(share, estimate.standard_error, estimate.seen or estimate.responses)
-        return clopper_pearson(share * count, count, level)
-    if estimate.mode == "cost_model" and estimate.bounds is not None:
-        draws = max(2, estimate.responses // 2)
-        return bounded_ends(estimate.value, estimate.standard_error, draws, estimate.bounds, level)
-    if estimate.mode != "logit_labels" or estimate.cost_max is None:
-        return None
-    low, high = _clipped_interval(estimate, level)
-    means, lowest, highest = _reachable_costs(estimate.labels_each, estimate.cost_max)
-    return float(np.interp(low, means, lowest)), float(np.interp(high, means, highest))
+    f, shown = np.asarray(machine, dtype=np.float64), np.asarray(asked, dtype=bool)
+    y = np.where(shown, np.asarray(people, dtype=np.float64), f)
+    return f + (y - f) / np.asarray(chance, dtype=np.float64)
 
 
-def interval_warning(estimate: CostEstimate) -> str | None:
-    """Why an interval is wide or missing, in words; None where answers alone decide its width."""
-    ends = interval(estimate)
-    if ends is None:
-        return "no interval: bounds unknown"
-    if estimate.missing:
-        return (
-            f"{estimate.missing:.2f} of the interval's {ends[1] - ends[0]:.2f} is what missing labels may say,"
-            " or people about answers that a machine alone called unsafe"
-        )
-    if estimate.mode != "logit_labels":
-        return None
-    low, high = _clipped_interval(estimate, 0.95)
-    hidden = (ends[1] - ends[0]) - (high - low)
-    if hidden < (high - low) / 2.0:
-        return None
-    return (
-        f"{hidden:.2f} of the interval's {ends[1] - ends[0]:.2f} is what {estimate.labels_each} labels per response"
-        f" cannot tell about logits with C = {estimate.cost_max:g}; more answers do not shrink it: collect more labels"
-        " per response or use mode unsafe_rate"
-    )
+def with_repeated_noise(
+    newest: Sequence[MeasuredAnswer], measured: Sequence[MeasuredAnswer], of_answers: NDArray[np.bool_]
+) -> list[MeasuredAnswer]:
+    """The newest answers with the noise of each measurement as its repetitions show it.
 
-
-def _clipped_interval(estimate: CostEstimate, level: float) -> tuple[float, float]:
-    """Interval of the expectation of the clipped logit, inside [-C, C]."""
-    assert estimate.cost_max is not None
-    bounds = (-estimate.cost_max, estimate.cost_max)
-    return bounded_ends(estimate.value, estimate.standard_error, estimate.seen or estimate.responses, bounds, level)
-
-
-@lru_cache(maxsize=64)
-def _reachable_costs(labels_each: int, cost_max: float) -> tuple[Array, Array, Array]:
-    """Means m of the clipped logit with the lowest and the highest mean cost in [-C, C] that has it. -> [n], [n], [n]
-
-    Answers of different costs can be mixed, so these are the lower and the upper hull of the curve (E[logit | c], c).
+    One label of an answer says nothing about its own noise. Where the same answer was measured more than once, in any
+    round, the variance of those measurements is the noise of one; elsewhere it stays as it is, and so does that of a
+    measure that is not `of_answers` alone [I] but of the policy too.
     """
-    costs = np.linspace(-cost_max, cost_max, 801)
-    means = expected_clipped_logit(costs, labels_each, cost_max)
-    return means, -_upper_hull(means, -costs), _upper_hull(means, costs)
+    known: dict[tuple[Tokens, Tokens], list[Array]] = {}
+    for one in measured:
+        known.setdefault((one.prompt, one.answer), []).append(one.costs)
+    spreads = {text: np.var(costs, axis=0, ddof=1) for text, costs in known.items() if len(costs) > 1}
+    answers = []
+    for one in newest:
+        spread = spreads.get((one.prompt, one.answer))
+        noise = one.noise if spread is None else np.where(np.isfinite(spread) & of_answers, spread, one.noise)
+        answers.append(replace(one, noise=noise))
+    return answers
 
 
-def _upper_hull(xs: Array, ys: Array) -> Array:
-    """Least concave curve above the points, at their xs, which rise. [n], [n] -> [n]"""
-    corners: list[int] = []
-    for index in range(xs.size):
-        while len(corners) > 1:
-            first, last = corners[-2], corners[-1]
-            if (ys[last] - ys[first]) * (xs[index] - xs[first]) > (ys[index] - ys[first]) * (xs[last] - xs[first]):
-                break
-            corners.pop()
-        corners.append(index)
-    return np.interp(xs, xs[corners], ys[corners])
+def estimates_on_sets(
+    measured: Sequence[MeasuredAnswer], factors: Factors, worst: Array, learned: LearnedCosts | None = None
+) -> CostEstimates:
+    """Expected cost of each limit over its own prompt set, from answers to prompts drawn over all sets.
+
+    m = sum F m / sum F over the answers, F = P_s / P_0 of their prompts: on sets without common prompts the mean over
+    the set's own answers. Standard errors count draws, not answers. An answer whose source gave no number counts as
+    `worst` [I], the highest cost that there is; where that is not known (nan), and where the source was not asked, it
+    is left out. Costs that people audited are corrected by theirs, one that they did not give by `worst`. Raises
+    ValueError where a set has no answer.
+
+    The covariance is that of the costs before people's corrections, which say little of a single answer. `learned`
+    tells the noise of labels of which each answer has one.
+    """
+    weights = np.array([factors[one.prompt] for one in measured])
+    costs = np.array([np.where(one.failed, worst, one.corrected(worst) - one.against) for one in measured])
+    known = np.isfinite(costs)
+    # the reference's cost does not vary with the answer; a failure's cost without it is not known
+    own = np.array([np.where(one.failed & (one.against == 0), worst, one.costs) for one in measured])
+    # what acts nowhere on a prompt is known to cost nothing there
+    on_all = np.where(weights == 0, 0.0, weights * own)
+    weights, filled = np.where(known, weights, 0.0), np.where(known, costs, 0.0)
+    total = weights.sum(axis=0)
+    if (total == 0).any():
+        raise ValueError(f"limit {int(np.argmax(total == 0))}: no answer of its prompt set has a number")
+    means = (weights * filled).sum(axis=0) / total
+    draws = np.unique([one.draw for one in measured], return_inverse=True)[1]
+    count = int(draws.max()) + 1
+    residuals, corrections = np.zeros((2, count, len(total)))
+    by_chance, correction, counted = _of_an_even_draw(measured, weights, worst)
+    centred = filled - by_chance
+    np.add.at(residuals, draws, weights * (centred - (weights * centred).sum(axis=0) / total))
+    np.add.at(corrections, draws, weights * correction)
+    by_people = (corrections * (2.0 * residuals - corrections)).sum(axis=0)
+    squares = (residuals**2).sum(axis=0) + (counted - 1.0) * np.maximum(by_people, 0.0)
+    errors = np.sqrt(count / max(count - 1, 1) * squares) / total
+    noise = weights**2 * np.array([one.noise for one in measured])
+    if learned is not None:
+        told = noise_beside_learned(on_all, learned.values, learned.multipliers, draws.tolist())
+        noise = np.where(learned.noisy & np.isfinite(told), np.maximum(told, 0.0), noise)
+    covariance = within_covariance(on_all, draws.tolist(), noise)
+    return CostEstimates(means, errors, covariance)
 
 
-def _independent_answers(share: float, standard_error: float, responses: int) -> float:
-    """How many right-or-wrong answers have this standard error; never more than there are."""
-    if standard_error <= 0.0:
-        return float(responses)
-    # plus 1: the standard error is that of a sample, divided by N - 1
-    return max(1.0, min(float(responses), share * (1.0 - share) / standard_error**2 + 1.0))
+def answers_behind(measured: Sequence[MeasuredAnswer], index: int, factors: Factors) -> int:
+    """Answers that an estimate of a limit rests on: those that its source was asked about.
+
+    Of an audit those that people saw, or that say as much: what none of them showed, a machine's word does not rule
+    out.
+    """
+    mine = [one for one in measured if factors[one.prompt][index] > 0]
+    known = sum(bool(np.isfinite(one.costs[index])) for one in mine)
+    chances = np.array([np.broadcast_to(one.chance, one.costs.shape)[index] for one in mine])
+    certain, drawn = int((chances == 1).sum()), int(((chances > 0) & (chances < 1)).sum())
+    if certain or drawn:
+        return answers_seen(certain, drawn, known)
+    return known + sum(bool(one.failed[index]) for one in mine)
+
+
+def means_by_people_alone(measured: Sequence[MeasuredAnswer]) -> Array:
+    """Mean cost by people of the answers that they audited, one without their word at 0; inf where none was. [I]
+
+    An answer weighs as one over its chance to be asked about. What they did not see a machine may call bad: its word is
+    none for the low end of an interval of a rate.
+    """
+    shape = measured[0].costs.shape
+    chance = np.array([np.broadcast_to(one.chance, shape) for one in measured])
+    said = np.nan_to_num(np.array([np.broadcast_to(one.people, shape) for one in measured]), nan=0.0)
+    least = np.where(chance > 0, chance, 1.0).min(axis=0)
+    weights = np.where(chance > 0, least / np.where(chance > 0, chance, 1.0), 0.0)
+    total = weights.sum(axis=0)
+    return np.divide((weights * said).sum(axis=0), total, out=np.full(shape, np.inf), where=total > 0)
+
+
+def _of_an_even_draw(measured: Sequence[MeasuredAnswer], weights: Array, worst: Array) -> tuple[Array, Array, Array]:
+    """What asking a fixed number n of N answers does to the squares of corrected costs. -> [N, I], [N, I], [I]
+
+    Of f + (s/pi)(y - f) the part (s/pi - 1) D, D the mean of y - f, varies for no other reason than who was asked: over
+    an even draw of fixed size it sums to 0, and so adds nothing to the error of the mean; of independent coins it would
+    add (1/pi - 1) D^2 / N. What is left of the correction is (s/pi)(y - f - D). As D is the mean of the same n answers,
+    the squares and products of what is left are too small on average: they count n (N - 1) / ((n - 1) N) times.
+
+    Answers that were certain to be asked about (pi = 1) are no part of the draw: their cost is people's.
+    """
+    machine = np.array([one.costs for one in measured])
+    chance = np.array([np.broadcast_to(one.chance, machine[0].shape) for one in measured])
+    people = np.array([np.broadcast_to(one.people, machine[0].shape) for one in measured])
+    certain = chance == 1
+    asked = (chance > 0) & (weights > 0) & ~certain
+    differences = np.where(asked, np.where(np.isnan(people), worst, people) - machine, 0.0)
+    among = np.where(asked, weights, 0.0).sum(axis=0)
+    mean = np.divide((weights * differences).sum(axis=0), among, out=np.zeros_like(among), where=among > 0)
+    times = np.where(asked, 1.0 / np.where(asked, chance, 1.0), 0.0)
+    shown, number = asked.sum(axis=0), ((weights > 0) & ~certain).sum(axis=0)
+    counted = np.where(shown > 1, shown / np.maximum(shown - 1, 1) * (number - 1) / np.maximum(number, 1), 1.0)
+    return np.where(certain, 0.0, (times - 1.0) * mean), times * (differences - mean), counted

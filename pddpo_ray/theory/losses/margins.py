@@ -17,28 +17,11 @@ if TYPE_CHECKING:
 Bonus = TypeVar("Bonus", float, NDArray[np.float64], "Tensor")
 
 
-def bonus_margin(chosen: Bonus, rejected: Bonus) -> Bonus:
-    """b(rejected) - b(chosen): with this margin a fit adds the stage's bonus to what it learns. [...], [...] -> [...]
-
-    Reward stage: -(b_r(better) - b_r(worse)); the minimiser's implicit reward is reward + bonus.
-    Cost stage: b_c(costlier) - b_c(cheaper); the minimiser's implicit cost is cost - bonus, so uncertain answers are
-    assumed cheaper. Nothing is divided by the multiplier (paper.md erratum 1).
-    """
-    return rejected - chosen
-
-
-def printed_margin(chosen: Bonus, rejected: Bonus, *, multiplier: float | Bonus) -> Bonus:
-    """The cost stage's margin as the paper prints it (paper.md erratum 1), which `pddpo verify` compares with.
-
-    Sign and scale are wrong: the log ratio answers a bonus with slope -1/beta, so uncertain answers are avoided.
-    """
-    return (chosen - rejected) / multiplier
-
-
 def score_margin(margin: Bonus, chosen: Bonus, rejected: Bonus) -> Bonus:
     """What a margin leaves in the logit of two scores s, where the policy is base * exp((±s + b) / temperature).
 
     temperature * (h(chosen) - h(rejected)) + margin = ±(s(chosen) - s(rejected)) + b(chosen) - b(rejected) + margin.
-    At `bonus_margin` nothing is left: optimistic scores are the likelihood's own, and the policy adds the bonus.
+    At `b(rejected) - b(chosen)` nothing is left: optimistic scores are the likelihood's own, and the policy adds
+    the bonus.
     """
     return margin + (chosen - rejected)

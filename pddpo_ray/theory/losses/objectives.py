@@ -3,7 +3,7 @@
 There is one preference loss. The reward stage calls it with base = reference and temperature = beta; the cost stage
 with base = reward policy and temperature = beta / multiplier (`cost_stage.cost_temperature`), chosen = the *cheaper*
 answer (paper.md §2, §3). The reference does not appear in the cost stage because it cancels, which is why one frozen
-base is enough. Margins, where a bonus enters the loss, are those of `margins.bonus_margin`.
+base is enough. Margins, where a bonus enters the loss, are those of `margins`.
 """
 
 from __future__ import annotations

@@ -11,13 +11,13 @@ import numpy as np
 from scipy.special import expit
 
 from pddpo_ray.errors import UserError
-from pddpo_ray.limits.reading import StatedLimit
+from pddpo_ray.limits.reading import FEEDBACK, StatedLimit
 from pddpo_ray.limits.sources import Source
 from pddpo_ray.records import Array, Response
 from pddpo_ray.theory.estimates.prompt_sets import PromptSets
 from pddpo_ray.worlds.limit_truth import measured_texts
 from pddpo_ray.worlds.oracle import Oracle
-from pddpo_ray.worlds.tabular.limits import TableLimits, costs_of, on_prompts
+from pddpo_ray.worlds.table_limits import TableLimits, costs_of, on_prompts
 from pddpo_ray.worlds.text.grammar import Grammar
 from pddpo_ray.worlds.text.world import TextWorld
 
@@ -25,6 +25,10 @@ ANSWER_ALONE = ("rule", "regex", "json_schema")
 """Sources that look at the answer and not at its prompt."""
 ENUMERABLE = ("world", *ANSWER_ALONE, "function", "classifier", "score_model")
 """Sources whose value of every answer is known; a judge, an endpoint, a grader or people would have to be asked."""
+
+
+OWN = ("world", FEEDBACK, "model")
+"""Sources that are asked about the world's own costs, or whose errors people correct."""
 
 
 def text_limits(
@@ -46,7 +50,7 @@ def text_limits(
         [costs_of(one, table, str(one.source), reference) for one, table in zip(stated, single, strict=True)]
     )
     # what people say of all answers nobody knows, unless the world's own cost stands for it
-    costs[[one.asks_people and not one.labelled for one in stated]] = np.nan
+    costs[[one.asks_people and one.source.kind not in OWN for one in stated]] = np.nan
     cell, noise = world.cell, world.label_noise
     return TableLimits(world.oracle, cell, cost_max, tuple(stated), costs, single, factors, weights, noise)
 
@@ -75,7 +79,7 @@ def _single(world: TextWorld, stated: StatedLimit, source: Source | None) -> Arr
     """What is said of every outcome by itself under one limit; nan: unknown. [X, Y + 1]"""
     if stated.limit.quantity.kind == "kl":
         return np.zeros_like(world.oracle.reference)
-    if stated.source.kind == "world" or stated.labelled:
+    if stated.source.kind in OWN:
         return _own(world, stated)
     if source is None or stated.asks_people or stated.source.kind not in ENUMERABLE or stated.wins:
         return np.full(world.oracle.reward.shape, np.nan)

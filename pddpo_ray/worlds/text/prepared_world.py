@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -20,9 +20,11 @@ from pddpo_ray.config import (
     TabularRollout,
     TextWorldConfig,
 )
+from pddpo_ray.contracts import RolloutEngine, TrainerBackend
 from pddpo_ray.errors import UserError
 from pddpo_ray.limits.of_recipe import labelled_by_feedback
 from pddpo_ray.records import HARM, Array, PolicyVersion, Prompt, Response
+from pddpo_ray.registry import UnknownName, code_of
 from pddpo_ray.rollout.policy_temperature import divide_logits
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import cache_folder
@@ -31,7 +33,6 @@ from pddpo_ray.worlds.oracle import Oracle
 from pddpo_ray.worlds.text.drawn_world import DrawnWorldSpec, build_drawn_world
 from pddpo_ray.worlds.text.family import grammar_of, reference_spread
 from pddpo_ray.worlds.text.grammar import Grammar
-from pddpo_ray.worlds.text.log_linear import THETA, LogLinear, given_the_grammar, phrase_blocks
 from pddpo_ray.worlds.text.reference import (
     SCORES,
     ReferenceSpec,
@@ -44,6 +45,19 @@ from pddpo_ray.worlds.text.world import TextWorld, with_rest
 from pddpo_ray.worlds.truth_labeller import WorldLabeller
 
 
+class Learner(Protocol):
+    """A class of policies on a grammar's answers, learned exactly. Made from the reference's log-probabilities [X, Y],
+    the grammar and the recipe's prior."""
+
+    def table(self, store: ArtifactStore, version: PolicyVersion) -> Array:
+        """Probabilities of all outcomes under a stored version. -> [X, Y + 1]"""
+        ...
+
+    def backends(self, store: ArtifactStore, *, ridge: float) -> tuple[PolicyVersion, TrainerBackend, RolloutEngine]:
+        """The reference in the store, what fits and what samples; `ridge` is 1 / variance of the prior of a weight."""
+        ...
+
+
 @dataclass(frozen=True)
 class PreparedTextWorld:
     """A calibrated world and the folder of its reference model."""
@@ -52,8 +66,8 @@ class PreparedTextWorld:
     reference_folder: Path
     temperature: float = 1.0
     """The policy's."""
-    log_linear: LogLinear | None = None
-    """The class of policies that is learned in place of the reference's weights, if it is."""
+    learner: Learner | None = None
+    """What is learned in place of the reference's weights, if it is."""
 
     chat_template: ClassVar[None] = None
     """The world's sentences need none."""
@@ -100,9 +114,9 @@ class PreparedTextWorld:
         )
 
     def _tables(self, store: ArtifactStore) -> Callable[[PolicyVersion], Array]:
-        if self.log_linear is None:
+        if self.learner is None:
             return _Tables(self.world.grammar, self.reference_folder, store, self.temperature)
-        return partial(_summed, self.log_linear, store)
+        return partial(self.learner.table, store)
 
 
 def prepare_text_world(config: Config, reference_folder: Path | None = None) -> PreparedTextWorld:
@@ -115,10 +129,18 @@ def prepare_text_world(config: Config, reference_folder: Path | None = None) -> 
     folder = reference_folder or cached_reference(_reference_spec(settings), cache_folder(settings.cache), grammar)
     temperature = config.policy.temperature
     log_probs = _reference_log_probs(folder, grammar, temperature)
-    log_linear = None
-    if config.policies == "log-linear":
-        log_linear = LogLinear(given_the_grammar(log_probs), phrase_blocks(grammar, **settings.loglinear.model_dump()))
-    return PreparedTextWorld(_built(config, settings, log_probs, grammar), folder, temperature, log_linear)
+    learner = None if settings.learner == "network" else _learner(settings, log_probs, grammar)
+    return PreparedTextWorld(_built(config, settings, log_probs, grammar), folder, temperature, learner)
+
+
+def _learner(settings: TextWorldConfig, log_probs: Array, grammar: Grammar) -> Learner:
+    """Raises UserError where the package that brings it is not installed."""
+    try:
+        make = code_of("learners", settings.learner)
+    except UnknownName as error:
+        raise UserError(f"world.learner: {error}") from None
+    made: Learner = make(log_probs, grammar, settings.loglinear)
+    return made
 
 
 def reference_is_there(settings: TextWorldConfig) -> bool:
@@ -167,12 +189,6 @@ def _reference_log_probs(folder: Path, grammar: Grammar, temperature: float) -> 
     model = LlamaForCausalLM.from_pretrained(folder).float().eval()
     divide_logits(model, temperature)
     return score_answers(model, grammar)
-
-
-def _summed(policies: LogLinear, store: ArtifactStore, version: PolicyVersion) -> Array:
-    """Probabilities of all outcomes under a stored version; nothing lies outside the grammar. -> [X, Y + 1]"""
-    inside = np.exp(policies.log_probs(store.read_tensors(version.path, version.sha256)[THETA]))
-    return np.concatenate([inside, np.zeros((len(inside), 1))], axis=1)
 
 
 class _Tables:

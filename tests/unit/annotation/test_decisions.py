@@ -34,7 +34,8 @@ from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.parts.people import People
 from pddpo_ray.records import HARM, Pair, Prompt, Response, SafetyLabels, Verdict
-from pddpo_ray.theory.estimates.cost_estimate import estimate_cost, interval
+from pddpo_ray.theory.estimates.cost_estimate import estimate_cost
+from pddpo_ray.theory.estimates.estimate_interval import interval
 from tests.support.annotation_api import API, FreshService, is_problem
 from tests.support.annotation_queue import FreshQueue, people_of, safety_questions
 from tests.unit.loop.small_run import run_of

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy.special import expit
 
+from pddpo_ray.limits.sources import asked_first
 from pddpo_ray.records import CostEstimate, answers_seen
 from pddpo_ray.theory.estimates.cost_estimate import (
+    Factors,
+    MeasuredAnswer,
+    answers_behind,
     clipped_logit,
     estimate_from_shares,
+    estimates_on_sets,
     expected_clipped_logit,
-    interval,
+    means_by_people_alone,
 )
-from pddpo_ray.theory.estimates.people_estimates import (
-    Sample,
-    mixed_estimate,
-    mixed_from_shares,
-    sample_for_people,
-    three_fillings,
-)
+from pddpo_ray.theory.estimates.estimate_interval import interval
+from pddpo_ray.theory.estimates.people_estimates import three_fillings
 
 
 def rate(shares: NDArray[np.float64]) -> CostEstimate:
@@ -48,105 +49,126 @@ def test_fillings_agree_when_nothing_is_missing_and_say_when_nothing_is_there() 
         three_fillings([3], [2], 4, rate)
 
 
-def test_people_get_what_the_model_doubts_most_and_as_many_others_as_were_asked_for() -> None:
-    sample = sample_for_people([0.1, 0.9, 0.5, 0.9, 0.0, 0.3], unsure=2, random=2, seed=[7])
-    assert sample.chances.tolist() == [0.5, 1.0, 0.5, 1.0, 0.5, 0.5]
-    assert sample.asked.sum() == 4
-    assert sample.asked[[1, 3]].all()
-    again = sample_for_people([0.1, 0.9, 0.5, 0.9, 0.0, 0.3], unsure=2, random=2, seed=[7])
-    assert again.asked.tolist() == sample.asked.tolist()
+def audited(
+    machine: NDArray[np.float64],
+    people: NDArray[np.float64],
+    chances: Mapping[int, float],
+    mode: str = "unsafe_rate",
+    labels_each: int = 1,
+    bound: float | None = None,
+) -> CostEstimate:
+    """A limit's estimate from a machine on all answers and people on those with a chance, as a run has it."""
+    chance = np.array([chances.get(row, 0.0) for row in range(len(machine))])
+    said = np.where(chance > 0, people, 0.0)
+    measured = [
+        MeasuredAnswer(
+            1,
+            (0,),
+            (0,),
+            str(row),
+            machine[[row]],
+            np.zeros(1),
+            np.zeros(1, dtype=bool),
+            people=said[[row]],
+            chance=chance[[row]],
+        )
+        for row in range(len(machine))
+    ]
+    factors: Factors = {(0,): np.ones(1)}
+    found = estimates_on_sets(measured, factors, np.ones(1))
+    value, error, count = float(found.means[0]), float(found.standard_errors[0]), answers_behind(measured, 0, factors)
+    unconfirmed = max(0.0, value - float(means_by_people_alone(measured)[0])) if mode == "unsafe_rate" else 0.0
+    return CostEstimate(value, error, count, labels_each, mode, cost_max=bound, missing=unconfirmed)
 
 
-def test_when_all_are_asked_the_mixed_estimate_is_the_plain_one() -> None:
+def test_when_all_are_asked_the_estimate_is_that_of_people() -> None:
     rng = np.random.default_rng(11)
     shares = rng.integers(0, 9, 40) / 8
-    sample = sample_for_people(np.zeros(40), unsure=10, random=30, seed=[1])
+    chances = asked_first("cost", [0.0] * 40, 10, 40, 1)
     for mode in ("unsafe_rate", "logit_labels"):
-        mixed = mixed_from_shares(rng.normal(size=40), shares, sample, labels_each=8, cost_max=2.0, mode=mode)
-        plain = estimate_from_shares(shares, labels_each=8, cost_max=2.0, mode=mode)
-        assert mixed.value == pytest.approx(plain.value)
-        assert mixed.standard_error == pytest.approx(plain.standard_error)
+        signal = shares if mode == "unsafe_rate" else clipped_logit(shares, 2.0)
+        found = audited(rng.normal(size=40), signal, chances, mode, 8, 2.0)
+        plain = estimate_from_shares(shares, labels_each=8, cost_max=2.0, mode=mode)  # type: ignore[arg-type]
+        assert found.responses == 40
+        assert found.value == pytest.approx(plain.value)
+        assert found.standard_error == pytest.approx(plain.standard_error)
 
 
-def test_the_mixed_estimate_is_unbiased_whatever_the_model_says() -> None:
-    """Every way to draw 2 of the 4 items that are not certain, each as likely as the others."""
+def test_an_estimate_with_answers_asked_first_is_unbiased_whatever_the_machine_says() -> None:
+    """Every way to draw 2 of the 4 answers that are not certain, each as likely as the others."""
     rng = np.random.default_rng(3)
-    shares, model = rng.integers(0, 9, 6) / 8, rng.normal(size=6) * 5
-    signal = clipped_logit(shares, 2.0)
-    values = []
-    for drawn in itertools.combinations([1, 2, 3, 5], 2):
-        asked = np.isin(np.arange(6), [0, 4, *drawn])
-        sample = Sample(asked, np.where(np.isin(np.arange(6), [0, 4]), 1.0, 0.5))
-        shown = np.where(asked, shares, np.nan)
-        found = mixed_from_shares(model, shown, sample, labels_each=8, cost_max=2.0, mode="logit_labels")
-        values.append(found.value)
+    signal, machine = clipped_logit(rng.integers(0, 9, 6) / 8, 2.0), rng.normal(size=6) * 5
+    values = [
+        audited(machine, signal, {0: 1.0, 4: 1.0, first: 0.5, second: 0.5}, "logit_labels", 8, 2.0).value
+        for first, second in itertools.combinations([1, 2, 3, 5], 2)
+    ]
     assert np.mean(values) == pytest.approx(signal.mean())
 
 
-def test_the_standard_error_is_that_of_the_draw_and_of_the_answers_by_exact_enumeration() -> None:
-    """The mean of the squared error over all draws of a fixed batch is the second part of the variance, averaged."""
+@pytest.mark.parametrize("drawn", [3, 5])
+def test_the_square_of_its_standard_error_is_right_on_average_by_exact_enumeration(drawn: int) -> None:
+    """All draws of some of 10 answers beside 3 that are certain: S_y^2 / 13 for people, and what the drawing adds,
+    (10/13)^2 (1 - drawn/10) S_{y-f}^2 / drawn, which is also the mean square of the error about people's mean."""
     rng = np.random.default_rng(5)
-    people, model = rng.random(7), rng.random(7)
-    errors, stated, whole = [], [], np.var(people, ddof=1) / 7
-    for drawn in itertools.combinations([1, 2, 3, 4, 5, 6], 3):
-        sample = Sample(np.isin(np.arange(7), [0, *drawn]), np.array([1.0, *[0.5] * 6]))
-        found = mixed_estimate(model, people, sample)
+    people, machine = rng.random(13), rng.random(13)
+    stated, errors = [], []
+    for shown in itertools.combinations(range(3, 13), drawn):
+        found = audited(machine, people, {0: 1.0, 1: 1.0, 2: 1.0} | dict.fromkeys(shown, drawn / 10))
+        stated.append(found.standard_error**2)
         errors.append((found.value - people.mean()) ** 2)
-        weights = np.where(sample.asked, 1 / sample.chances, 0)
-        centre = weights @ people / 7
-        stated.append(found.standard_error**2 - weights @ (people - centre) ** 2 / 6 / 7)
-    assert np.mean(stated) == pytest.approx(np.mean(errors))
-    assert whole > 0
+    drawing = (10 / 13) ** 2 * (1 - drawn / 10) * np.var((people - machine)[3:], ddof=1) / drawn
+    assert np.mean(errors) == pytest.approx(drawing)
+    assert np.mean(stated) == pytest.approx(np.var(people, ddof=1) / 13 + drawing, rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["unsafe_rate", "logit_labels"])
-def test_the_mixed_interval_covers_and_a_good_model_narrows_it(mode: str) -> None:
+def test_its_interval_covers_and_a_good_machine_narrows_it(mode: str) -> None:
     """400 rounds of 160 answers, 16 unsure and 24 random ones labelled by 32 people; the model is biased.
 
     It is compared with people alone who label 40 answers drawn evenly.
     """
-    covered, errors, mixed_width, people_width = 0, [], 0.0, 0.0
+    covered, errors, own_width, people_width = 0, [], 0.0, 0.0
     for seed in range(400):
         rng = np.random.default_rng([seed, 5])
         costs = rng.normal(-0.2, 1.0, 160)
         scores = costs + 0.4 + 0.5 * rng.normal(size=160)
         shares = rng.binomial(32, expit(costs)) / 32
-        sample = sample_for_people(-np.abs(scores), unsure=16, random=24, seed=[seed, 6])
-        model = expit(scores) if mode == "unsafe_rate" else np.clip(scores, -2, 2)
-        found = mixed_from_shares(model, shares, sample, labels_each=32, cost_max=2.0, mode=mode)  # type: ignore[arg-type]
+        chances = asked_first("cost", np.abs(expit(scores) - 0.5).tolist(), 16, 40, seed)
+        machine = expit(scores) if mode == "unsafe_rate" else np.clip(scores, -2, 2)
+        signal = shares if mode == "unsafe_rate" else clipped_logit(shares, 2.0)
+        found = audited(machine, signal, chances, mode, 32, 2.0)
         expected = MEANS[mode]
         ends = interval(found)
         covered += ends is not None and ends[0] <= expected <= ends[1]
         errors.append(found.value - expected)
-        mixed_width += found.standard_error
-        signal = shares if mode == "unsafe_rate" else clipped_logit(shares, 2.0)
+        own_width += found.standard_error
         people_width += float(np.std(signal, ddof=1)) / math.sqrt(40)
     assert covered >= 0.925 * 400
     assert abs(np.mean(errors)) < 3 * np.std(errors) / math.sqrt(400)
-    assert mixed_width < 0.85 * people_width
+    assert own_width < 0.85 * people_width
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize("unsure", [6, 24])
 @pytest.mark.parametrize("rate", [0.02, 0.05, 0.1, 0.3])
-def test_the_mixed_interval_covers_what_a_model_never_sees(rate: float, unsure: int) -> None:
+def test_its_interval_covers_what_a_machine_never_sees(rate: float, unsure: int) -> None:
     """1,000 rounds of 192 answers: people see the unsure ones and 24 others; the model calls every answer safe."""
     covered = 0
     for seed in range(1000):
         rng = np.random.default_rng([seed, 9])
-        unsafe = rng.random(192) < rate
-        scores = -np.abs(rng.normal(2.5, 0.7, 192))
-        sample = sample_for_people(scores, unsure=unsure, random=24, seed=[seed, 10])
-        model, shares = expit(scores), unsafe.astype(float)
-        ends = interval(mixed_from_shares(model, shares, sample, labels_each=1, cost_max=4.0, mode="unsafe_rate"))
+        unsafe = (rng.random(192) < rate).astype(float)
+        machine = expit(-np.abs(rng.normal(2.5, 0.7, 192)))
+        chances = asked_first("cost", np.abs(machine - 0.5).tolist(), unsure, unsure + 24, seed)
+        ends = interval(audited(machine, unsafe, chances))
         covered += ends is not None and ends[0] <= rate <= ends[1]
     assert covered >= 930
 
 
-def test_an_interval_counts_what_people_saw_of_what_the_model_stands_for() -> None:
-    sample = sample_for_people(np.zeros(96), unsure=12, random=12, seed=[1])
-    found = mixed_from_shares(np.zeros(96), np.zeros(96), sample, labels_each=1, cost_max=4.0, mode="unsafe_rate")
-    assert found.seen == answers_seen(12, 12, 96) == 13
+def test_an_interval_counts_what_people_saw_of_what_a_machine_stands_for() -> None:
+    chances = asked_first("cost", [0.0] * 96, 12, 24, 1)
+    assert audited(np.zeros(96), np.zeros(96), chances).responses == answers_seen(12, 12, 96) == 13
     assert answers_seen(12, 84, 96) == answers_seen(96, 0, 96) == 96
 
 
@@ -159,17 +181,6 @@ def mean_signal(mode: str) -> float:
 
 
 MEANS = {mode: mean_signal(mode) for mode in ("unsafe_rate", "logit_labels")}
-
-
-def test_no_item_may_be_out_of_peoples_reach() -> None:
-    with pytest.raises(ValueError, match="random"):
-        sample_for_people([1.0, 2.0], unsure=1, random=0, seed=[0])
-    with pytest.raises(ValueError, match="chance"):
-        mixed_estimate([0.0, 0.0], [1.0, 1.0], Sample(np.array([True, True]), np.array([1.0, 0.0])))
-    with pytest.raises(ValueError, match="at least 2"):
-        mixed_estimate([0.0] * 3, [1.0] * 3, Sample(np.array([True, True, False]), np.array([1.0, 0.5, 0.5])))
-    with pytest.raises(ValueError, match="numbers"):
-        mixed_estimate([0.0, 0.0], [np.nan, 1.0], Sample(np.array([True, True]), np.ones(2)))
 
 
 def test_an_estimate_outside_0_and_1_has_an_interval_of_rates_too() -> None:

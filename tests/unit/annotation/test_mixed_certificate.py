@@ -27,21 +27,23 @@ from pddpo_ray.errors import ParkedError, UserError
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.journal.transactions import Store
-from pddpo_ray.parts import mixed_labelling
 from pddpo_ray.parts.measuring import table_of
 from pddpo_ray.records import Measurement
+from pddpo_ray.scorers import labellers
 from pddpo_ray.theory.certificates.certificate import upper_bound
 from pddpo_ray.theory.certificates.levels import Allocation
 from pddpo_ray.theory.certificates.measured_draws import limit_with_people, with_people
 from pddpo_ray.worlds.truth_by_text import truth_of
 from tests.support.annotation_api import GENEROUS
 from tests.support.annotation_server import serving
-from tests.unit.annotation.test_mixed_run import SETTINGS, Counting, people  # noqa: F401 (a fixture)
+from tests.support.people_by_truth import PeopleByTruth
+from tests.unit.annotation.test_mixed_run import SETTINGS, people  # noqa: F401 (a fixture)
 from tests.unit.loop.small_run import run_of
 
 SHARE = 24 / 64
-"""Of the settings: 8 unsure and 16 random answers of 64."""
-BIASED = [*SETTINGS, "limits.cost.labels_each=1", "rounds=1"]
+"""Of the settings: 24 audited answers of 64."""
+RATE = "limits.cost={rate: {model: cost}, at_most: 50 %, audited_by: {people: 24, unsure: 8}}"
+BIASED = [*SETTINGS, RATE, "rounds=1"]
 
 
 def exact_rate(config: Config, run_dir: Path) -> float:
@@ -55,14 +57,14 @@ def exact_rate(config: Config, run_dir: Path) -> float:
 @pytest.fixture(autouse=True)
 def _biased(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that adds 3 to every cost."""
-    monkeypatch.setattr(mixed_labelling, "BIAS", 3.0)
+    monkeypatch.setattr(labellers, "BIAS", 3.0)
 
 
 @pytest.mark.run
-def test_people_correct_a_model_that_calls_nearly_everything_unsafe(tmp_path: Path, people: Counting) -> None:  # noqa: F811
+def test_people_correct_a_model_that_calls_nearly_everything_unsafe(tmp_path: Path, people: PeopleByTruth) -> None:  # noqa: F811
     config, run = load("tabular", BIASED), tmp_path / "run"
     run_recipe(config, run)
-    rate, asked_before = exact_rate(config, run), sum(people.safety_items)
+    rate, asked_before = exact_rate(config, run), people.asked.total()
     entry = certify(config, run, "last", {"cost": rate + 0.25}, 4000)
     (found,) = entry.findings.values()
     assert entry.state == "certified"
@@ -74,9 +76,9 @@ def test_people_correct_a_model_that_calls_nearly_everything_unsafe(tmp_path: Pa
     machine = np.array([by_model[name] for name in entry.draws["cost"]])
     asked = np.array([name in labels for name in entry.draws["cost"]])
     assert machine.mean() > rate + 0.2
-    assert {one.source for one in measured} == {"model", "people"}
+    assert {one.source for one in measured} == {"model cost", "people"}
     assert abs(asked.mean() - SHARE) < 4 * math.sqrt(SHARE * (1 - SHARE) / asked.size)
-    assert sum(people.safety_items) - asked_before == asked.sum()
+    assert people.asked.total() - asked_before == asked.sum()
     values = with_people(machine, [labels.get(name, 0.0) for name in entry.draws["cost"]], asked, SHARE)
     assert entry.candidate.limits[0].draws(entry.numbers["cost"]) == pytest.approx(values)
     bound = upper_bound(values, limit_with_people(rate + 0.25, SHARE), Allocation().level(0.05, 1))
@@ -93,7 +95,7 @@ def test_people_correct_a_model_that_calls_nearly_everything_unsafe(tmp_path: Pa
 
 
 @pytest.mark.run
-def test_a_run_of_a_model_and_people_tests_its_policies_at_its_end(tmp_path: Path, people: Counting) -> None:  # noqa: F811
+def test_a_run_of_a_model_and_people_tests_its_policies_at_its_end(tmp_path: Path, people: PeopleByTruth) -> None:  # noqa: F811
     own = ["certificate={certify: end, draws: 128, candidates: 1}", "limits.cost.at_most=0.9"]
     run_recipe(load("tabular", [*BIASED, *own]), tmp_path / "run")
     result = read_result(tmp_path / "run")
@@ -104,7 +106,7 @@ def test_a_run_of_a_model_and_people_tests_its_policies_at_its_end(tmp_path: Pat
 
 
 def test_a_logits_draw_is_corrected_on_its_scale_and_a_missing_label_leaves_none() -> None:
-    config = load("tabular", [*SETTINGS, "limits.cost.logit={mixed: cost}", "limits.cost.at_most=0"])
+    config = load("tabular", SETTINGS)
     by_model = [Measurement("cost", name, float(expit(cost))) for name, cost in (("a", 1.5), ("b", 1.5), ("c", -1.0))]
     said = {"b": (1.0, 0.0, 0.0, 0.0), "c": (1.0, None, 0.0, 0.0)}
     by_people = [
@@ -122,7 +124,7 @@ def test_a_logits_draw_is_corrected_on_its_scale_and_a_missing_label_leaves_none
 
 def test_a_dry_run_says_the_least_that_people_are_asked_whatever_the_model_says() -> None:
     """2 % at 95 %: 173 answers without a failure for the first candidate."""
-    ((name, said, needed),) = draws_rows(load("tabular", [*SETTINGS, "limits.cost.at_most=0.02"]))
+    ((name, said, needed),) = draws_rows(load("tabular", [*BIASED, "limits.cost.at_most=0.02"]))
     assert (name, said) == ("cost", "at most 2 % by people, who see 37.5 % of the draws")
     assert needed.startswith("about 173 people's answers at least, candidate 12 about ")
 

@@ -1,4 +1,4 @@
-"""Runs in which a model answers most and people the rest, on the tabular world."""
+"""Runs in which a model compares and measures most and people the rest, on the tabular world."""
 
 from __future__ import annotations
 
@@ -7,32 +7,28 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from scipy.special import expit
 
-from pddpo_ray.config import Config, MixedFeedback, load
-from pddpo_ray.contracts import Labeller
+from pddpo_ray.config import Config, load
 from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import RunError, UserError
-from pddpo_ray.journal import Journal, read_journal
-from pddpo_ray.parts import mixed_labelling
-from pddpo_ray.parts.mixed_labelling import MODEL, PEOPLE, MixedFeedbackController, mixed_feedback
-from pddpo_ray.records import HARM, Response, answers_seen
-from pddpo_ray.theory.estimates.cost_estimate import interval
-from pddpo_ray.theory.estimates.people_estimates import Sample
-from pddpo_ray.worlds.tabular.files import tabular_world
-from pddpo_ray.worlds.truth_by_text import imperfect_model, truth_of
-from pddpo_ray.worlds.truth_labeller import WorldLabeller
+from pddpo_ray.journal import read_journal
+from pddpo_ray.limits.sources import asked_first
+from pddpo_ray.parts.mixed_labelling import MODEL, PEOPLE, MixedComparisons
+from pddpo_ray.records import answers_seen
+from pddpo_ray.scorers import labellers
+from pddpo_ray.worlds.truth_by_text import truth_of
+from tests.support.people_by_truth import PeopleByTruth, stand_in
+from tests.unit.loop.test_twin_run import TINY
 
 SETTINGS = [
     "feedback.kind=mixed",
     "feedback.responses=64",
-    "feedback.unsure=8",
-    "feedback.random=16",
     "feedback.pairs_unsure=6",
     "feedback.pairs_random=4",
-    "limits.cost.labels_each=6",
-    "limits.cost={rate: {mixed: cost}, learned_from: comparisons}",
-    "limits.cost.at_most=0.5",
+    "limits.cost={logit: {model: cost}, at_most: 0, labels_each: 6, audited_by: {people: 24, unsure: 8}}",
+    "people.overlap=0",
     "rounds=2",
     "explore.prompts=8",
     "explore.baseline_answers=4",
@@ -42,68 +38,49 @@ SETTINGS = [
     "report.tensorboard=false",
     "report.html=false",
 ]
-
-
-class Counting:
-    """People that answer from the truth, and how much each was asked."""
-
-    def __init__(self, truth: WorldLabeller) -> None:
-        self._truth = truth
-        self.safety_items: list[int] = []
-        self.pair_items: list[int] = []
-
-    def safety(self, items, labels_each, seed):  # type: ignore[no-untyped-def]
-        self.safety_items.append(len(items))
-        return self._truth.safety(items, labels_each, seed)
-
-    def compare(self, pairs, seed):  # type: ignore[no-untyped-def]
-        self.pair_items.append(len(pairs))
-        return self._truth.compare(pairs, seed)
+AUDIT = "measure-answers-cost"
 
 
 @pytest.fixture
-def people(monkeypatch: pytest.MonkeyPatch) -> Counting:
+def people(monkeypatch: pytest.MonkeyPatch) -> PeopleByTruth:
     """In place of the queue: the queue itself has its own end-to-end test."""
-    counting = Counting(tabular_world(load("tabular").world).labeller())  # type: ignore[arg-type]
-    monkeypatch.setattr("pddpo_ray.parts.mixed_labelling.people_labeller", lambda *_, **__: counting)
-    return counting
+    answering = PeopleByTruth(truth_of(load("tabular")))
+    stand_in(monkeypatch, answering)
+    return answering
 
 
 @pytest.mark.run
 def test_a_mixed_run_asks_people_what_its_recipe_says_and_journals_who_said_what(
-    tmp_path: Path, people: Counting
+    tmp_path: Path, people: PeopleByTruth
 ) -> None:
-    config = load("tabular", SETTINGS)
-    result = run_recipe(config, tmp_path / "demo")
-    assert (config.answers_asked, config.pairs_asked) == (24, 10)
-    assert people.safety_items == [24, 24]
-    assert people.pair_items == [10, 10]
-    assert result["labels_safety"] == 2 * 24 * 6
+    run_recipe(load("tabular", SETTINGS), tmp_path / "demo")
+    assert people.asked == {AUDIT: 2 * 24, "compare": 2 * 10}
     with read_journal(tmp_path / "demo" / "journal.sqlite", "demo") as journal:
         for number in (1, 2):
             assert Counter(entry.labeller for entry in journal.pairs(number)) == {PEOPLE: 10, MODEL: 6}
-            assert {len(labels.labels) for labels in journal.safety(number)} == {6}
-            assert journal.metrics()[number]["explore/pairs"] == 16
-            assert journal.metrics()[number]["explore/found"] == 24
+            said = journal.measurements(number, "measure-answers", "cost")
+            machine = {one.answer: one.value for one in said if one.chance is None}
+            assert len(machine) == 64
+            # 8 answers in any case, those whose chance of "unsafe" is nearest to a half; 16 of the other 56 by lot
+            assert Counter(one.chance for one in said if one.chance is not None) == {1.0: 8 * 6, 16 / 56: 16 * 6}
+            nearest = sorted(machine, key=lambda name: abs(float(machine[name] or 0) - 0.5))[:8]
+            assert {one.answer for one in said if one.chance == 1.0} == set(nearest)
+            assert {one.person for one in said if one.chance} == {f"person-{index}" for index in range(6)}
         steps = journal.dual_steps()
-    assert [step.estimate.responses for step in steps] == [64, 64]
-    settings = config.feedback
-    assert isinstance(settings, MixedFeedback)
-    assert {step.estimate.seen for step in steps} == {answers_seen(settings.unsure, settings.random, 64)}
+    assert [step.estimate.responses for step in steps] == [answers_seen(8, 16, 64)] * 2
 
 
 @pytest.mark.full
 @pytest.mark.run
-def test_a_mixed_run_broken_off_after_the_screening_asks_the_same_people_the_same(
-    tmp_path: Path, people: Counting, monkeypatch: pytest.MonkeyPatch
+def test_a_mixed_run_broken_off_before_its_comparisons_asks_the_same_people_the_same(
+    tmp_path: Path, people: PeopleByTruth, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = load("tabular", SETTINGS)
     whole = run_recipe(config, tmp_path / "whole" / "demo")
-    collect = MixedFeedbackController._collect_comparisons
-    monkeypatch.setattr(MixedFeedbackController, "_collect_comparisons", broken)
-    with pytest.raises(RunError, match="broken off"):
-        run_recipe(config, tmp_path / "broken" / "demo")
-    monkeypatch.setattr(MixedFeedbackController, "_collect_comparisons", collect)
+    with monkeypatch.context() as power:
+        power.setattr(MixedComparisons, "_collect_comparisons", broken)
+        with pytest.raises(RunError, match="broken off"):
+            run_recipe(config, tmp_path / "broken" / "demo")
     resumed = run_recipe(config, tmp_path / "broken" / "demo", resume=True)
     exact = ("multiplier_next", "f_last", "g_last", "labels_used")
     assert {key: whole[key] for key in exact} == {key: resumed[key] for key in exact}
@@ -113,123 +90,112 @@ def broken(self: object, pairs: object) -> int:
     raise RunError("broken off")
 
 
-class Late(Counting):
-    """They are done when they are looked at a second time."""
+class Late(PeopleByTruth):
+    """They are done when they are looked at a third time: once they are opened, and once too early."""
 
-    def __init__(self, truth: WorldLabeller) -> None:
-        super().__init__(truth)
-        self.opened: list[int] = []
-        self.looked: set[str] = set()
+    def __init__(self) -> None:
+        super().__init__(truth_of(load("tabular")))
+        self.looks: Counter[str] = Counter()
 
-    def open_safety(self, items, labels_each, seed):  # type: ignore[no-untyped-def]
-        self.opened.append(len(items))
-
-    def open_compare(self, pairs, seed):  # type: ignore[no-untyped-def]
-        self.opened.append(len(pairs))
-
-    def safety_arrived(self, items, labels_each, seed):  # type: ignore[no-untyped-def]
-        return self._again(items[0].id)
-
-    def comparisons_arrived(self, pairs, seed):  # type: ignore[no-untyped-def]
-        return self._again(pairs[0].id)
-
-    def _again(self, name: str) -> bool:
-        there = name in self.looked
-        self.looked.add(name)
-        return there
+    def arrived(self, batch: object) -> bool:
+        first = batch.questions[0].item  # type: ignore[attr-defined]
+        self.looks[first] += 1
+        return self.looks[first] > 2
 
 
 @pytest.mark.run
 def test_people_beside_a_model_may_be_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    late = Late(tabular_world(load("tabular").world).labeller())  # type: ignore[arg-type]
-    monkeypatch.setattr("pddpo_ray.parts.mixed_labelling.people_labeller", lambda *_, **__: late)
+    late = Late()
+    stand_in(monkeypatch, late)
     run_recipe(load("tabular", [*SETTINGS, "feedback.rounds_late=2", "rounds=3"]), tmp_path / "demo")
     with read_journal(tmp_path / "demo" / "journal.sqlite", "demo") as journal:
         for phase in ("due-safety", "due-pairs"):
             assert {one.round: one.payload for one in journal.phases(like=phase)} == {1: [], 2: [1], 3: [2, 3]}
+        steps = journal.dual_steps()
         for number in (1, 2, 3):
-            assert len(journal.safety(number)) == 24
             assert Counter(entry.labeller for entry in journal.pairs(number)) == {PEOPLE: 10, MODEL: 6}
-    assert late.safety_items == [24, 24, 24]
-    assert late.pair_items == [10, 10, 10]
-    assert late.opened == [24, 10] * 3
+    assert [step.round for step in steps] == [1, 2, 3]
+    assert late.asked == {AUDIT: 3 * 24, "compare": 3 * 10}
 
 
-def test_people_begin_with_the_answers_that_the_model_screened_for_them(tmp_path: Path, people: Counting) -> None:
-    opened: list[list[Response]] = []
-    people.open_safety = lambda items, labels_each, seed: opened.append(list(items))  # type: ignore[attr-defined]
-    config = load("tabular", SETTINGS)
-    world = tabular_world(config.world)  # type: ignore[arg-type]
-    responses = [world.response(0, n % world.shape[1], f"r-{n}") for n in range(64)]
-    with Journal.open(tmp_path / "journal.sqlite", "demo", create=config.model_dump(mode="json")) as journal:
-        journal.add_samples("cost", responses)
-        feedback = mixed_feedback("cost", config, journal)
-        feedback.open_safety(responses, 6)
-        verdicts = feedback.safety(responses, 6, HARM)
-        assert feedback.estimate_cost(verdicts).responses == 64
-    assert [[item.response for item in verdicts]] == opened
-    assert len(opened[0]) == 24
-
-
-def estimate_of_round(config: Config, folder: Path, people: Labeller, responses: list[Response]) -> tuple[float, bool]:
-    """One round's mixed estimate of the unsafe rate, and whether its interval holds the true one."""
-    folder.mkdir(parents=True)
-    place = folder / "journal.sqlite"
-    with Journal.open(place, "demo", create=config.model_dump(mode="json"), fixed=config.fixed_settings()) as journal:
-        journal.add_samples("cost", responses)
-        feedback = mixed_feedback("cost", config, journal)
-        estimate = feedback.estimate_cost(feedback.safety(responses, config.labels_each, HARM))
-    truth = truth_of(config)
-    expected = np.mean([expit(truth.scores(item.prompt.text, item.text)[1]) for item in responses])
-    ends = interval(estimate)
-    assert ends is not None
-    return estimate.value - float(expected), bool(ends[0] <= expected <= ends[1])
-
-
-@pytest.mark.slow
-def test_the_estimate_of_a_mixed_round_is_unbiased_though_the_model_is_wrong(
-    tmp_path: Path, people: Counting, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.run
+def test_on_texts_the_machine_measures_beside_a_rule_and_the_truth_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """30 rounds of the same 64 answers with other seeds; the model adds 1 to every cost."""
-    monkeypatch.setattr(mixed_labelling, "BIAS", 1.0)
-    world = tabular_world(load("tabular").world)  # type: ignore[arg-type]
-    responses = [world.response(n % world.shape[0], (7 * n) % world.shape[1], f"r-{n}") for n in range(64)]
-    errors, covered, model_errors = [], 0, []
-    for seed in range(30):
-        config = load("tabular", [*SETTINGS, f"seed={seed}"])
-        error, inside = estimate_of_round(config, tmp_path / str(seed), people, responses)
-        errors.append(error)
-        covered += inside
-        model = imperfect_model(config, noise=0.7, bias=1.0)
-        truth = truth_of(config)
-        expected = [expit(truth.scores(item.prompt.text, item.text)[1]) for item in responses]
-        model_errors.append(float(np.mean(expit(model.costs(responses)) - expected)))
-    assert np.mean(model_errors) > 0.1
-    assert abs(np.mean(errors)) < 3 * np.std(errors) / np.sqrt(30)
-    assert covered >= 26
+    cost = "limits.cost={logit: {model: cost}, at_most: 0, labels_each: 4, audited_by: {people: 12, unsure: 4}}"
+    length = "limits.length={mean: {rule: words}, at_most: 13, bounds: [0, 40]}"
+    config = load("text-world-twin", ["feedback.kind=mixed", *TINY, cost, length, "rounds=1", "people.overlap=0"])
+    people = PeopleByTruth(truth_of(config))
+    stand_in(monkeypatch, people)
+    limits = run_recipe(config, tmp_path / "demo")["limits"]
+    assert people.asked[AUDIT] == 12
+    with read_journal(tmp_path / "demo" / "journal.sqlite", "demo") as journal:
+        said = journal.measurements(1, "measure-answers")
+        (step,) = [one for one in journal.dual_steps() if one.constraint == "cost"]
+    by_machines = Counter(one.source for one in said if one.chance is None)
+    assert by_machines == {"model cost": 24, "rule words": 24}
+    assert step.estimate.responses == answers_seen(4, 8, 24)
+    assert limits["cost"]["audit"]["asked"] == 12
+    assert {"estimate", "value_last", "value_optimum"} <= set(limits["cost"]) & set(limits["length"])
 
 
-def test_labels_of_answers_that_were_not_asked_are_refused(tmp_path: Path, people: Counting) -> None:
-    config = load("tabular", SETTINGS)
-    world = tabular_world(config.world)  # type: ignore[arg-type]
-    responses = [world.response(0, n % world.shape[1], f"r-{n}") for n in range(64)]
-    settings = MixedFeedback(unsure=8, random=16, pairs_unsure=6, pairs_random=4)
-    place = tmp_path / "journal.sqlite"
-    with Journal.open(place, "demo", create=config.model_dump(mode="json")) as journal:
-        journal.add_samples("cost", responses)
-        model = imperfect_model(config, noise=0.5, bias=0.0)
-        feedback = MixedFeedbackController(
-            "cost", people, model, settings, journal, cost_max=2.0, labels_each=6, signal="unsafe_rate", seed=1
-        )
-        with pytest.raises(RunError, match="before any labels"):
-            feedback.estimate_cost([])
-        verdicts = feedback.safety(responses, 6, HARM)
-        with pytest.raises(RunError, match="24 were asked"):
-            feedback.estimate_cost(verdicts[:-1])
-        (screened,) = feedback._screened.values()
-        assert isinstance(screened[2], Sample)
+def limit_of_round(config: Config, folder: Path, people: PeopleByTruth) -> tuple[float, float, bool]:
+    """A round's estimate of the unsafe rate and the machine's own, each less the truth of the same answers, and whether
+    the interval holds that truth."""
+    result = run_recipe(config, folder)
+    truth = truth_of(config)
+    with read_journal(folder / "journal.sqlite", folder.name) as journal:
+        answers = journal.samples(1, "cost")
+        machine = [one.value for one in journal.measurements(1, "measure-answers") if one.chance is None]
+    expected = float(np.mean([expit(truth.scores(one.prompt.text, one.text)[1]) for one in answers]))
+    limit = result["limits"]["cost"]
+    inside = limit["low"] <= expected <= limit["high"]
+    return limit["estimate"] - expected, float(np.mean([one for one in machine if one is not None])) - expected, inside
 
 
-def test_a_recipe_cannot_ask_people_about_more_answers_than_there_are() -> None:
-    with pytest.raises(UserError, match="more answers than"):
-        load("tabular", ["feedback.kind=mixed", "feedback.responses=32", "feedback.unsure=24", "feedback.random=24"])
+@pytest.mark.full
+@pytest.mark.run
+def test_the_estimate_of_a_mixed_round_is_unbiased_though_the_model_is_wrong(
+    tmp_path: Path, people: PeopleByTruth, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """20 runs of a round with other seeds; the model adds 1 to every cost, and people label one time each."""
+    monkeypatch.setattr(labellers, "BIAS", 1.0)
+    rate = "limits.cost={rate: {model: cost}, at_most: 50 %, audited_by: {people: 24, unsure: 8}}"
+    fits = ["rounds=1", "algorithm=pd-dpo", "trainer.fit.steps=1", rate]
+    found = [
+        limit_of_round(load("tabular", [*SETTINGS, *fits, f"seed={seed}"]), tmp_path / f"{seed}", people)
+        for seed in range(20)
+    ]
+    errors, of_model, inside = (np.array(one) for one in zip(*found, strict=True))
+    assert of_model.mean() > 0.1
+    assert abs(errors.mean()) < 3 * errors.std() / np.sqrt(20)
+    assert inside.sum() >= 17
+
+
+def test_people_are_asked_first_where_a_margin_is_smallest_and_then_by_lot() -> None:
+    margins = [0.4, 0.0, 0.2, 0.0, 0.5, 0.3]
+    chances = asked_first("cost", margins, 2, 4, 7)
+    assert {index for index, chance in chances.items() if chance == 1.0} == {1, 3}
+    assert sorted(chances.values()) == [0.5, 0.5, 1.0, 1.0]
+    assert asked_first("cost", margins, 2, 4, 7) == chances
+    assert asked_first("cost", margins, 2, 9, 7) == dict.fromkeys(range(6), 1.0)
+    assert set(asked_first("cost", margins, 0, 4, 7).values()) == {4 / 6}
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        ("{rate: {model: cost}, at_most: 50 %, audited_by: {people: 12, unsure: 8}}", "whole number up to 4"),
+        ("{logit: {model: cost}, at_most: 0, labels_each: 6}", "state audited_by"),
+        ("{rate: {rule: refusal}, at_most: 50 %, audited_by: {people: 24, unsure: 8}}", "gives a verdict, no chance"),
+        (
+            "{mean: {judge: {question: a.md}}, at_most: 3, bounds: [0, 5], audited_by: {people: 24, unsure: 8}}",
+            "gives a number, no chance",
+        ),
+        ("{logit: {mixed: cost}, at_most: 0}", r"write limits: \{cost: \{logit: \{model: cost\}, audited_by:"),
+    ],
+)
+def test_an_audit_that_cannot_begin_with_the_unsure_answers_is_refused(limit: str, said: str) -> None:
+    settings = [one for one in SETTINGS if not one.startswith("limits")]
+    with pytest.raises((UserError, ValueError), match=said):
+        Config.model_validate({**load("tabular", settings).model_dump(), "limits": {"cost": yaml.safe_load(limit)}})

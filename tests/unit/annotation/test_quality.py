@@ -15,7 +15,7 @@ from pddpo_ray.annotation.review.quality import Quality
 from pddpo_ray.journal.reading import JournalReader
 from pddpo_ray.journal.schema import dual_step
 from pddpo_ray.parts.questions import Question
-from pddpo_ray.theory.estimates.cost_estimate import interval
+from pddpo_ray.theory.estimates.estimate_interval import interval
 from tests.support.annotation_queue import FreshQueue, safety_questions
 
 

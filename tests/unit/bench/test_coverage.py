@@ -17,7 +17,7 @@ MAKERS = {
 }  # fmt: skip
 """Functions of `theory` that make an interval, or one of its ends."""
 BEHIND = {
-    "bounded_ends": "cost_estimate.interval", "binomial_low": "limits.drawn.estimated",
+    "bounded_ends": "estimate_interval.interval", "binomial_low": "limits.drawn.estimated",
     "binomial_high": "limits.drawn.estimated",
 }  # fmt: skip
 """Parts of functions that have rows."""

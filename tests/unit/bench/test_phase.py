@@ -26,7 +26,7 @@ from lab.studies.exploration.run import (
 )
 from lab.studies.exploration.worlds import table_ground, twin_ground
 from lab.studies.study import seeds_between
-from pddpo_ray.worlds.tabular.world import full_coverage, rare_world
+from pddpo_lab.worlds.tabular.world import full_coverage, rare_world
 from pddpo_ray.worlds.text.family import HELD_OUT_SEEDS
 
 SMALL = Cell(rare=0.02, beta=0.2, picks=2, candidates=8)

@@ -11,8 +11,8 @@ import pytest
 from lab.studies.limits.worlds import table_world
 from lab.studies.releases import run as releases
 from lab.studies.releases.run import LIMIT, on_table, run_study, summary, table
+from pddpo_lab.worlds.tabular.files import load_world
 from pddpo_ray.certificates.testing import reason_against
-from pddpo_ray.worlds.tabular.files import load_world
 
 
 def cell(released: int | None, *, upper: float = 0.049, mixture: str = "undecided", above: float = 0.001) -> Any:

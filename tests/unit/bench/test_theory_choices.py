@@ -7,10 +7,10 @@ import pytest
 
 from lab.studies.study import known
 from lab.studies.theory_choices.run import PLAYED, RESULTS, ada_lag, cost_pairs, registered, table, worlds
+from pddpo_lab.worlds.tabular.world import random_world
 from pddpo_ray.config import load
 from pddpo_ray.theory.intervals import student_half_width
 from pddpo_ray.theory.seeds import generator
-from pddpo_ray.worlds.tabular.world import random_world
 
 KEYS = [key for key, _, _ in worlds(registered()["worlds"])]
 

@@ -8,7 +8,7 @@ import pytest
 
 from pddpo_ray.contracts import FitSettings
 from pddpo_ray.records import PairRow, PolicyVersion
-from tools.pair_trace import LOSS, METHOD, SAMPLING, STEP, carries, way, way_of_an_answer
+from tools.pair_trace import LOSS, METHOD, SAMPLING, STEP, TABLES, carries, way, way_of_an_answer
 
 
 def test_what_holds_a_pair_is_told_from_settings_and_names() -> None:
@@ -28,11 +28,10 @@ def test_a_pair_passes_at_most_fifteen_files_from_the_method_to_its_loss(tmp_pat
 
 
 @pytest.mark.run
-@pytest.mark.parametrize(("recipe", "most"), [("tabular", 7), ("tabular-limits", 8)])
-def test_an_answer_passes_few_files_from_its_draw_to_the_step_of_the_multiplier(
-    recipe: str, most: int, tmp_path: Path
+@pytest.mark.parametrize("recipe", TABLES)
+def test_an_answer_passes_at_most_seven_files_from_its_draw_to_the_step_of_the_multiplier(
+    recipe: str, tmp_path: Path
 ) -> None:
-    """One more where a logit is measured: its arithmetic."""
     files = list(way_of_an_answer(recipe, tmp_path / "run").held)
     assert (files[0], STEP[0] in files) == (SAMPLING, True)
-    assert len(files) <= most, files
+    assert len(files) <= 7, files

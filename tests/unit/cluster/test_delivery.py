@@ -12,17 +12,18 @@ import pytest
 import torch
 
 from actors.trainer_group import TrainerInTurns
+from pddpo_lab.policy_gradient.command import PpoCommand, ScoredAnswer
+from pddpo_lab.worlds.tabular.parts import TabularTrainer
+from pddpo_lab.worlds.tabular.world import trap_world
 from pddpo_ray.config import PpoConfig, load
-from pddpo_ray.contracts import EarlyTrainer, FitCommand, FitResult, PpoCommand
+from pddpo_ray.contracts import EarlyTrainer, FitCommand, FitResult
 from pddpo_ray.errors import RunError
-from pddpo_ray.records import Array, PolicyVersion, Response, ScoredAnswer
+from pddpo_ray.records import Array, PolicyVersion, Response
 from pddpo_ray.rollout.factory import Device, Transfer, transfer_of
 from pddpo_ray.rollout.vllm_native import reserved_rank
 from pddpo_ray.rollout.vllm_worker import PolicyWorker
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.tensors import TensorStream, tensors_sha256
-from pddpo_ray.worlds.tabular.parts import TabularTrainer
-from pddpo_ray.worlds.tabular.world import trap_world
 
 NATIVE = "rollout.delivery=native"
 LORA = "model.parameters.kind=lora"
@@ -161,8 +162,8 @@ def test_policy_gradients_take_turns_too_and_no_fit_begins_beside_the_engines(tm
     answers = tuple(ScoredAnswer((x,), (x,), 1.0 + x, -0.5 * x) for x in range(4))
     command = PpoCommand(1, alone.reference, answers, 0.5, None, PpoConfig(), 7, "policy-1")
     trainer = TrainerInTurns(alone, [recorder])
-    assert trainer.reinforce(command).version == alone.reinforce(command).version
+    assert trainer.perform(command).version == command.run(alone).version
     assert recorder.calls == ["sleep"]
     assert not isinstance(trainer, EarlyTrainer)
     with pytest.raises(RunError, match=r"use trainer\.engine=torch"):
-        TrainerInTurns(recorder, []).reinforce(command)
+        TrainerInTurns(recorder, []).perform(command)

@@ -58,7 +58,7 @@ def test_the_checkout_itself_is_small_enough_and_complete() -> None:
         "pddpo_ray/__main__.py",
         "actors/launch.py",
         "deploy/jobs/submit.py",
-        "pddpo_ray/recipes/tabular.yaml",
+        "lab/pddpo_lab/recipes/tabular.yaml",
     } <= files
     assert not any(name.startswith((".venv/", ".git/")) for name in files)
     assert sum((ROOT / name).stat().st_size for name in files) < submit.MAX_MIB * submit.MIB / 4

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pddpo_lab.worlds.tabular.world import trap_world
 from pddpo_ray.config import load
 from pddpo_ray.driver.offline_setup import with_reward_share
 from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.journal import read_journal
 from pddpo_ray.records import HARM, Verdict
 from pddpo_ray.storage.whole_files import JOURNAL
-from pddpo_ray.worlds.tabular.world import trap_world
 
 ONE_FIT = (
     "algorithm=dpo-harmless",

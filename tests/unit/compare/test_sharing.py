@@ -15,6 +15,8 @@ import pytest
 from pddpo_lab.compare.runner import MemoryPeak, budget_of, run_arm
 from pddpo_lab.compare.sharing import SharedEngine, SharedTrainer, identity_of
 from pddpo_lab.compare.suite import load_suite
+from pddpo_lab.worlds.tabular.parts import TabularEngine, TabularTrainer
+from pddpo_lab.worlds.tabular.world import trap_world
 from pddpo_ray.backends.backends import Backends
 from pddpo_ray.backends.in_process import make_backends
 from pddpo_ray.config import Config
@@ -24,8 +26,6 @@ from pddpo_ray.records import Array, Decoding, Objective, PairRow, PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.recall import Memory
 from pddpo_ray.storage.whole_files import JOURNAL
-from pddpo_ray.worlds.tabular.parts import TabularEngine, TabularTrainer
-from pddpo_ray.worlds.tabular.world import trap_world
 from tests.support.finished_runs import FinishedRuns
 from tests.unit.methods.runs import config_of
 

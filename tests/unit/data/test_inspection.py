@@ -21,7 +21,7 @@ from pddpo_ray.data import Settings, inspect
 from pddpo_ray.data.checks.row_index import Entry, RowIndex, key_of
 from pddpo_ray.data.checks.summary import Histogram
 from pddpo_ray.data.files import column_files
-from pddpo_ray.records import HARM, LabelledPair, Pair, Prompt, Response, SafetyLabels, Verdict
+from pddpo_ray.records import HARM, LabelledPair, Pair, Prompt, Response, Verdict
 from tests.support import data_rows
 from tests.support.data_rows import lines, pku
 from tests.support.tiny_language_model import word_tokenizer
@@ -181,30 +181,37 @@ def test_a_run_is_exported_and_read_again(tmp_path: Path, capsys: pytest.Capture
     with read_journal(str(tmp_path / "run" / "journal.sqlite"), "run") as journal:
         pairs, safety = journal.pairs(), journal.safety()
     assert found["written"] == len(pairs)
-    rows = [good.example for good in inspect([str(tmp_path / "p.parquet")], KEEP).examples()]
+    examples = [good.example for good in inspect([str(tmp_path / "p.parquet")], KEEP).examples()]
     first = pairs[0].labelled
     texts = {first.pair.first.text: 0, first.pair.second.text: 1}
     index = {Verdict.FIRST: 0, Verdict.SECOND: 1}
-    assert rows[0].better is not None
-    assert rows[0].safer is not None
-    assert texts[rows[0].answers[rows[0].better].text] == index[first.helpful]
-    assert texts[rows[0].answers[rows[0].safer].text] == 1 - index[first.label(HARM)]
-    options = ("--labels", "safety", "--to", "pku-qa", "--out", str(tmp_path / "s.jsonl"), "--json")
-    assert run(capsys, 0, "convert", str(tmp_path / "run"), *options)["written"] == len(safety) == 8
+    assert examples[0].better is not None
+    assert examples[0].safer is not None
+    assert texts[examples[0].answers[examples[0].better].text] == index[first.helpful]
+    assert texts[examples[0].answers[examples[0].safer].text] == 1 - index[first.label(HARM)]
+    for name in ("m.jsonl", "m.parquet"):
+        out = tmp_path / name
+        assert run(capsys, 0, "measurements", str(tmp_path / "run"), "--out", str(out), "--json")["written"] == 8 * 3
+    rows = [json.loads(line) for line in (tmp_path / "m.jsonl").read_text().splitlines()]
+    assert rows == pq.read_table(tmp_path / "m.parquet").to_pylist()
+    verdicts = {item.response.id: [label is Verdict.UNSAFE for label in item.labels] for item in safety}
+    assert {name: [row["value"] for row in rows if row["id"] == name] for name in verdicts} == verdicts
+    assert {(row["round"], row["limit"], row["source"], row["missing"], row["person"]) for row in rows} == {
+        (1, "cost", "world", "", None)
+    }
+    assert {row["prompt"] for row in rows} == {item.response.prompt.text for item in safety}
 
 
 KEEP = Settings(keep=frozenset({"duplicate", "duplicate-id", "contradiction"}))
 
 
 def test_abstained_and_failed_labels_are_exported_as_no_label() -> None:
-    from pddpo_ray.data.runs import pair_row, safety_row
+    from pddpo_ray.data.runs import pair_row
 
     prompt = Prompt("p", (1,), "q")
     first, second = (Response(name, prompt, (1,), name, 1, 0) for name in ("a", "b"))
     row = pair_row(LabelledPair(Pair("x", first, second), Verdict.ABSTAIN, {HARM: Verdict.FIRST}))
     assert (row["better_response_id"], row["safer_response_id"]) == (None, 1)
-    assert safety_row(SafetyLabels(first, (Verdict.SAFE, Verdict.UNSAFE, Verdict.FAILED))) is None
-    assert safety_row(SafetyLabels(first, (Verdict.SAFE, Verdict.ABSTAIN, Verdict.FAILED)))["is_safe"] is True  # type: ignore[index]
 
 
 @pytest.mark.full

@@ -10,10 +10,10 @@ import pytest
 from scipy.special import expit
 from typer.testing import CliRunner
 
+from pddpo_lab.worlds.tabular.world import trap_world
 from pddpo_ray.cli.main import app
 from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.evaluate.world import pair_accuracy
-from pddpo_ray.worlds.tabular.world import trap_world
 from tests.unit.methods.runs import config_of
 
 

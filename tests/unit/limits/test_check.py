@@ -18,9 +18,11 @@ from typer.testing import CliRunner
 from pddpo_ray.cli.main import app
 from pddpo_ray.errors import UserError
 from pddpo_ray.limits.answer_files import read_answers
-from pddpo_ray.limits.check import check
+from pddpo_ray.limits.check import check, check_one
 from pddpo_ray.limits.drawn import estimated, logits
+from pddpo_ray.limits.given_labels import people_source
 from pddpo_ray.limits.quantities import Amount, Quantity
+from pddpo_ray.limits.reading import stated_limits
 from pddpo_ray.limits.rules import characters, empty, reading_grade, refusal, repeats, sentences, words
 from pddpo_ray.limits.sources import Answer
 from pddpo_ray.scoring.sources.opening import read_limits
@@ -101,6 +103,14 @@ def test_an_answer_outside_the_stated_bounds_leaves_a_mean_without_an_interval(t
     done = CliRunner().invoke(app, ["limits", "check", str(recipe), "--on", str(given)])
     assert isinstance(done.exception, UserError)
     assert "row 100 measures 7, outside the stated bounds [0, 5]" in str(done.exception)
+
+
+def test_a_file_is_audited_by_an_even_draw() -> None:
+    audit = {"people": 20, "unsure": 8}
+    limit = {"rate": {"judge": {"question": "q.md"}}, "labels_each": 3, "at_most": "5 %", "audited_by": audit}
+    (stated,) = stated_limits({"limits": {"rude": limit}}, "limits.yaml")
+    with pytest.raises(UserError, match=r"limits.yaml: limits.rude.audited_by.unsure: of a file people label"):
+        check_one(stated, people_source("rude"), [])
 
 
 def test_a_limit_over_a_set_sees_that_set_alone(tmp_path: Path) -> None:

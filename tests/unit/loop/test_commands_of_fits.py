@@ -10,16 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pddpo_lab.methods.merging import Merging
+from pddpo_lab.policy_gradient.command import Critics, PpoCommand, PpoResult, ScoredAnswer
+from pddpo_lab.policy_gradient.part import Updates
+from pddpo_lab.worlds.tabular.world import trap_world
 from pddpo_ray.algorithms.stages import lagrangian_objective, reward_objective
 from pddpo_ray.config import BudgetRefit, FitConfig, PpoConfig, TrainerConfig
-from pddpo_ray.contracts import FitCommand, FitResult, PpoCommand, PpoResult, Start
+from pddpo_ray.contracts import FitCommand, FitResult, Start
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal, VersionEntry
 from pddpo_ray.parts.fitting import CARRY_MAX, LARGEST_CALL, FitPlan, TrainerController, start_of, with_steps
-from pddpo_ray.records import Critics, LossOptimism, Objective, PairRow, PolicyVersion, Response, ScoredAnswer
+from pddpo_ray.records import LossOptimism, Objective, PairRow, PolicyVersion, Response
+from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.refit import limit_rows
 from pddpo_ray.theory.seeds import seed_of
-from pddpo_ray.worlds.tabular.world import trap_world
 
 WORLD = trap_world()
 REFERENCE = PolicyVersion(0, "reference", "0" * 64, "reference")
@@ -43,10 +47,10 @@ class Noting:
         metrics = {"fit/loss": 0.25 * len(self.commands), "fit/seconds": 2.0}
         return FitResult(made(command.sequence, command.result), metrics, (11, 12))
 
-    def reinforce(self, command: PpoCommand) -> PpoResult:
+    def perform(self, command: PpoCommand) -> PpoResult:
         self.updates.append(command)
         critics = Critics(("reward", f"r{command.sequence}"), ("cost", f"c{command.sequence}"))
-        return PpoResult(made(command.sequence, command.result), critics, {"ppo/kl": 0.5}, (13,))
+        return PpoResult(made(command.sequence, command.result), {"ppo/kl": 0.5}, (13,), critics=critics)
 
     def log_probs(self, policy: PolicyVersion, responses: Sequence[Response]) -> np.ndarray:
         return np.arange(len(responses)) + 0.5
@@ -186,21 +190,22 @@ def test_the_optimistic_term_is_in_the_last_cost_fit_of_a_round_alone(journal: J
 
 
 @pytest.mark.parametrize("whole", [0.8, None])
-def test_a_merged_policy_is_journalled_at_its_share_of_the_multiplier(journal: Journal, whole: float | None) -> None:
-    trainer = controller(journal, Noting())
-    asked: list[tuple[object, ...]] = []
-
-    def merge(base: PolicyVersion, other: PolicyVersion, share: float, number: int, name: str) -> PolicyVersion:
-        asked.append((base, other, share, number, name))
-        return made(number, name)
-
-    one, two = made(1, "reward-1"), made(4, "policy-1")
+def test_a_merged_policy_is_journalled_at_its_share_of_the_multiplier(
+    journal: Journal, tmp_path: Path, whole: float | None
+) -> None:
+    store = ArtifactStore(tmp_path / "artifacts")
+    tables = [{"log_probs": np.log(np.full((1, 2), 0.5)), "scores": np.array([[0.0, score]])} for score in (0.0, 4.0)]
+    paths = [store.write_tensors("policy", table) for table in tables]
+    one, two = (
+        PolicyVersion(number, name, sha256, path)
+        for (number, name), (path, sha256) in zip([(1, "reward-1"), (4, "policy-1")], paths, strict=True)
+    )
     journal.add_version(one, "reward", base=0)
     journal.add_version(two, "cost", base=1, multiplier=whole)
     for _ in journal.rounds(1):
-        found = trainer.merge(one, two, 0.25, merge)
-    assert asked == [(one, two, 0.25, 5, "merged-1")]
-    assert found == made(5, "merged-1")
+        found = Merging(journal, store).merged(one, two, 0.25)
+    assert (found.number, found.name) == (5, "merged-1")
+    assert store.read_tensors(found.path, found.sha256)["scores"].tolist() == [[0.0, 1.0]]
     last = journal.versions()[-1]
     assert (last.stage, last.base, last.round) == ("cost", 1, 1)
     assert last.multiplier == (None if whole is None else pytest.approx(0.2))
@@ -209,11 +214,11 @@ def test_a_merged_policy_is_journalled_at_its_share_of_the_multiplier(journal: J
 def test_an_update_by_policy_gradients_goes_on_where_the_last_one_ended(journal: Journal) -> None:
     backend = Noting()
     settings = PpoConfig(epochs=3)
-    trainer = controller(journal, backend, FitPlan(ppo=settings))
+    updates = Updates(backend, journal, settings, seed=7)
     first = Critics(("reward", "r0"), ("cost", "c0"))
     scores = (np.array([1.0, 2.0, 3.0, 4.0]), np.array([-1.0, -2.0, -3.0, -4.0]))
     for number in journal.rounds(3):
-        version = trainer.reinforce(REFERENCE, ANSWERS, scores, 0.5 * number, first)
+        version = updates.reinforce(REFERENCE, ANSWERS, scores, 0.5 * number, first)
         assert version == made(number, f"policy-{number}")
     answers = tuple(
         ScoredAnswer(a.prompt.token_ids, a.token_ids, float(r), float(c))
@@ -235,10 +240,10 @@ def test_an_update_by_policy_gradients_goes_on_where_the_last_one_ended(journal:
 
 
 def test_an_update_needs_scores_of_all_answers(journal: Journal) -> None:
-    trainer = controller(journal, Noting())
+    updates = Updates(Noting(), journal, PpoConfig(), seed=7)
     for number in journal.rounds(1):
         with pytest.raises(ValueError, match="zip"):
-            trainer.reinforce(REFERENCE, ANSWERS, (np.ones(4), np.ones(3)), 0.5 * number, None)
+            updates.reinforce(REFERENCE, ANSWERS, (np.ones(4), np.ones(3)), 0.5 * number, None)
 
 
 def test_older_rows_are_drawn_under_the_name_of_their_fit(journal: Journal) -> None:

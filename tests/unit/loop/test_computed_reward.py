@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pddpo_lab.worlds.tabular.world import two_limits_world
 from pddpo_ray.backends.in_process_text import log_linear_backends
 from pddpo_ray.backends.machine import inspect_machine
 from pddpo_ray.config import Config, load
@@ -20,7 +21,6 @@ from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.plan.printed import make_plan
 from pddpo_ray.records import HARM, LabelledPair, PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.worlds.tabular.world import two_limits_world
 from pddpo_ray.worlds.text.prepared_world import prepare_text_world
 from tests.runs.test_limits_on_text import twin
 from tests.support.measuring_server import measuring_server

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from pddpo_lab.compare.runner import budget_of
+from pddpo_lab.worlds.tabular.parts import TabularEngine, TabularTrainer
+from pddpo_lab.worlds.tabular.world import TabularWorld, trap_world
 from pddpo_ray.config import TrainerConfig
 from pddpo_ray.contracts import Count, FitCommand, FitResult, FitSettings, RolloutEngine
 from pddpo_ray.errors import RunError
@@ -41,8 +43,6 @@ from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.estimates.prompt_sets import prompt_sets
 from pddpo_ray.theory.multipliers.dual import DualState, ProjectedFixed, limit_state
 from pddpo_ray.theory.seeds import counts, seed_of
-from pddpo_ray.worlds.tabular.parts import TabularEngine, TabularTrainer
-from pddpo_ray.worlds.tabular.world import TabularWorld, trap_world
 from pddpo_ray.worlds.truth_labeller import WorldLabeller
 
 WORLD = trap_world()

@@ -9,17 +9,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pddpo_ray.algorithms.stages import lagrangian_objective, reward_objective, weighed_objective
+from pddpo_lab.methods.loss_bonus import LossBonuses
+from pddpo_lab.methods.stages import weighed_objective
+from pddpo_lab.worlds.tabular.parts import TabularTrainer
+from pddpo_lab.worlds.tabular.world import trap_world
+from pddpo_ray.algorithms.stages import lagrangian_objective, reward_objective
 from pddpo_ray.config import BudgetRefit, TrainerConfig
 from pddpo_ray.contracts import FitCommand, FitResult
 from pddpo_ray.exploration.explorer import OptimisticExplorer
 from pddpo_ray.journal import Journal
-from pddpo_ray.parts.exploring import ExplorationController
 from pddpo_ray.parts.fitting import FitPlan, TrainerController
 from pddpo_ray.records import HARM, LabelledPair, Objective, Pair, PairRow, PolicyVersion, Response, Verdict
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.worlds.tabular.parts import TabularTrainer
-from pddpo_ray.worlds.tabular.world import trap_world
 
 WORLD = trap_world()
 VERSION = PolicyVersion(1, "v1", "1" * 64, "v1")
@@ -56,7 +57,7 @@ def bonus(answer: int, compared: int) -> float:
 def test_the_margin_of_a_run_is_the_bonus_of_the_rejected_answer_less_that_of_the_chosen_one(journal: Journal) -> None:
     """The reward stream compared answers 0 and 1 five times, the cost stream never."""
     source = explorer()
-    control = ExplorationController(explorer(), journal, source, answers=ANSWERS[0])
+    control = LossBonuses(explorer(), journal, source, answers=ANSWERS[0])
     source.update([Pair(f"seen-{i}", ANSWERS[1][0], ANSWERS[1][1]) for i in range(5)], streams=("reward",))
     pair = Pair("p", ANSWERS[0][0], ANSWERS[0][1])
     labelled = [LabelledPair(pair, Verdict.FIRST, {HARM: Verdict.FIRST})]
@@ -72,7 +73,7 @@ def test_the_margin_of_a_run_is_the_bonus_of_the_rejected_answer_less_that_of_th
 
 def test_pairs_of_a_round_enter_both_the_choice_and_the_bonus_in_the_loss(journal: Journal) -> None:
     chooser, source = explorer(), explorer()
-    control = ExplorationController(chooser, journal, source)
+    control = LossBonuses(chooser, journal, source)
     control.update([Pair(f"seen-{i}", ANSWERS[1][0], ANSWERS[1][1]) for i in range(5)])
     for one in (chooser, source):
         for values in one.bonuses([ANSWERS[0][1], ANSWERS[0][0]]):

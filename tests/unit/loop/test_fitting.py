@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pddpo_lab.worlds.tabular.parts import TabularTrainer
+from pddpo_lab.worlds.tabular.world import trap_world
 from pddpo_ray.algorithms.stages import lagrangian_objective
 from pddpo_ray.config import TrainerConfig
 from pddpo_ray.config.sections.trainer import DeterminantRefit, EveryFit
@@ -19,8 +21,6 @@ from pddpo_ray.records import CostEstimate, Objective, PairRow, PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.multipliers.dual import DualState, ProjectedFixed, limit_state
 from pddpo_ray.theory.refit import full_rounds, limit_rows
-from pddpo_ray.worlds.tabular.parts import TabularTrainer
-from pddpo_ray.worlds.tabular.world import trap_world
 
 WORLD = trap_world()
 ROWS = [PairRow(f"p{i}", (i % 4,), (0,), (1,), round=i // 20) for i in range(60)]

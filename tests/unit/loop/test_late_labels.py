@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pddpo_lab.worlds.tabular.world import rare_world
 from pddpo_ray.annotation.queue.batches import Rounds
 from pddpo_ray.annotation.queue.queue_rules import Rules
 from pddpo_ray.config import load
@@ -31,7 +32,6 @@ from pddpo_ray.theory.multipliers.dual import (
     limit_state,
     stale_share,
 )
-from pddpo_ray.worlds.tabular.world import rare_world
 from tests.support.answering_people import answering
 from tests.unit.loop.small_run import MEASURED, SMALL, finish, ledger, small
 

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pddpo_lab.worlds.tabular.backends import limits_on, tabular_view
+from pddpo_lab.worlds.tabular.files import load_world, tabular_world
 from pddpo_lab.worlds.world_files import world_json
-from pddpo_ray.backends.in_process import limits_on, tabular_view
 from pddpo_ray.backends.machine import inspect_machine
 from pddpo_ray.config import Config, TabularWorldConfig, load
 from pddpo_ray.driver.run import run_recipe
@@ -27,8 +28,7 @@ from pddpo_ray.parts.reachable import note_reachable, reached
 from pddpo_ray.plan.printed import make_plan
 from pddpo_ray.report.build import build_report
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.theory.estimates.measured_pairs import MeasuredAnswer
-from pddpo_ray.worlds.tabular.files import load_world, tabular_world
+from pddpo_ray.theory.estimates.cost_estimate import MeasuredAnswer
 from tests.support.tiers import in_full
 from tests.unit.report.page import Page
 

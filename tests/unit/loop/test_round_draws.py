@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
-from pddpo_ray.backends.in_process import make_backends, tabular_world
+from pddpo_lab.worlds.tabular.files import tabular_world
+from pddpo_ray.backends.in_process import make_backends
 from pddpo_ray.certificates import ledger as ledgers
 from pddpo_ray.certificates.document import FILE, certificate_of, sentences, verified, write_certificate
 from pddpo_ray.certificates.ledger import finding

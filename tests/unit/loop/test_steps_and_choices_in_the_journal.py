@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pddpo_lab.methods.loss_bonus import LossBonus, LossBonuses
+from pddpo_lab.worlds.tabular.world import trap_world
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.parts.dual_step import DualController, Estimates, LocalDual, journalled_estimates
@@ -19,15 +21,13 @@ from pddpo_ray.records import (
     CandidateSet,
     CostEstimate,
     LabelledPair,
-    LossBonus,
     Pair,
     PairRow,
     Response,
     Verdict,
 )
-from pddpo_ray.theory.estimates.cost_estimate import interval
+from pddpo_ray.theory.estimates.estimate_interval import interval
 from pddpo_ray.theory.multipliers.dual import DualState, ProjectedFixed, ascend, limit_state
-from pddpo_ray.worlds.tabular.world import trap_world
 
 WORLD = trap_world()
 ANSWERS = [WORLD.response(x, y, f"a{x}{y}") for x in range(3) for y in range(4)]
@@ -180,7 +180,7 @@ def test_a_round_is_chosen_with_the_labels_of_the_rounds_before(journal: Journal
 
 def test_chosen_pairs_are_named_by_round_and_counted(journal: Journal) -> None:
     chooser, source = Chooser(), Chooser()
-    plain = ExplorationController(chooser, journal, source)
+    plain = LossBonuses(chooser, journal, source)
     for number in journal.rounds(2):
         pairs = plain.choose(sets())
         assert pairs == [replace(p, id=f"{number}-pair-{i}") for i, p in enumerate(PAIRS[:3])]
@@ -200,7 +200,7 @@ def test_baseline_answers_of_finished_rounds_and_of_the_one_begun_are_met(tmp_pa
         chooser, source = Chooser(), Chooser()
         known = {"p0": ["b01", "b05"], "p2": ["b23"]}
         for _ in journal.rounds(1):
-            control = ExplorationController(chooser, journal, source)
+            control = LossBonuses(chooser, journal, source)
             control.read_back()
             assert chooser.met == source.met == [known]
             journal.add_samples("baseline", [WORLD.response(1, 4, "b14")])
@@ -234,7 +234,7 @@ def test_a_restarted_explorer_is_shown_each_finished_rounds_pairs_once_in_order(
             ExplorationController(chooser, journal).read_back()
             assert chooser.updates == [[pair] for pair in PAIRS[:number]]
         chooser, source = Chooser(), Chooser()
-        ExplorationController(chooser, journal, source).read_back()
+        LossBonuses(chooser, journal, source).read_back()
         assert chooser.updates == source.updates == [[pair] for pair in PAIRS[:3]]
 
 
@@ -243,7 +243,7 @@ def test_a_bonus_in_the_loss_belongs_to_the_answer_whatever_its_side(
     journal: Journal, stage: str, scale: float
 ) -> None:
     """Answer y of prompt x has a bonus of 10 x + y; the rejected one's less the chosen one's is the margin."""
-    control = ExplorationController(Chooser(), journal, Chooser(), answers=ANSWERS[:3])
+    control = LossBonuses(Chooser(), journal, Chooser(), answers=ANSWERS[:3])
     labelled = [LabelledPair(pair, Verdict.FIRST, {HARM: Verdict.SECOND}) for pair in PAIRS]
     sides = [(PAIRS[0].first, PAIRS[0].second), (PAIRS[5].second, PAIRS[5].first)]
     rows = [
@@ -253,6 +253,5 @@ def test_a_bonus_in_the_loss_belongs_to_the_answer_whatever_its_side(
     found = control.loss_bonus(stage, rows, labelled)  # type: ignore[arg-type]
     assert found == LossBonus((1.0 * scale, -1.0 * scale), (0.0, 1.0 * scale, 2.0 * scale))
     assert control.loss_bonus(stage, [], labelled) == LossBonus()  # type: ignore[arg-type]
-    assert ExplorationController(Chooser(), journal).loss_bonus(stage, rows, labelled) == LossBonus()  # type: ignore[arg-type]
-    without = ExplorationController(Chooser(), journal, Chooser())
+    without = LossBonuses(Chooser(), journal, Chooser())
     assert without.loss_bonus(stage, rows, labelled).answers == ()  # type: ignore[arg-type]

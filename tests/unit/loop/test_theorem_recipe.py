@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from pddpo_lab.verify.formulas import one_hot_gram, valid_scale
 from pddpo_lab.verify.optimism import split_roles, valid
+from pddpo_lab.worlds.tabular.world import trap_world
 from pddpo_ray.config import ProjectedRule, load
 from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import UserError
-from pddpo_ray.exploration.bonus import elliptical, valid_scale
+from pddpo_ray.exploration.bonus import elliptical
 from pddpo_ray.exploration.explorer import PRIOR_SD
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import ARTIFACTS
-from pddpo_ray.worlds.tabular.parts import one_hot_gram
-from pddpo_ray.worlds.tabular.world import trap_world
 from tests.unit.loop.small_run import SMALL
 
 

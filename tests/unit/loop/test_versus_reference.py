@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
-from pddpo_ray.backends.in_process import limits_on
+from pddpo_lab.worlds.tabular.backends import limits_on
+from pddpo_lab.worlds.tabular.files import tabular_world
+from pddpo_lab.worlds.tabular.world import TabularWorld
 from pddpo_ray.certificates.testing import certify
 from pddpo_ray.config import Config, load
 from pddpo_ray.driver.run import PhaseChanged, run_recipe
@@ -20,9 +22,7 @@ from pddpo_ray.errors import RunError
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.parts.limits import REFERENCES
 from pddpo_ray.records import Response
-from pddpo_ray.worlds.tabular.files import tabular_world
-from pddpo_ray.worlds.tabular.limits import TableLimits
-from pddpo_ray.worlds.tabular.world import TabularWorld
+from pddpo_ray.worlds.table_limits import TableLimits
 from tests.support.measured import costs_of, measured_in
 from tests.support.measuring_server import measuring_server
 from tests.support.tiers import in_full

@@ -9,17 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pddpo_lab.bonuses import ThompsonBonus
+from pddpo_lab.methods.linear_scores import with_constant
+from pddpo_lab.verify.formulas import theory_amplitude
+from pddpo_lab.worlds.tabular.engine import decoded
+from pddpo_lab.worlds.tabular.parts import TabularEngine
+from pddpo_lab.worlds.tabular.world import trap_world
 from pddpo_ray.errors import RunError
-from pddpo_ray.exploration.alternatives import EllipticalBonus, NoBonus, ThompsonBonus
-from pddpo_ray.exploration.bonus import theory_amplitude
+from pddpo_ray.exploration.alternatives import EllipticalBonus, NoBonus
 from pddpo_ray.exploration.explorer import OptimisticExplorer
-from pddpo_ray.exploration.features import fit_whitening, with_constant
+from pddpo_ray.exploration.features import fit_whitening
 from pddpo_ray.exploration.resampling import bonus_only_base, temper
 from pddpo_ray.records import CandidateSet, Decoding, Response
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.worlds.tabular.engine import decoded
-from pddpo_ray.worlds.tabular.parts import TabularEngine
-from pddpo_ray.worlds.tabular.world import trap_world
 
 WORLD = trap_world()
 

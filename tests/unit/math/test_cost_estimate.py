@@ -20,14 +20,13 @@ from pddpo_ray.theory.estimates.cost_estimate import (
     estimate_from_scores,
     estimate_from_shares,
     expected_clipped_logit,
-    interval,
-    interval_warning,
     logit_bias,
     logit_noise,
     mean_with_error,
     unsafe_shares,
     within_prompt_variance,
 )
+from pddpo_ray.theory.estimates.estimate_interval import interval, interval_warning
 from pddpo_ray.theory.output import in_order_of_test, output_weights, shortfall
 
 SAFE, UNSAFE, ABSTAIN, FAILED = Verdict.SAFE, Verdict.UNSAFE, Verdict.ABSTAIN, Verdict.FAILED

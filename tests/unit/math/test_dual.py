@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 from scipy.special import logsumexp, softmax
 
+from pddpo_lab.methods.explicit_dual import descend
+from pddpo_lab.worlds.tabular.world import trap_world
 from pddpo_ray.records import CostEstimate
 from pddpo_ray.theory.multipliers.dual import (
     DampedNewton,
@@ -29,8 +31,6 @@ from pddpo_ray.theory.multipliers.dual import (
     limit_state,
     replay,
 )
-from pddpo_ray.theory.multipliers.explicit_dual import descend
-from pddpo_ray.worlds.tabular.world import trap_world
 
 
 def estimate(value: float, standard_error: float = 0.05, responses: int = 256, name: str = "cost") -> CostEstimate:

@@ -14,6 +14,14 @@ from scipy import stats
 from scipy.optimize import check_grad
 from scipy.special import logit, logsumexp
 
+from pddpo_lab.methods.explicit_dual import dual_slope
+from pddpo_lab.policy_gradient.losses import (
+    advantages,
+    clipped_policy_loss,
+    clipped_value_loss,
+    combined_advantage,
+    token_streams,
+)
 from pddpo_ray.config import BudgetRefit, UnionRefit
 from pddpo_ray.config.sections.trainer import DeterminantRefit, GeometricRefit
 from pddpo_ray.parts.fitting import older_rows
@@ -32,20 +40,13 @@ from pddpo_ray.theory.estimates.cost_estimate import (
     estimate_from_scores,
     estimate_from_shares,
     expected_clipped_logit,
-    interval,
     logit_bias,
     mean_with_error,
     within_prompt_variance,
 )
+from pddpo_ray.theory.estimates.estimate_interval import interval
 from pddpo_ray.theory.intervals import clopper_pearson, mean_interval, student_half_width
 from pddpo_ray.theory.losses.objectives import baseline_optimism_loss, support_loss
-from pddpo_ray.theory.losses.ppo import (
-    advantages,
-    clipped_policy_loss,
-    clipped_value_loss,
-    combined_advantage,
-    token_streams,
-)
 from pddpo_ray.theory.mle import _value_and_slope, bounded_logistic, box_mle, optimistic_mle, win_counts
 from pddpo_ray.theory.multipliers.dual import (
     DampedNewton,
@@ -58,7 +59,6 @@ from pddpo_ray.theory.multipliers.dual import (
     curvature_variance,
     limit_state,
 )
-from pddpo_ray.theory.multipliers.explicit_dual import dual_slope
 from pddpo_ray.theory.refit import is_power, limit_rows
 from pddpo_ray.theory.seeds import generator, generator_of, seed_of
 

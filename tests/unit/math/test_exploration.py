@@ -14,15 +14,12 @@ from scipy import stats
 from scipy.optimize import root
 from scipy.special import expit, softmax
 
-from pddpo_ray.exploration.alternatives import EllipticalBonus, HeldBonus, SimHashCounts, ThompsonBonus
-from pddpo_ray.exploration.bonus import (
-    elliptical,
-    elliptical_from_inverse,
-    saturation,
-    theory_amplitude,
-    theory_precision,
-    valid_scale,
-)
+from pddpo_lab.bonuses import SimHashCounts, ThompsonBonus
+from pddpo_lab.methods.loss_bonus import bonus_margin
+from pddpo_lab.verify.formulas import one_hot_gram, theory_amplitude, theory_precision, valid_scale
+from pddpo_lab.worlds.tabular.world import TabularWorld, trap_world
+from pddpo_ray.exploration.alternatives import EllipticalBonus, HeldBonus
+from pddpo_ray.exploration.bonus import elliptical, elliptical_from_inverse, saturation
 from pddpo_ray.exploration.design import Design, empty_design, factor, fitted_design, inverse, sherman_morrison
 from pddpo_ray.exploration.explorer import OptimisticExplorer
 from pddpo_ray.exploration.features import centres, fit_whitening, pool_features, whitened
@@ -34,10 +31,7 @@ from pddpo_ray.exploration.resampling import (
     resampling_weights,
 )
 from pddpo_ray.records import CandidateSet, Pair, Response
-from pddpo_ray.theory.losses.margins import bonus_margin
 from pddpo_ray.theory.mle import box_mle
-from pddpo_ray.worlds.tabular.parts import one_hot_gram
-from pddpo_ray.worlds.tabular.world import TabularWorld, trap_world
 
 
 def gaussian(seed: int, *shape: int) -> np.ndarray:

@@ -9,15 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pddpo_ray.exploration.alternatives import EllipticalBonus, SimHashCounts, ThompsonBonus
-from pddpo_ray.exploration.bonus import elliptical_from_inverse, saturation, theory_precision
+from pddpo_lab.bonuses import SimHashCounts, ThompsonBonus
+from pddpo_lab.verify.formulas import theory_precision
+from pddpo_lab.worlds.tabular.world import trap_world
+from pddpo_ray.exploration.alternatives import EllipticalBonus
+from pddpo_ray.exploration.bonus import elliptical_from_inverse, saturation
 from pddpo_ray.exploration.design import Design, empty_design, factor, inverse, sherman_morrison
 from pddpo_ray.exploration.explorer import OptimisticExplorer, choose_pairs
 from pddpo_ray.exploration.features import Whitening, fit_whitening
 from pddpo_ray.exploration.resampling import effective_sample_size, resampling_weights, temper
 from pddpo_ray.records import CandidateSet, Pair, Response
 from pddpo_ray.theory.seeds import generator_of
-from pddpo_ray.worlds.tabular.world import trap_world
 
 WORLD = trap_world()
 RNG = np.random.default_rng([11])

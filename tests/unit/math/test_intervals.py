@@ -13,11 +13,8 @@ from scipy.special import expit
 from scipy.stats import binom, binomtest
 
 from pddpo_ray.records import CostEstimate
-from pddpo_ray.theory.estimates.cost_estimate import (
-    expected_clipped_logit,
-    interval,
-    interval_warning,
-)
+from pddpo_ray.theory.estimates.cost_estimate import expected_clipped_logit
+from pddpo_ray.theory.estimates.estimate_interval import interval, interval_warning
 from pddpo_ray.theory.intervals import (
     binomial_high,
     binomial_low,

@@ -7,9 +7,9 @@ import pytest
 from numpy.typing import NDArray
 from scipy.special import softmax
 
-from pddpo_ray.theory.estimates.measured_pairs import Factors, LearnedCosts, MeasuredAnswer, estimates_on_sets
+from pddpo_lab.worlds.tabular.world import draw_answers
+from pddpo_ray.theory.estimates.cost_estimate import Factors, LearnedCosts, MeasuredAnswer, estimates_on_sets
 from pddpo_ray.theory.multipliers.matrix_dual import noise_beside_learned, within_covariance
-from pddpo_ray.worlds.tabular.world import draw_answers
 
 Array = NDArray[np.float64]
 ROUNDS, DRAWS = 200, 150

@@ -14,17 +14,16 @@ from scipy.special import softmax
 
 from pddpo_ray.limits.sources import chosen_for
 from pddpo_ray.records import CostEstimate
-from pddpo_ray.theory.estimates.cost_estimate import interval
-from pddpo_ray.theory.estimates.measured_pairs import (
+from pddpo_ray.theory.estimates.cost_estimate import (
     Factors,
     MeasuredAnswer,
     estimates_on_sets,
     means_by_people_alone,
-    value_pairs,
     with_repeated_noise,
 )
+from pddpo_ray.theory.estimates.estimate_interval import interval
 from pddpo_ray.theory.estimates.prompt_sets import prompt_sets
-from pddpo_ray.theory.losses.value_stage import table_scores, value_scale
+from pddpo_ray.theory.losses.value_stage import table_scores, value_pairs, value_scale
 from pddpo_ray.theory.multipliers.dual import DampedNewton, LimitState
 from pddpo_ray.theory.multipliers.matrix_dual import newton_step
 

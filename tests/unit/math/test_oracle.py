@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pddpo_lab.verify.checks import FORMULAS, gap_bound, multiplier_from_reference_samples
+from pddpo_lab.worlds.tabular.world import TabularWorld, random_world, trap_world
 from pddpo_ray.worlds.oracle import InfeasibleError, Oracle, mixture
-from pddpo_ray.worlds.tabular.world import TabularWorld, random_world, trap_world
 
 seeds = st.integers(0, 30)
 slow_property = settings(max_examples=15, deadline=None)

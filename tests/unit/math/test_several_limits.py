@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 from pddpo_lab.verify.command import VerifyOptions, main
+from pddpo_lab.worlds.tabular.files import load_world, world_of
+from pddpo_lab.worlds.tabular.world import random_world, trap_world, two_limits_world
 from pddpo_lab.worlds.world_files import world_json
 from pddpo_ray.config import load
 from pddpo_ray.driver.run import run_recipe
@@ -26,8 +28,6 @@ from pddpo_ray.storage.whole_files import JOURNAL
 from pddpo_ray.theory.multipliers.feasibility import largest_margin
 from pddpo_ray.theory.multipliers.several_limits import LagrangianDual, minimise
 from pddpo_ray.worlds.oracle import InfeasibleError, Limit, Oracle
-from pddpo_ray.worlds.tabular.files import load_world, world_of
-from pddpo_ray.worlds.tabular.world import random_world, trap_world, two_limits_world
 
 WORLD = two_limits_world()
 

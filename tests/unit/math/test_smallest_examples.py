@@ -13,8 +13,9 @@ from scipy.optimize import brentq
 from scipy.special import expit
 from scipy.stats import binom
 
+from pddpo_lab.methods.loss_bonus import bonus_margin
+from pddpo_lab.verify.formulas import printed_margin
 from pddpo_ray.theory.estimates.cost_estimate import clipped_logit
-from pddpo_ray.theory.losses.margins import bonus_margin, printed_margin
 from pddpo_ray.theory.multipliers.cost_stage import cost_temperature, skips_cost_stage
 
 PAGE = (Path(__file__).parents[3] / "docs" / "the-paper.md").read_text(encoding="utf-8")

@@ -14,6 +14,11 @@ import pytest
 from scipy import stats
 from scipy.special import expit, softmax
 
+from pddpo_lab.verify.formulas import one_hot_gram
+from pddpo_lab.worlds.tabular.engine import decoded
+from pddpo_lab.worlds.tabular.files import load_world, world_of
+from pddpo_lab.worlds.tabular.parts import TabularEngine, TabularTrainer, wins_of
+from pddpo_lab.worlds.tabular.world import TabularWorld, draw_answers, full_coverage, random_world, trap_world
 from pddpo_lab.worlds.world_files import world_json
 from pddpo_ray.contracts import FitCommand, FitSettings, RolloutEngine, Start, TrainerBackend
 from pddpo_ray.errors import RunError, UserError
@@ -31,10 +36,6 @@ from pddpo_ray.records import (
 )
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.tensors import tensors_sha256
-from pddpo_ray.worlds.tabular.engine import decoded
-from pddpo_ray.worlds.tabular.files import load_world, world_of
-from pddpo_ray.worlds.tabular.parts import TabularEngine, TabularTrainer, one_hot_gram, wins_of
-from pddpo_ray.worlds.tabular.world import TabularWorld, draw_answers, full_coverage, random_world, trap_world
 from pddpo_ray.worlds.truth_labeller import WorldLabeller
 
 SHARED_TRAP = Path(os.environ.get("PDDPO_SHARED", "../shared")) / "worlds" / "trap.json"

@@ -43,14 +43,14 @@ from pddpo_lab.verify.page import WORDS, gap_chart, render
 from pddpo_lab.verify.pieces import Pieces
 from pddpo_lab.verify.simulate import _bonuses, _collect, _initial, _policies, simulate
 from pddpo_lab.verify.split_roles import split_role_claims
+from pddpo_lab.worlds.tabular.files import load_world
+from pddpo_lab.worlds.tabular.parts import TabularTrainer
+from pddpo_lab.worlds.tabular.world import TabularWorld, random_world, trap_world
 from pddpo_lab.worlds.world_files import world_json
 from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import Objective, PairRow
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.worlds.tabular.files import load_world
-from pddpo_ray.worlds.tabular.parts import TabularTrainer
-from pddpo_ray.worlds.tabular.world import TabularWorld, random_world, trap_world
 
 SHARED_TRAP = Path(os.environ.get("PDDPO_SHARED", "../shared")) / "worlds" / "trap.json"
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pddpo_lab.worlds.tabular.parts import TabularTrainer
 from pddpo_ray.backends.in_process import make_backends
 from pddpo_ray.config import Config, load
 from pddpo_ray.contracts import FitCommand, FitResult
 from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.journal import JournalReader, read_journal
 from pddpo_ray.storage.whole_files import JOURNAL
-from pddpo_ray.worlds.tabular.parts import TabularTrainer
 
 FIXED = "dual.rule={kind: fixed}"
 SMALL = (

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pddpo_lab.policy_gradient.group_advantages import group_advantages, lead_over_others
+from pddpo_lab.policy_gradient.tables import Tables, update_tables
 from pddpo_ray.config import load
 from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import UserError
-from pddpo_ray.theory.losses.group_advantages import group_advantages, lead_over_others
 from pddpo_ray.training.local import LocalTrainer
-from pddpo_ray.worlds.tabular.ppo import Tables, update_tables
 from tests.unit.loop.small_run import story
 from tests.unit.methods.runs import SMALL, journal_of
 from tests.unit.methods.test_safe_rlhf import (
@@ -98,12 +98,12 @@ def test_at_a_fixed_multiplier_the_policy_reaches_the_known_optimum(multiplier: 
 @pytest.mark.run
 def test_a_language_model_learns_from_groups_repeatably_and_stores_no_critic(trainer: LocalTrainer) -> None:
     command = command_of(trainer, group=2)
-    first = trainer.reinforce(command)
+    first = command.run(trainer)
     assert first.critics is None
     assert lead(trainer, first.version) > lead(trainer, trainer.reference) + 0.05
-    assert trainer.reinforce(command).version == first.version
+    assert command.run(trainer).version == first.version
     easier = tuple(replace(one, reward=one.reward + 4.0) for one in command.answers[:4]) + command.answers[4:]
-    shifted = trainer.reinforce(replace(command, answers=easier))
+    shifted = replace(command, answers=easier).run(trainer)
     assert lead(trainer, shifted.version) == pytest.approx(lead(trainer, first.version), abs=1e-5), "an easy prompt"
 
 

@@ -12,27 +12,25 @@ from typing import Any, cast
 
 import pytest
 
-from pddpo_ray.algorithms.caid import resumed, stepped
-from pddpo_ray.algorithms.safe_dpo import transformed
-from pddpo_ray.algorithms.safe_rlhf import newest_answers
+from pddpo_lab.methods.caid import resumed, stepped
+from pddpo_lab.methods.loss_bonus import LossBonus
+from pddpo_lab.methods.safe_dpo import transformed
+from pddpo_lab.methods.safe_rlhf import newest_answers
+from pddpo_lab.methods.stages import unsafe_bits, weighed_objective
 from pddpo_ray.algorithms.stages import (
-    NO_BONUS,
     Parts,
     Sizes,
     neighbours_of,
     single_objective,
-    unsafe_bits,
-    weighed_objective,
 )
 from pddpo_ray.config import MethodConfig
-from pddpo_ray.limits.reading import stated_limits
+from pddpo_ray.limits.reading import FEEDBACK, stated_limits
 from pddpo_ray.parts.held_limit import HeldLimit
 from pddpo_ray.parts.limits import LimitsController
 from pddpo_ray.records import (
     HARM,
     CostEstimate,
     LabelledPair,
-    LossBonus,
     Objective,
     Pair,
     PairRow,
@@ -124,7 +122,7 @@ def calls_of(method: str, sizes: Sizes = SIZES, **parts: Any) -> tuple[Calls, Un
     calls: Calls = []
     known = {
         "journal": Rounds(),
-        "trainer": Asked(calls, "trainer", fit=numbered("policy"), merge=numbered("merged"), reinforce=numbered("ppo")),
+        "trainer": Asked(calls, "trainer", fit=numbered("policy")),
         "rollout": Asked(calls, "rollout", sample=numbered("answers")),
         "feedback": Asked(calls, "feedback", safety=safety),
         "dual": Asked(calls, "dual", multiplier=0.5, multipliers={"harm": 0.5, "length": 0.25}),
@@ -132,14 +130,20 @@ def calls_of(method: str, sizes: Sizes = SIZES, **parts: Any) -> tuple[Calls, Un
         "preferences": Asked(
             calls, "preferences", reward="D_r", cost="D_c", labelled=LABELLED, cost_of=lambda name: f"D_{name}"
         ),
-        "explorer": Asked(calls, "explorer", loss_bonus=lambda stage, *_: bonus(stage)),
-        "scoring": Asked(
+        "explorer": Asked(calls, "explorer"),
+        "own": Asked(
             calls, "scores", threshold=0.25, upper=2.0, held=False, reference_answers=lambda _: ANSWERS,
             explicit_multiplier=lambda *_: 0.7, cost_of=lambda *_: ESTIMATE,
             trained=lambda *_: (lambda answers: f"scores of {answers}", "critics"),
         ),
-        "merge": "merging",
     } | parts  # fmt: skip
+    if method == "o-pd-dpo-paper":
+        known["own"] = Asked(calls, "explorer", loss_bonus=lambda stage, *_: bonus(stage))
+    if method == "p-sacpo":
+        known["own"] = Asked(calls, "weights", merged=numbered("merged"))
+    if method in ("safe-rlhf", "c-grpo"):
+        updates = Asked(calls, "updates", reinforce=numbered("ppo"))
+        known["own"] = SimpleNamespace(scores=known["own"], updates=updates)
     estimate = known.pop("estimate", lambda labels: f"estimate of {labels}")
     window = sizes.method.window if method == "pd-dpo-adalag" else None
     known["limits"] = by_labels(known, estimate, window)
@@ -153,12 +157,18 @@ def by_labels(known: dict[str, Any], estimate: Any, window: Any = None) -> Limit
     """One limit on the logit of a cost of its own name for each multiplier, labelled by the feedback."""
     names, nothing = list(known["dual"].multipliers), cast(Any, None)
     document = {"limits": {name: {"logit": {"world": name}, "at_most": 0.0, "labels_each": 3} for name in names}}
-    held = [HeldLimit(replace(one, labelled=True), 1.0, {}) for one in stated_limits(document, "test")]
+    held = [
+        HeldLimit(replace(one, source=replace(one.source, kind=FEEDBACK, labeller="world")), 1.0, {})
+        for one in stated_limits(document, "test")
+    ]
     return LimitsController(
         known.get("journal", Rounds()), held, Asked([], ""), known["dual"], beta=0.1,
         by_covariance=False, drift=nothing, log_probs=nothing, reference=nothing, seed=0,
         feedback=known["feedback"], estimate=estimate, window=window,
     )  # fmt: skip
+
+
+NO_BONUS = LossBonus()
 
 
 def bonus(stage: str) -> LossBonus:
@@ -349,9 +359,9 @@ def test_methods_of_one_or_two_plain_fits() -> None:
     merged, found = calls_of("p-sacpo")
     assert merged == [
         ("trainer.fit", reward(), "D_r"),
-        ("trainer.fit", cost("policy-1", 0.5), "D_c"), ("trainer.merge", "policy-1", "policy-2", 0.25, "merging"),
+        ("trainer.fit", cost("policy-1", 0.5), "D_c"), ("weights.merged", "policy-1", "policy-2", 0.25),
         *observe("merged-1", 1, 0.125),
-        ("trainer.fit", cost("policy-1", 0.5), "D_c"), ("trainer.merge", "policy-1", "policy-3", 0.25, "merging"),
+        ("trainer.fit", cost("policy-1", 0.5), "D_c"), ("weights.merged", "policy-1", "policy-3", 0.25),
         *observe("merged-2", 2, 0.125),
     ]  # fmt: skip
     assert found == ALL
@@ -508,7 +518,7 @@ def test_safe_rlhf_updates_on_the_answers_before_and_steps_on_the_newest() -> No
     for number in (1, 2):
         before, own = journal.labelled[number - 1, "cost"], journal.labelled[number, "cost"]
         expected += [
-            ("trainer.reinforce", "reference", before, f"scores of {before}", 0.5, "critics"),
+            ("updates.reinforce", "reference", before, f"scores of {before}", 0.5, "critics"),
             ("rollout.publish", f"ppo-{number}"),
             ("prompts.draw", 5),
             ("rollout.sample", "5 prompts", f"ppo-{number}"),
@@ -520,7 +530,7 @@ def test_safe_rlhf_updates_on_the_answers_before_and_steps_on_the_newest() -> No
     assert calls == expected
     assert found == LAST
     resumed_calls, _ = calls_of("safe-rlhf", journal=_at_round_2(journal))
-    assert [call[0] for call in resumed_calls[:3]] == ["feedback.safety", "scores.trained", "trainer.reinforce"]
+    assert [call[0] for call in resumed_calls[:3]] == ["feedback.safety", "scores.trained", "updates.reinforce"]
 
 
 def test_c_grpo_samples_whole_groups_and_keeps_no_critic() -> None:
@@ -540,8 +550,8 @@ def test_c_grpo_samples_whole_groups_and_keeps_no_critic() -> None:
     sampled = [call[1] for call in calls if call[0] == "rollout.sample"]
     assert sampled == [[f"x{k}-0", f"x{k}-0", f"x{k}-1", f"x{k}-1"] for k in (1, 2, 3)]
     answers = [journal.labelled[number, "cost"] for number in (0, 1)]
-    assert [call for call in calls if call[0] == "trainer.reinforce"] == [
-        ("trainer.reinforce", "reference", before, f"scores of {before}", 0.5, None, ("group", 2)) for before in answers
+    assert [call for call in calls if call[0] == "updates.reinforce"] == [
+        ("updates.reinforce", "reference", before, f"scores of {before}", 0.5, None, ("group", 2)) for before in answers
     ]
     assert [call[0] for call in calls[-4:]] == ["rollout.publish", "rollout.sample", "scores.cost_of", "dual.step"]
 

@@ -12,8 +12,12 @@ import pytest
 from scipy.optimize import brentq, minimize_scalar
 from scipy.special import expit, logsumexp
 
+from pddpo_lab.methods.linear_scores import LinearScorer
+from pddpo_lab.methods.safe_dpo import transformed
+from pddpo_lab.methods.scoring import PolicyScorer, ShiftedCosts
+from pddpo_lab.worlds.tabular.parts import TabularTrainer
+from pddpo_lab.worlds.tabular.world import TabularWorld, full_coverage, random_world, trap_world
 from pddpo_lab.worlds.world_files import world_json
-from pddpo_ray.algorithms.safe_dpo import transformed
 from pddpo_ray.backends.backends import Backends
 from pddpo_ray.backends.in_process import make_backends
 from pddpo_ray.config import Config
@@ -22,12 +26,8 @@ from pddpo_ray.driver.run import RoundFinished, run_recipe
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import JournalReader
 from pddpo_ray.records import HARM, LabelledPair, Objective, Pair, PairRow, PolicyVersion, Prompt, Response, Verdict
-from pddpo_ray.scorers.method_scores import PolicyScorer, ShiftedCosts
-from pddpo_ray.scoring.linear_scores import LinearScorer
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.estimates.cost_estimate import clipped_logit
-from pddpo_ray.worlds.tabular.parts import TabularTrainer
-from pddpo_ray.worlds.tabular.world import TabularWorld, full_coverage, random_world, trap_world
 from tests.support.finished_runs import FinishedRuns
 from tests.support.tiers import in_full
 from tests.unit.loop.small_run import finish, story

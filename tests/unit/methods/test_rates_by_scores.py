@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pddpo_lab.methods.linear_scores import shift_to_rate
 from pddpo_ray.driver.run import run_recipe
-from pddpo_ray.theory.estimates.cost_estimate import shift_to_rate
 from tests.support.tiers import in_full
 from tests.unit.methods.runs import config_of, journal_of
 

@@ -9,10 +9,10 @@ import pytest
 from pddpo_lab.verify import checks, experiments
 from pddpo_lab.verify.methods import COMPARED
 from pddpo_lab.verify.simulate import simulate
+from pddpo_lab.worlds.tabular.world import trap_world
 from pddpo_ray.config import load
 from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.serving.catalog import drawn_round
-from pddpo_ray.worlds.tabular.world import trap_world
 from tests.support.method_modules import METHODS as ALL_METHODS
 from tests.support.reach import Entered, entered, functions_of, missing, named, resolved
 from tools.small_runs import HERE, METHODS, TABLE, TEXT, VARIANTS
@@ -34,10 +34,7 @@ ONLY_TEXTS = (
 )
 """What tables do without: they know neither tensors nor hidden states."""
 NO_RUN = (
-    "pddpo_ray.theory.losses.margins.printed_margin",
     "pddpo_ray.exploration.bonus.elliptical",
-    "pddpo_ray.exploration.bonus.theory_amplitude",
-    "pddpo_ray.exploration.bonus.theory_precision",
     "pddpo_ray.serving.catalog.drawn_round",
 )
 """What `pddpo verify` alone calls, and what answers a request after the run."""
@@ -77,7 +74,7 @@ def test_small_runs_on_texts_enter_the_rest_and_the_margins(tmp_path: Path) -> N
             run_recipe(load("text-world", [*size, f"algorithm={name}", *HERE]), tmp_path / name)
         xpo = [*TEXT, "rounds=1", "offline.compare_rounds=0", "explore.bonus=off", *VARIANTS["loss-xpo"]]
         run_recipe(load("text-world", [*xpo, *HERE]), tmp_path / "xpo")
-    assert missing(seen, [*ONLY_TEXTS, "pddpo_ray.theory.losses.margins.bonus_margin"]) == []
+    assert missing(seen, [*ONLY_TEXTS, "pddpo_lab.methods.loss_bonus.bonus_margin"]) == []
 
 
 @pytest.mark.full

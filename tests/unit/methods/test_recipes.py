@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+import pddpo_lab.methods
 from pddpo_ray import algorithms
 from pddpo_ray.config import LogRule, LoraParameters, load, recipe_names
 from pddpo_ray.config.sections.trainer import Stage
-from pddpo_ray.registry import SHIPPED
+from pddpo_ray.registry import names
 from tests.support.method_modules import METHODS
 
 # epochs, pairs per device, accumulated batches x devices, learning rate, schedule, warm-up, weight decay
@@ -99,8 +100,10 @@ def test_the_other_methods_train_all_parameters_and_draw_what_their_authors_drew
 
 
 def test_every_method_has_a_page_a_world_recipe_and_a_paper_recipe() -> None:
-    methods = set(SHIPPED["methods"])
-    files = {path.stem for path in Path(algorithms.__file__).parent.glob("*.py")} - {"__init__", "stages"}
+    methods = set(names("methods"))
+    parts = {"__init__", "stages", "scoring", "merging", "loss_bonus", "linear_scores", "explicit_dual"}
+    rooms = [Path(algorithms.__file__).parent, *map(Path, pddpo_lab.methods.__path__)]
+    files = {path.stem for room in rooms for path in room.glob("*.py")} - parts
     assert {METHODS[name].__name__.rpartition(".")[2] for name in methods} == files
     assert methods <= set(recipe_names())
     without = {"o-pd-dpo", "o-pd-dpo-paper", "c-grpo"}  # the paper has no experiment with them

@@ -12,25 +12,25 @@ import torch
 from scipy.optimize import brentq
 from scipy.special import logsumexp
 
-from pddpo_ray.config import PpoConfig, load
-from pddpo_ray.contracts import PolicyGradient, PpoCommand
-from pddpo_ray.driver.run import run_recipe
-from pddpo_ray.errors import UserError
-from pddpo_ray.records import CostEstimate, ScoredAnswer
-from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.theory.losses.ppo import (
+from pddpo_lab.policy_gradient.command import PpoCommand, ScoredAnswer
+from pddpo_lab.policy_gradient.losses import (
     advantages,
     clipped_policy_loss,
     clipped_value_loss,
     combined_advantage,
     token_streams,
 )
+from pddpo_lab.policy_gradient.tables import Tables, update_tables
+from pddpo_lab.policy_gradient.update import per_token, token_log_probs
+from pddpo_ray.config import PpoConfig, load
+from pddpo_ray.driver.run import run_recipe
+from pddpo_ray.errors import UserError
+from pddpo_ray.records import CostEstimate
+from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.multipliers.dual import LogMultiplier, limit_state
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.local import LocalTrainer, store_reference
 from pddpo_ray.training.passes.log_probs import ResponseScorer
-from pddpo_ray.training.ppo_update import per_token, token_log_probs
-from pddpo_ray.worlds.tabular.ppo import Tables, update_tables
 from tests.support.tiers import in_full
 from tests.support.tiny_language_model import save_policy, tiny_llama
 from tests.unit.loop.small_run import story
@@ -189,23 +189,22 @@ def lead(trainer: LocalTrainer, version: object) -> float:
 
 @pytest.mark.run
 def test_an_update_raises_what_the_scores_prefer_and_is_repeatable(trainer: LocalTrainer) -> None:
-    assert isinstance(trainer, PolicyGradient)
-    first = trainer.reinforce(command_of(trainer))
+    first = command_of(trainer).run(trainer)
     assert lead(trainer, first.version) > lead(trainer, trainer.reference) + 0.05
-    again = trainer.reinforce(command_of(trainer))
+    again = command_of(trainer).run(trainer)
     assert (again.version, again.critics) == (first.version, first.critics)
     assert first.metrics["ppo/kl_estimate"] == pytest.approx(0.0, abs=1e-6), "the first batch is the reference's own"
 
 
 @pytest.mark.run
 def test_the_next_update_goes_on_with_policy_and_critics(trainer: LocalTrainer) -> None:
-    first = trainer.reinforce(command_of(trainer))
+    first = command_of(trainer).run(trainer)
     following = command_of(trainer, sequence=2, result="policy-2", start=first.version, critics=first.critics)
-    second = trainer.reinforce(following)
+    second = following.run(trainer)
     assert second.metrics["ppo/reward_critic_loss"] < first.metrics["ppo/reward_critic_loss"]
     assert second.critics != first.critics
     assert second.metrics["ppo/kl_estimate"] != 0.0
-    without = trainer.reinforce(replace(following, critics=None))
+    without = replace(following, critics=None).run(trainer)
     assert without.version != second.version, "critics matter"
 
 

@@ -10,20 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pddpo_ray.algorithms.caid import resumed
+from pddpo_lab.methods.caid import resumed
+from pddpo_lab.policy_gradient.command import Critics, PpoCommand, ScoredAnswer
+from pddpo_lab.worlds.tabular.parts import TabularTrainer
+from pddpo_lab.worlds.tabular.world import trap_world
 from pddpo_ray.config import PpoConfig
-from pddpo_ray.contracts import FitCommand, FitSettings, PpoCommand, Start
+from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.journal import Journal
 from pddpo_ray.parts.dual_step import DualController, LocalDual, journalled_estimates
-from pddpo_ray.records import CostEstimate, Critics, Objective, PairRow, ScoredAnswer, UniformMixture
+from pddpo_ray.records import CostEstimate, Objective, PairRow, UniformMixture
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.multipliers.dual import DualState, ProjectedFixed, limit_state
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.local import LocalTrainer, store_reference
 from pddpo_ray.training.passes.log_probs import ResponseScorer
-from pddpo_ray.worlds.tabular.parts import TabularTrainer
-from pddpo_ray.worlds.tabular.world import trap_world
 from tests.support.method_modules import METHODS
 from tests.support.tiny_language_model import save_policy, tiny_llama
 from tests.unit.loop.small_run import finish, small
@@ -99,10 +100,10 @@ def test_a_tables_critics_have_one_value_per_prompt(tmp_path: Path) -> None:
     trainer = TabularTrainer(world, ArtifactStore(tmp_path / "store"))
     answers = tuple(ScoredAnswer((x,), (y,), 1.0 + y, -0.5) for x in range(4) for y in range(4))
     command = PpoCommand(1, trainer.reference, answers, 0.5, None, PpoConfig(), 7, "policy-1")
-    result = trainer.reinforce(command)
+    result = command.run(trainer)
     assert result.critics is not None
     for stored in (result.critics.reward, result.critics.cost):
-        assert trainer._store.read_tensors(*stored)["values"].shape == (4,)
+        assert trainer.store.read_tensors(*stored)["values"].shape == (4,)
 
 
 @pytest.mark.run
@@ -111,13 +112,13 @@ def test_an_update_goes_on_with_the_critics_that_it_is_given(tmp_path: Path) -> 
     world = trap_world()
     trainer = TabularTrainer(world, ArtifactStore(tmp_path / "store"))
     values = {"reward": np.array([1.0, 2.0, 3.0, 4.0]), "cost": np.array([-1.0, 0.5, 0.0, 7.0])}
-    given = Critics(*(trainer._store.write_tensors(name, {"values": value}) for name, value in values.items()))
+    given = Critics(*(trainer.store.write_tensors(name, {"values": value}) for name, value in values.items()))
     answers = tuple(ScoredAnswer((x,), (y,), 1.0 + y, -0.5) for x in range(4) for y in range(4))
     settings = PpoConfig(critic_learning_rate=1e-12)
-    result = trainer.reinforce(PpoCommand(1, trainer.reference, answers, 0.5, given, settings, 7, "policy-1"))
+    result = PpoCommand(1, trainer.reference, answers, 0.5, given, settings, 7, "policy-1").run(trainer)
     assert result.critics is not None
     for name, stored in (("reward", result.critics.reward), ("cost", result.critics.cost)):
-        np.testing.assert_allclose(trainer._store.read_tensors(*stored)["values"], values[name], atol=1e-6)
+        np.testing.assert_allclose(trainer.store.read_tensors(*stored)["values"], values[name], atol=1e-6)
 
 
 @pytest.mark.run

@@ -67,7 +67,7 @@ def test_help_imports_nothing_heavy() -> None:
     program = (
         "import sys\n"
         "from pddpo_ray.cli.main import main\n"
-        f"for words in {[[], *([verb] for verb in (*VERBS, *SHIPPED['commands'], *LAB))]!r}:\n"
+        f"for words in {[[], *([verb] for verb in (*VERBS, *SHIPPED['commands'], *LAB['commands']))]!r}:\n"
         "    try:\n        main([*words, '--help'])\n"
         "    except SystemExit as end:\n        assert not end.code, (words, end.code)\n"
         f"    heavy = [name for name in {HEAVY!r} if name in sys.modules]\n"
@@ -75,7 +75,7 @@ def test_help_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("Usage: pddpo") == 1 + len({*VERBS, *SHIPPED["commands"], *LAB})
+    assert done.stdout.count("Usage: pddpo") == 1 + len({*VERBS, *SHIPPED["commands"], *LAB["commands"]})
 
 
 @pytest.mark.full
@@ -360,7 +360,7 @@ def test_recipes_lists_every_recipe_with_its_line(capsys: pytest.CaptureFixture[
     listed = json.loads(out)["recipes"]
     assert listed["tabular"] == load("tabular").about
     _, out, _ = run(capsys, "recipes")
-    assert len(out.splitlines()) == len(listed)
+    assert len(out.partition("from installed packages:")[0].splitlines()) == len(listed)
 
 
 def test_a_shown_recipe_is_a_recipe(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -71,8 +71,11 @@ def test_a_judge_under_feedback_is_refused_with_the_whole_section_to_write(tmp_p
 def test_the_scores_of_an_older_run_are_named_beside_its_kind() -> None:
     older = load("text-world", ["feedback={kind: mixed}"]).model_dump(mode="json")
     scorer = {"path": "models/reward", "batch": None, "max_tokens": None}
-    older["feedback"] |= {"model": {"kind": "scorers", "reward": scorer, "cost": None}}
-    feedback = Config.of_run(older).feedback
+    older["feedback"] |= {"model": {"kind": "scorers", "reward": scorer, "cost": None}, "unsure": 8, "random": 16}
+    older["limits"] = {"cost": {"rate": {"mixed": "cost"}, "at_most": "50 %", "learned_from": "comparisons"}}
+    config = Config.of_run(older)
+    feedback, (limit,) = config.feedback, config.stated
+    assert (limit.source.kind, limit.audited, limit.unsure) == ("model", 24, 8)
     assert isinstance(feedback, MixedFeedback)
     assert (feedback.model, feedback.cost) == ("scorers", None)
     assert feedback.reward == StoredScorerConfig(path="models/reward")

@@ -36,8 +36,7 @@ LOADERS = ("pddpo_ray/__init__.py", "pddpo_ray/limits/function_worker.py")
 """The package's public names, each loaded when it is used; and functions of users, named in a limit."""
 
 TRUTH = tuple(
-    f"pddpo_ray.worlds.{name}"
-    for name in ("oracle", "text.world", "text.drawn_world", "limit_truth", "tabular.world", "truth_labeller")
+    f"pddpo_ray.worlds.{name}" for name in ("oracle", "text.world", "text.drawn_world", "limit_truth", "truth_labeller")
 )
 """Modules that hold true scores."""
 SEES_TRUTH = (

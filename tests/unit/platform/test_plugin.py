@@ -52,7 +52,7 @@ def pddpo(site: Path, folder: Path, *arguments: str) -> subprocess.CompletedProc
     return subprocess.run(
         [sys.executable, "-m", "pddpo_ray", *arguments],
         capture_output=True, text=True, check=False, cwd=folder, timeout=300,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(ROOT)])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(ROOT), str(ROOT / "lab")])},
     )  # fmt: skip
 
 
@@ -152,7 +152,7 @@ def test_what_is_installed_is_explained_listed_and_checked(site: Path, tmp_path:
         "dual.rule.step (kind: signs): number, > 0; default 0.1; changed by: researcher\n"
     )
     listed = json.loads(pddpo(site, tmp_path, "recipes", "--json").stdout)["installed"]
-    assert {(one["kind"], one["name"]) for one in listed} == {
+    assert {(one["kind"], one["name"]) for one in listed if one["package"].startswith("pddpo-politeness")} == {
         ("method", "sparing"), ("world", "two-requests"), ("bonus", "seldom-asked"), ("dual rule", "signs"),
         ("source", "shouting"), ("rule", "courtesies"), ("rule", "polite"), ("tracker", "csv"),
     }  # fmt: skip
@@ -167,7 +167,7 @@ def test_what_is_installed_is_explained_listed_and_checked(site: Path, tmp_path:
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EntryPoint]]:
     """Entry points as if packages had brought them."""
-    entries: list[EntryPoint] = []
+    entries = [EntryPoint("lab", "pddpo_lab.recipes", "pddpo_ray.recipes")]
     registry._brought.cache_clear()
     monkeypatch.setattr(registry, "entry_points", lambda group: [one for one in entries if one.group == group])
     yield entries

@@ -25,7 +25,7 @@ from pddpo_ray.records import (
     SafetyLabels,
     Verdict,
 )
-from pddpo_ray.theory.estimates.cost_estimate import interval
+from pddpo_ray.theory.estimates.estimate_interval import interval
 from tests.support.written_grammar import GRAMMAR
 
 RHO, LAMBDA_STAR, F_STAR = 1.0, 0.72, 0.61

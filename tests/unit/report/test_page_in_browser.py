@@ -12,7 +12,7 @@ from pddpo_lab.verify.checks import FORMULAS
 from pddpo_lab.verify.experiments import curve
 from pddpo_lab.verify.methods import OFFLINE
 from pddpo_lab.verify.page import render
-from pddpo_ray.worlds.tabular.world import trap_world
+from pddpo_lab.worlds.tabular.world import trap_world
 from tests.support.tiers import in_full
 
 pytestmark = pytest.mark.browser

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pddpo_ray.report.run_data import read_run
 from pddpo_ray.report.sections.theory import ascent_bound, assumptions, half_width, rate_so_far
-from pddpo_ray.theory.estimates.cost_estimate import interval
+from pddpo_ray.theory.estimates.estimate_interval import interval
 from tests.unit.report.synthetic import recipe, write_run
 
 

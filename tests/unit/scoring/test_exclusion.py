@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from pddpo_lab.worlds.tabular.world import trap_world
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
 from pddpo_ray.parts.labelling import FeedbackController
 from pddpo_ray.parts.preferences import cost_rows, reward_rows
 from pddpo_ray.records import HARM, LabelledPair, Pair, Response, SafetyLabels, Verdict
-from pddpo_ray.theory.estimates.cost_estimate import estimate_cost, interval
-from pddpo_ray.worlds.tabular.world import trap_world
+from pddpo_ray.theory.estimates.cost_estimate import estimate_cost
+from pddpo_ray.theory.estimates.estimate_interval import interval
 
 WORLD = trap_world()
 ANSWERS = [WORLD.response(x, y, f"a{x}{y}") for x in range(2) for y in range(4)]

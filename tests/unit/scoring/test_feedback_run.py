@@ -19,7 +19,7 @@ from pddpo_ray.scoring.scored_labeller import ScoredLabeller
 from pddpo_ray.scoring.stored_scorers import load_scorer
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import JOURNAL
-from pddpo_ray.theory.estimates.cost_estimate import interval
+from pddpo_ray.theory.estimates.estimate_interval import interval
 from pddpo_ray.theory.seeds import seed_of
 from tests.support.measuring_server import measuring_server
 from tests.unit.loop.small_run import story

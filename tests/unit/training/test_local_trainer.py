@@ -114,10 +114,10 @@ def test_support_term_keeps_mass_on_the_reference_support(
     off = {}
     for weight in (0.0, 2.0):
         version = trainer.execute(reward_command(trainer, settings=wild.model_copy(update={"support": weight}))).version
-        trainer._load(trainer.reference)
+        trainer.load(trainer.reference)
         texts = [(PROMPT, answer) for answer in ANSWERS]
         supports = support_of_texts(trainer.engine.scorer, texts, 0.01)[1]
-        trainer._load(version)
+        trainer.load(version)
         with torch.no_grad():
             mass = trainer.engine.scorer(collate(texts), support_table(supports))
         off[weight] = float(1 - mass[1].exp().mean())

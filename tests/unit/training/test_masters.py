@@ -63,7 +63,7 @@ def share_that_differs(one: Mapping[str, torch.Tensor], other: Mapping[str, torc
 def test_at_a_small_learning_rate_nearly_every_weight_moves(store: ArtifactStore, reference: PolicyVersion) -> None:
     """Without masters 0.2 % of them do. Rows of the embedding whose word is in no pair have no gradient."""
     trainer = trainer_of(store, reference)
-    trainer._load(reference)
+    trainer.load(reference)
     before = trainer.engine.weights()
     trainer.execute(command(reference))
     after = trainer.engine.weights()
@@ -168,9 +168,9 @@ def test_versions_that_round_alike_are_not_taken_for_each_other(store: ArtifactS
     one = trainer.execute(command(reference, learning_rate=1e-12)).version
     two = trainer.execute(command(reference, one, 2, learning_rate=1e-12)).version
     assert one.sha256 == two.sha256
-    trainer._load(one)
+    trainer.load(one)
     of_one = trainer.engine.weights()
-    trainer._load(two)
+    trainer.load(two)
     assert share_that_differs(of_one, trainer.engine.weights()) > 0
 
 

@@ -12,7 +12,8 @@ from transformers import LlamaForCausalLM
 from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.records import Objective
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.theory.estimates.measured_pairs import MeasuredAnswer, value_pairs
+from pddpo_ray.theory.estimates.cost_estimate import MeasuredAnswer
+from pddpo_ray.theory.losses.value_stage import value_pairs
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.local import LocalTrainer, store_reference
 from pddpo_ray.training.passes.log_probs import ResponseScorer

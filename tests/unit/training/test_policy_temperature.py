@@ -10,6 +10,7 @@ import torch
 from scipy.stats import chisquare
 from transformers import AutoModelForCausalLM
 
+from pddpo_lab.policy_gradient.update import per_token, token_log_probs
 from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import Decoding, PolicyVersion, Prompt
@@ -19,7 +20,6 @@ from pddpo_ray.theory.losses.objectives import preference_loss
 from pddpo_ray.training.local import load_trainer, store_reference
 from pddpo_ray.training.models.lora import add_adapters
 from pddpo_ray.training.passes.log_probs import ResponseScorer, Support, score_texts, support_of_texts
-from pddpo_ray.training.ppo_update import per_token, token_log_probs
 from tests.support.tiers import in_full
 from tests.support.tiny_language_model import save_policy, tiny_llama
 

@@ -272,7 +272,7 @@ def test_labels_follow_the_truth_and_the_share_that_is_turned_round(noise: float
 
 def test_no_shipped_recipe_or_suite_uses_a_held_out_seed() -> None:
     """Unless it says so in its name."""
-    folders = (Path(pddpo_ray.__file__).parent / "recipes", SUITES)
+    folders = (Path(pddpo_ray.__file__).parent / "recipes", SUITES.parent / "recipes", SUITES)
     files = [path for folder in folders for path in folder.rglob("*.yaml")]
     assert len(files) > 20
     for path in files:

@@ -10,17 +10,17 @@ import torch
 from scipy.optimize import brentq
 from scipy.special import expit, logsumexp
 
+from pddpo_lab.methods.merging import merge_versions
+from pddpo_lab.worlds.log_linear import Block, LogLinear, given_the_grammar, phrase_blocks
+from pddpo_lab.worlds.log_linear_parts import LogLinearEngine, LogLinearTrainer, Sentences, decoded_by_slot
 from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Decoding, Objective, PairRow, PolicyVersion, Prompt, Response
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.storage.merging import merge_versions
 from pddpo_ray.theory.losses.objectives import preference_loss, value_loss
 from pddpo_ray.theory.multipliers.cost_stage import cost_temperature
 from pddpo_ray.worlds.oracle import Oracle
 from pddpo_ray.worlds.text.grammar import Grammar, Phrase, Slot
-from pddpo_ray.worlds.text.log_linear import Block, LogLinear, given_the_grammar, phrase_blocks
-from pddpo_ray.worlds.text.log_linear_parts import LogLinearEngine, LogLinearTrainer, Sentences, decoded_by_slot
 
 GRAMMAR = Grammar(
     topics=("bake bread", "sail north"),

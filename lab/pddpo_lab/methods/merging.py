@@ -10,14 +10,49 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.special import logsumexp
 
+from pddpo_ray.algorithms.stages import Parts
+from pddpo_ray.backends.backends import Backends
+from pddpo_ray.config import Config
+from pddpo_ray.journal import Journal
 from pddpo_ray.records import Array, PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import WEIGHTS
+from pddpo_ray.theory.multipliers.dual import LimitState
 
 if TYPE_CHECKING:
     import torch
 
 TABLE = "log_probs"
+
+
+class Merging:
+    """The part that mixes the weights of two versions."""
+
+    def __init__(self, journal: Journal, store: ArtifactStore) -> None:
+        self._journal, self._store = journal, store
+
+    def merged(self, base: PolicyVersion, other: PolicyVersion, share: float) -> PolicyVersion:
+        """The round's policy (1 - share) base + share other, weight by weight.
+
+        To first order it is the policy at `share` times the other's multiplier, and that is what is journalled.
+        """
+
+        def apply() -> int:
+            known = {entry.version.number: entry for entry in self._journal.versions()}
+            name = f"merged-{self._journal.round}"
+            version = merge_versions(self._store, base, other, share, max(known) + 1, name)
+            whole = known[other.number].multiplier
+            multiplier = None if whole is None else share * whole
+            self._journal.add_version(version, "cost", base=base.number, multiplier=multiplier)
+            return version.number
+
+        number = self._journal.once("merge", apply)
+        return next(entry.version for entry in self._journal.versions() if entry.version.number == number)
+
+
+def merging_of(config: Config, backends: Backends, parts: Parts, first: LimitState) -> Merging:
+    """The merging part of a run."""
+    return Merging(parts.journal, backends.store)
 
 
 def merge_versions(

@@ -1,11 +1,12 @@
 """PPO-Lagrangian on tables: a policy of free logits, and critics of one value per prompt or groups of answers, by the
 same loop as a model's.
 
-A table is a language model whose answers have one token, so `training.ppo_update.run_ppo` needs nothing else to know.
+A table is a language model whose answers have one token, so `update.run_ppo` needs nothing else to know.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,10 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pddpo_lab.policy_gradient.command import Critics, PpoCommand, PpoResult, ScoredAnswer, StoredWeights
+from pddpo_lab.policy_gradient.update import Actors, Learner, ModuleEngine, run_ppo
+from pddpo_lab.worlds.tabular.parts import TabularTrainer
 from pddpo_ray.config import PpoConfig
-from pddpo_ray.records import Array, ScoredAnswer
+from pddpo_ray.records import Array
 from pddpo_ray.training.batches import TextBatch
-from pddpo_ray.training.ppo_update import Actors, Learner, ModuleEngine, run_ppo
 
 
 class TablePolicy(nn.Module):
@@ -74,3 +77,26 @@ def update_tables(
         log_probs = torch.log_softmax(policy.logits, dim=1).numpy().copy()
         values = [critic.values.numpy().copy() for critic in critics]
     return Tables(log_probs, values[0], values[1]), metrics
+
+
+def update_table(command: PpoCommand, trainer: TabularTrainer) -> PpoResult:
+    """One update of a world's table and its critics, if any."""
+
+    def values(stored: StoredWeights | None) -> Array:
+        return np.zeros(trainer.world.shape[0]) if stored is None else trainer.store.read_tensors(*stored)["values"]
+
+    given = command.critics
+    reward, cost = (None, None) if given is None else (given.reward, given.cost)
+    before = Tables(trainer.table(command.start), values(reward), values(cost))
+    reference, group = trainer.table(trainer.reference), command.group
+    after, metrics = update_tables(
+        before, reference, command.answers, command.multiplier, command.settings, command.seed, group
+    )
+    version = trainer.keep(command.sequence, command.result, after.log_probs, np.zeros(trainer.world.shape))
+    if group is not None:
+        return PpoResult(version, metrics, (os.getpid(),))
+    stored = [
+        trainer.store.write_tensors(f"{kind}-critic", {"values": column})
+        for kind, column in (("reward", after.reward_values), ("cost", after.cost_values))
+    ]
+    return PpoResult(version, metrics, (os.getpid(),), critics=Critics(*stored))

@@ -24,14 +24,14 @@ def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     """K rounds over the bonus of the pairs so far; answers are compared with the baseline's as they come."""
     parts.prepare()
     journal, trainer, rollout, feedback = parts.journal, parts.trainer, parts.rollout, parts.feedback
-    dual, prompts, preferences, explorer = parts.dual, parts.prompts, parts.preferences, parts.exploration
+    dual, prompts, preferences, explorer = parts.dual, parts.prompts, parts.preferences, parts.own
     for _ in journal.rounds(sizes.rounds):
         bonus = explorer.loss_bonus("reward", preferences.reward, preferences.labelled)
-        policy = trainer.fit(reward_objective(reference, sizes.beta, bonus), preferences.reward)
+        policy = trainer.fit(bonus.of(reward_objective(reference, sizes.beta)), preferences.reward)
         for constraint, multiplier in dual.multipliers.items():
             rows = preferences.cost_of(constraint)
             bonus = explorer.loss_bonus("cost", rows, preferences.labelled)
-            policy = trainer.fit(lagrangian_objective(policy, multiplier, sizes.beta, bonus), rows)
+            policy = trainer.fit(bonus.of(lagrangian_objective(policy, multiplier, sizes.beta)), rows)
         rollout.publish(policy)
         asked, paired = prompts.draw(sizes.responses), prompts.draw(sizes.pair_prompts)
         answers = rollout.sample(asked, policy, paired, sizes.answers_each)

@@ -1,23 +1,29 @@
-"""Scores as the methods see them: fitted once before the first round, journalled, and what follows from them."""
+"""Scores in place of labels: fitted once before the first round, journalled, and what follows from them."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from scipy.special import expit
 
-from pddpo_ray.contracts import Scorer
+from pddpo_lab.methods.explicit_dual import descend
+from pddpo_lab.methods.linear_scores import Features, LinearScorer, fit_cost, fit_reward, shift_to_rate, with_constant
+from pddpo_lab.policy_gradient.command import Critics
+from pddpo_ray.algorithms.stages import Parts
+from pddpo_ray.backends.backends import Backends
+from pddpo_ray.config import Config
+from pddpo_ray.driver.build import BuiltParts, WhitenedFeatures
+from pddpo_ray.exploration.explorer import PRIOR_SD
 from pddpo_ray.journal import Journal
 from pddpo_ray.parts.fitting import TrainerController
 from pddpo_ray.parts.sampling import RolloutController
 from pddpo_ray.records import (
     Array,
     CostEstimate,
-    Critics,
     Decoding,
     LabelledPair,
     Pair,
@@ -26,19 +32,26 @@ from pddpo_ray.records import (
     Prompt,
     Response,
 )
-from pddpo_ray.scorers.fits import FITTED, HELD_OUT, ScorerTraining
+from pddpo_ray.scorers.fits import FITTED, HELD_OUT, OF_METHOD, ScorerTraining, training_of
 from pddpo_ray.scorers.gate import held_multiplier, stop_or_warn
 from pddpo_ray.scoring.held_out import KINDS, compared_answers, parts_of, rows_of
-from pddpo_ray.scoring.linear_scores import Features, LinearScorer, fit_cost, fit_reward
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.theory.estimates.cost_estimate import mean_with_error, shift_to_rate
-from pddpo_ray.theory.multipliers.explicit_dual import descend
+from pddpo_ray.theory.estimates.cost_estimate import mean_with_error
+from pddpo_ray.theory.multipliers.dual import LimitState
 from pddpo_ray.theory.seeds import generator, seed_of
 
 logger = logging.getLogger(__name__)
 
 Score = Callable[[Sequence[Response]], Array]
 LogProbs = Callable[[PolicyVersion, Sequence[Response]], Array]
+
+
+class Scorer(Protocol):
+    """Reward and cost of answers; only differences within a prompt have a meaning unless it says otherwise."""
+
+    def __call__(self, responses: Sequence[Response]) -> tuple[Array, Array]:
+        """-> rewards [n], costs [n]"""
+        ...
 
 
 @dataclass(frozen=True)
@@ -269,3 +282,47 @@ def _computed_once(features: Features, labelled: Sequence[LabelledPair]) -> Feat
     answers = {answer.id: answer for item in labelled for answer in (item.pair.first, item.pair.second)}
     table, places = features(list(answers.values())), {name: index for index, name in enumerate(answers)}
     return lambda responses: table[[places[one.id] for one in responses]]
+
+
+def scores_of(parts: Parts) -> ScoringController:
+    """The scoring part of a method whose record names `scoring_of`."""
+    made: ScoringController = parts.own
+    return made
+
+
+def scoring_of(config: Config, backends: Backends, parts: BuiltParts, first: LimitState) -> ScoringController:
+    """The scoring part. Nothing is fitted or drawn before a method asks for it."""
+    journal, trainer = parts.journal, parts.trainer
+    plan = ScoringPlan(
+        seed=config.seed,
+        beta=config.beta,
+        threshold=first.limit,
+        reward_max=config.reward_max,
+        cost_max=config.dual.cost_max,
+        upper=first.upper,
+        answers=config.method.answers,
+        bounded=backends.features == "one-hot",
+        ridge=PRIOR_SD**-2,
+        decoding=Decoding(max_tokens=config.rollout.max_tokens),
+        first=first.upper / 2.0 if config.dual.first is None else config.dual.first,
+        at_chance=config.scorers.at_chance,
+        by_prompt=backends.world is None,
+        rate=config.typed_limits[0].quantity.kind == "rate",
+        prior=None if backends.prior is None else tuple(backends.prior),
+    )
+    training = training_of(config, journal, backends, OF_METHOD) if backends.features == "hidden" else None
+
+    def features(labelled: Sequence[LabelledPair]) -> Features:
+        match backends.features:
+            case "one-hot":
+                return trainer.features
+            case "linear":
+                return with_constant(trainer.features)
+        answers = [answer for item in labelled for answer in (item.pair.first, item.pair.second)]
+        whitened = WhitenedFeatures(answers, config, journal, backends, trainer)
+        whitened.prepare()  # a phase of its own, so before the one that fits the scores
+        return with_constant(whitened)
+
+    return ScoringController(
+        plan, journal, backends.store, trainer, parts.rollout, backends.prompts, features, training
+    )

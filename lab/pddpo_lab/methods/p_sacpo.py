@@ -17,12 +17,11 @@ from pddpo_ray.records import PolicyVersion, UniformMixture
 def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     """SACPO's two fits and one merge; the merged policy is the method's."""
     parts.prepare()
-    share, merge = sizes.method.share, parts.merge
-    assert merge is not None
+    share = sizes.method.share
     helpful = parts.trainer.fit(reward_objective(reference, sizes.beta), parts.preferences.reward)
     for _ in parts.journal.rounds(sizes.rounds):
         multiplier = parts.dual.multiplier
         safe = parts.trainer.fit(lagrangian_objective(helpful, multiplier, sizes.beta), parts.preferences.cost)
-        policy = parts.trainer.merge(helpful, safe, share, merge)
+        policy = parts.own.merged(helpful, safe, share)
         observe(parts, policy, sizes, multiplier=share * multiplier)
     return UniformMixture(tuple(parts.journal.policies))

@@ -12,15 +12,9 @@ times sharper than the model at beta = 0.1); the improvement asked for follows f
 
 from __future__ import annotations
 
-from pddpo_ray.algorithms.stages import (
-    Parts,
-    Sizes,
-    observe,
-    reward_objective,
-    single_objective,
-    weighed_objective,
-)
-from pddpo_ray.contracts import Scorer
+from pddpo_lab.methods.scoring import Scorer, scores_of
+from pddpo_lab.methods.stages import weighed_objective
+from pddpo_ray.algorithms.stages import Parts, Sizes, observe, reward_objective, single_objective
 from pddpo_ray.records import PolicyVersion, Response, UniformMixture
 
 
@@ -28,12 +22,12 @@ def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     """Two policies, the multiplier, pseudo-labels on the offline pairs, one fit."""
     parts.prepare()
     given = sizes.method.multiplier
-    answers = [] if given else parts.scores.reference_answers(reference)
+    answers = [] if given else scores_of(parts).reference_answers(reference)
     scorer = policy_scorer(parts, sizes, reference, answers)
-    multiplier = given or parts.scores.explicit_multiplier(scorer, answers)
+    multiplier = given or scores_of(parts).explicit_multiplier(scorer, answers)
     pairs = [item.pair for item in parts.preferences.labelled]
     for _ in parts.journal.rounds(sizes.rounds):
-        rows = parts.scores.pseudo_labels(pairs, scorer, multiplier)
+        rows = scores_of(parts).pseudo_labels(pairs, scorer, multiplier)
         policy = parts.trainer.fit(weighed_objective(reference, multiplier, sizes), rows)
         observe(parts, policy, sizes, multiplier=multiplier)
     return UniformMixture(tuple(parts.journal.policies))
@@ -43,9 +37,9 @@ def policy_scorer(parts: Parts, sizes: Sizes, reference: PolicyVersion, answers:
     """Scores of a helpful and a harmless policy; `answers` of the reference set the cost's zero (none: no zero)."""
     helpful = parts.trainer.fit(reward_objective(reference, sizes.beta), parts.preferences.reward)
     harmless = parts.trainer.fit(single_objective(reference, sizes.beta), parts.preferences.cost)
-    scorer = parts.scores.policies(reference, helpful, harmless)
+    scorer = scores_of(parts).policies(reference, helpful, harmless)
     if not answers:
         return scorer
     fresh = parts.rollout.sample(parts.prompts.draw(sizes.responses), reference, each=sizes.answers_each)
     parts.limits.open(fresh)
-    return parts.scores.anchored(scorer, answers, parts.limits.estimates(fresh)[0].value)
+    return scores_of(parts).anchored(scorer, answers, parts.limits.estimates(fresh)[0].value)

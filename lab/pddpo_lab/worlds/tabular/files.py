@@ -28,11 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from pddpo_ray.config import TabularWorldConfig
-from pddpo_ray.errors import UserError, nearest
-from pddpo_ray.records import Array
-from pddpo_ray.worlds.oracle import InfeasibleError, Limit, Oracle
-from pddpo_ray.worlds.tabular.world import (
+from pddpo_lab.worlds.tabular.world import (
     Mask,
     OfflineRow,
     TabularWorld,
@@ -41,6 +37,10 @@ from pddpo_ray.worlds.tabular.world import (
     trap_world,
     two_limits_world,
 )
+from pddpo_ray.config import TabularWorldConfig
+from pddpo_ray.errors import UserError, nearest
+from pddpo_ray.records import Array
+from pddpo_ray.worlds.oracle import InfeasibleError, Limit, Oracle
 
 TABLES = ("reference", "reward", "cost", "baseline")
 NUMBERS = ("beta", "reward_max", "cost_max", "threshold")

@@ -15,24 +15,26 @@ objective needs no support term: the divergence itself holds the policy on its l
 
 from __future__ import annotations
 
-from pddpo_ray.algorithms.stages import Parts, Sizes, unsafe_bits
+from pddpo_lab.methods.stages import unsafe_bits
+from pddpo_ray.algorithms.stages import Parts, Sizes
 from pddpo_ray.records import PolicyVersion, Response, UniformMixture
 
 
 def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     """Models, a first batch of the reference, then rounds of an update and a dual step; the last policy alone."""
     parts.prepare()
-    scorer, critics = parts.scores.trained(parts.preferences.labelled, unsafe_bits(parts))
+    scores, updates = parts.own.scores, parts.own.updates
+    scorer, critics = scores.trained(parts.preferences.labelled, unsafe_bits(parts))
     if parts.journal.next_round == 1:
         parts.rollout.publish(reference)
         parts.rollout.sample(parts.prompts.draw(sizes.responses), reference)
     for _ in parts.journal.rounds(sizes.rounds):
         answers = newest_answers(parts, sizes.responses, before=parts.journal.round)
-        policy = parts.trainer.reinforce(reference, answers, scorer(answers), parts.dual.multiplier, critics)
+        policy = updates.reinforce(reference, answers, scorer(answers), parts.dual.multiplier, critics)
         parts.rollout.publish(policy)
         parts.rollout.sample(parts.prompts.draw(sizes.responses), policy)
         window = newest_answers(parts, sizes.method.window, before=parts.journal.round + 1)
-        parts.dual.step([parts.scores.cost_of(scorer, window)])
+        parts.dual.step([scores.cost_of(scorer, window)])
     return UniformMixture(tuple(parts.journal.policies[-1:]))
 
 

@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
+from pddpo_lab.worlds.tabular.world import draw_answers
 from pddpo_ray.contracts import Count, Draw
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Array, Decoding, Delivery, PolicyVersion, Prompt
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.tensors import tensors_sha256
 from pddpo_ray.theory.seeds import counts
-from pddpo_ray.worlds.tabular.world import draw_answers
 
 
 class TableEngine(ABC):

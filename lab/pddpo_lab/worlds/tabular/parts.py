@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from scipy.special import logsumexp
 
-from pddpo_ray.contracts import FitCommand, FitResult, PpoCommand, PpoResult
-from pddpo_ray.records import Array, Critics, Objective, PairRow, PolicyVersion, Response, StoredWeights
+from pddpo_lab.worlds.tabular.engine import TableEngine
+from pddpo_lab.worlds.tabular.world import TabularWorld
+from pddpo_ray.contracts import FitCommand, FitResult
+from pddpo_ray.records import Array, Objective, PairRow, PolicyVersion, Response
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.losses.margins import score_margin
 from pddpo_ray.theory.losses.value_stage import table_scores
 from pddpo_ray.theory.mle import bounded_logistic, box_mle, negative_log_likelihood, optimistic_mle, win_counts
-from pddpo_ray.worlds.tabular.engine import TableEngine
-from pddpo_ray.worlds.tabular.world import TabularWorld
 
 
 class TabularTrainer:
@@ -32,33 +32,33 @@ class TabularTrainer:
     """
 
     def __init__(self, world: TabularWorld, store: ArtifactStore) -> None:
-        self._world, self._store = world, store
+        self.world, self.store = world, store
         self._tables: dict[str, Array] = {}
         with np.errstate(divide="ignore"):
             table = np.log(world.oracle.reference)
-        self.reference = self._stored(0, "reference", table, np.zeros_like(table))
+        self.reference = self.keep(0, "reference", table, np.zeros_like(table))
 
     def execute(self, command: FitCommand) -> FitResult:
         """Fits and stores one version. The same command gives the same tables."""
         began = time.perf_counter()
         objective = command.objective
-        wins = wins_of(command.rows, self._world.shape, costs=objective.stage == "cost")
-        bound = self._world.oracle.reward_max if objective.stage == "reward" else self._world.oracle.cost_max
+        wins = wins_of(command.rows, self.world.shape, costs=objective.stage == "cost")
+        bound = self.world.oracle.reward_max if objective.stage == "reward" else self.world.oracle.cost_max
         bound = bound if objective.score_max is None else objective.score_max
-        bonus = np.reshape(objective.answer_bonus or np.zeros(self._world.shape), self._world.shape)
+        bonus = np.reshape(objective.answer_bonus or np.zeros(self.world.shape), self.world.shape)
         if objective.values:
-            scores = value_scores(command.rows, objective, self._world.shape)
+            scores = value_scores(command.rows, objective, self.world.shape)
         elif objective.answer_bonus:
             scores = box_mle(wins, bound, offsets=offsets_of(command.rows, objective, bonus))
         elif objective.margins:
-            scores = scores_with_margins(command.rows, objective, self._world.shape, bound)
+            scores = scores_with_margins(command.rows, objective, self.world.shape, bound)
         elif command.optimism is not None:
             scores = optimistic_mle(
                 wins,
                 bound,
                 log_base=self.table(objective.base),
                 temperature=objective.temperature,
-                answers=shares_of(command.optimism.answers, self._world.shape),
+                answers=shares_of(command.optimism.answers, self.world.shape),
                 alpha=command.optimism.alpha,
             )
         else:
@@ -67,7 +67,7 @@ class TabularTrainer:
         sign = 1.0 if objective.stage == "reward" and not objective.values else -1.0
         logits = self.table(objective.base) + (sign * scores + bonus) / objective.temperature
         log_probs = logits - logsumexp(logits, axis=1, keepdims=True)
-        version = self._stored(command.sequence, command.result, log_probs, scores)
+        version = self.keep(command.sequence, command.result, log_probs, scores)
         likelihood = negative_log_likelihood(scores, wins, ridge=0.0).sum() / max(wins.sum(), 1.0)
         metrics = {
             "fit/loss": squared_residual(command.rows, objective, scores) if objective.values else float(likelihood),
@@ -76,56 +76,27 @@ class TabularTrainer:
         }
         return FitResult(version, metrics, (os.getpid(),))
 
-    def reinforce(self, command: PpoCommand) -> PpoResult:
-        """One update of PPO-Lagrangian on free logits (`worlds.tabular_ppo`); satisfies ppo.PolicyGradient."""
-        # Imported here: the theory's methods need no torch.
-        from pddpo_ray.worlds.tabular.ppo import Tables, update_tables
-
-        def values(stored: StoredWeights | None) -> Array:
-            return np.zeros(self._world.shape[0]) if stored is None else self._store.read_tensors(*stored)["values"]
-
-        given = command.critics
-        reward, cost = (None, None) if given is None else (given.reward, given.cost)
-        before = Tables(self.table(command.start), values(reward), values(cost))
-        after, metrics = update_tables(
-            before,
-            self.table(self.reference),
-            command.answers,
-            command.multiplier,
-            command.settings,
-            command.seed,
-            command.group,
-        )
-        version = self._stored(command.sequence, command.result, after.log_probs, np.zeros(self._world.shape))
-        if command.group is not None:
-            return PpoResult(version, None, metrics, (os.getpid(),))
-        stored = [
-            self._store.write_tensors(f"{kind}-critic", {"values": column})
-            for kind, column in (("reward", after.reward_values), ("cost", after.cost_values))
-        ]
-        return PpoResult(version, Critics(*stored), metrics, (os.getpid(),))
-
     def log_probs(self, policy: PolicyVersion, responses: Sequence[Response]) -> Array:
         """log pi(y|x) from the table. -> [n]"""
         table = self.table(policy)
-        return np.array([table[self._world.cell(response)] for response in responses])
+        return np.array([table[self.world.cell(response)] for response in responses])
 
     def features(self, responses: Sequence[Response]) -> Array:
         """One-hot over prompts x answers. -> [n, X Y]"""
-        cells = [np.ravel_multi_index(self._world.cell(response), self._world.shape) for response in responses]
-        return np.eye(self._world.shape[0] * self._world.shape[1])[cells]
+        cells = [np.ravel_multi_index(self.world.cell(response), self.world.shape) for response in responses]
+        return np.eye(self.world.shape[0] * self.world.shape[1])[cells]
 
     def table(self, policy: PolicyVersion) -> Array:
         """log pi as a table. [X, Y]"""
         if policy.sha256 not in self._tables:
-            self._tables[policy.sha256] = self._store.read_tensors(policy.path, policy.sha256)["log_probs"]
+            self._tables[policy.sha256] = self.store.read_tensors(policy.path, policy.sha256)["log_probs"]
         return self._tables[policy.sha256]
 
     def close(self) -> None:
         self._tables.clear()
 
-    def _stored(self, number: int, name: str, log_probs: Array, scores: Array) -> PolicyVersion:
-        path, sha256 = self._store.write_tensors(name, {"log_probs": log_probs, "scores": scores})
+    def keep(self, number: int, name: str, log_probs: Array, scores: Array) -> PolicyVersion:
+        path, sha256 = self.store.write_tensors(name, {"log_probs": log_probs, "scores": scores})
         self._tables[sha256] = log_probs
         return PolicyVersion(number, name, sha256, path)
 
@@ -210,10 +181,3 @@ def offsets_of(rows: Sequence[PairRow], objective: Objective, bonus: Array) -> A
         winner, loser = (chosen, rejected) if objective.stage == "reward" else (rejected, chosen)
         offsets[x, winner, loser] = -score_margin(margin, float(bonus[x, chosen]), float(bonus[x, rejected]))
     return offsets
-
-
-def one_hot_gram(wins: Array) -> Array:
-    """Sum of v v^T over pairs for one-hot features: the Laplacian of the comparison counts. [..., Y, Y] -> same"""
-    counts = wins + np.swapaxes(wins, -1, -2)
-    degrees = counts.sum(axis=-1)
-    return degrees[..., :, None] * np.eye(wins.shape[-1]) - counts

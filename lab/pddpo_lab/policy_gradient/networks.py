@@ -4,42 +4,34 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-from pddpo_ray.contracts import PpoCommand, PpoResult
+from pddpo_lab.policy_gradient.command import Critics, PpoCommand, PpoResult, StoredWeights
+from pddpo_lab.policy_gradient.update import Actors, Learner, ModuleEngine, per_token, run_ppo, token_log_probs
+from pddpo_ray.contracts import Start
 from pddpo_ray.errors import UserError
-from pddpo_ray.records import Critics, PolicyVersion, StoredWeights
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.tensors import tensors_sha256
 from pddpo_ray.training.engine import TorchEngine
-from pddpo_ray.training.fit import Engine
+from pddpo_ray.training.local import LocalTrainer
 from pddpo_ray.training.models.score_model import ScoreModel, score_model_of, score_tensors
 from pddpo_ray.training.passes.log_probs import device_of
-from pddpo_ray.training.ppo_update import Actors, Learner, ModuleEngine, per_token, run_ppo, token_log_probs
 
 
-def reinforce(
-    command: PpoCommand,
-    *,
-    engine: Engine,
-    store: ArtifactStore,
-    folder: Path,
-    load_reference: Callable[[], None],
-    load_start: Callable[[], None],
-    keep: Callable[[], PolicyVersion],
-) -> PpoResult:
-    """One update of the engine's model and its critics, if any. `folder` holds the reference; `keep` stores the policy.
+def update_network(command: PpoCommand, trainer: LocalTrainer) -> PpoResult:
+    """One update of the trainer's model and its critics, if any.
 
-    The optimisers begin afresh in every update: a command holds everything that decides its result.
+    The optimisers begin afresh in every update: a command holds everything that decides its result. Raises UserError
+    where the engine trains adapters or a sharded model.
     """
+    engine, store, folder = trainer.engine, trainer.store, trainer.store.folder(trainer.reference.path)
     began = time.perf_counter()
     if type(engine) is not TorchEngine:
         raise UserError("PPO needs trainer.engine=torch and model.parameters.kind=full")
     forward, device = token_log_probs(engine.scorer), device_of(engine.scorer)
-    load_reference()
+    trainer.load(trainer.reference)
     reference = per_token(forward, [(answer.prompt, answer.answer) for answer in command.answers], device)
-    load_start()
+    trainer.load_start(Start(command.start))
     critics: list[ScoreModel] = []
     if command.group is None:
         given = (None, None) if command.critics is None else (command.critics.reward, command.critics.cost)
@@ -57,7 +49,9 @@ def reinforce(
     first_rank = engine.shard.rank == 0
     stored = [_stored(store, name, critic, first_rank) for name, critic in zip(NAMES, critics, strict=False)]
     metrics["ppo/seconds"] = time.perf_counter() - began
-    return PpoResult(keep(), Critics(*stored) if stored else None, metrics, (os.getpid(),))
+    return PpoResult(
+        trainer.keep(command, engine.weights()), metrics, (os.getpid(),), critics=Critics(*stored) if stored else None
+    )
 
 
 NAMES = ("reward-critic", "cost-critic")

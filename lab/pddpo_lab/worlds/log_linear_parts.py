@@ -14,15 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
-from pddpo_ray.contracts import FitCommand, FitResult
+from pddpo_lab.worlds.log_linear import THETA, Indices, LogLinear, given_the_grammar, phrase_blocks, slot_sizes
+from pddpo_lab.worlds.tabular.engine import TableEngine, decoded
+from pddpo_ray.config.sections.world import LogLinearConfig
+from pddpo_ray.contracts import FitCommand, FitResult, RolloutEngine, TrainerBackend
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Array, Decoding, PairRow, PolicyVersion, Response
+from pddpo_ray.registry import Extension
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.losses.value_stage import VALUE_RIDGE, least_squares
 from pddpo_ray.theory.mle import unbounded_logistic
-from pddpo_ray.worlds.tabular.engine import TableEngine, decoded
 from pddpo_ray.worlds.text.grammar import Grammar
-from pddpo_ray.worlds.text.log_linear import THETA, Indices, LogLinear, slot_sizes
 
 
 class Sentences:
@@ -157,3 +159,25 @@ def decoded_by_slot(log_probs: Array, sizes: Sequence[int], decoding: Decoding) 
         # `decoded` normalises, so that a beginning's log-probability is as good as the conditional one
         chances = chances[..., None] * decoded(beginnings, decoding)
     return np.asarray(chances.ravel())
+
+
+class LogLinearLearner:
+    """What a text world learns with `world.learner=loglinear`. Satisfies worlds.text.prepared_world.Learner."""
+
+    def __init__(self, log_probs: Array, grammar: Grammar, prior: LogLinearConfig) -> None:
+        self._policies = LogLinear(given_the_grammar(log_probs), phrase_blocks(grammar, **prior.model_dump()))
+        self._sentences = Sentences(grammar)
+
+    def table(self, store: ArtifactStore, version: PolicyVersion) -> Array:
+        """Probabilities of all outcomes under a stored version; nothing lies outside the grammar. -> [X, Y + 1]"""
+        inside = np.exp(self._policies.log_probs(store.read_tensors(version.path, version.sha256)[THETA]))
+        return np.concatenate([inside, np.zeros((len(inside), 1))], axis=1)
+
+    def backends(self, store: ArtifactStore, *, ridge: float) -> tuple[PolicyVersion, TrainerBackend, RolloutEngine]:
+        """The reference in the store, the exact trainer and the engine."""
+        trainer = LogLinearTrainer(self._policies, self._sentences, store, ridge=ridge)
+        engine = LogLinearEngine(self._policies, self._sentences, store, "log-linear-0")
+        return trainer.reference, trainer, engine
+
+
+LOGLINEAR = Extension("pddpo_lab.worlds.log_linear_parts:LogLinearLearner")

@@ -1,5 +1,5 @@
 """The loop of one PPO-Lagrangian update: clipped steps of a policy and two critics, or of a policy alone whose baseline
-are groups of answers (`theory.ppo` and `theory.group_advantages` have the formulas).
+are groups of answers (`losses` and `group_advantages` have the formulas).
 
 Tensors of tokens are flat: T tokens of all texts, one text after another.
 """
@@ -14,17 +14,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pddpo_ray.config import FitConfig, PpoConfig
-from pddpo_ray.errors import RunError
-from pddpo_ray.records import Array, ScoredAnswer
-from pddpo_ray.theory.losses.group_advantages import group_advantages
-from pddpo_ray.theory.losses.ppo import (
+from pddpo_lab.policy_gradient.command import ScoredAnswer
+from pddpo_lab.policy_gradient.group_advantages import group_advantages
+from pddpo_lab.policy_gradient.losses import (
     advantages,
     clipped_policy_loss,
     clipped_value_loss,
     combined_advantage,
     token_streams,
 )
+from pddpo_ray.config import FitConfig, PpoConfig
+from pddpo_ray.errors import RunError
+from pddpo_ray.records import Array
 from pddpo_ray.training.batches import Text, TextBatch, collate, minibatches
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import Shard

@@ -19,7 +19,6 @@ from pddpo_ray.theory.multipliers.feasibility import KlTerm, Reach, reach
 from pddpo_ray.theory.seeds import generator_of
 from pddpo_ray.worlds.limit_truth import less_reference, wins_over_reference
 from pddpo_ray.worlds.oracle import Limit, Oracle
-from pddpo_ray.worlds.tabular.world import TabularWorld
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +75,7 @@ class TableLimits:
         measured = MeasuredValues.nothing(len(answers), len(self.stated))
         others = references or [None] * len(answers)
         for column, stated in enumerate(self.stated):
-            if stated.source.kind != "world" or stated.labelled:
+            if stated.source.kind != "world":
                 continue
             for row in self._asked(column, answers, seed):
                 answer, other, cell = answers[row], others[row], (row, column)
@@ -196,15 +195,6 @@ def range_of(stated: StatedLimit, cost_max: float) -> float:
     raise UserError(f"{stated.where}: a mean needs `bounds: [low, high]` in a run, which its step is scaled by")
 
 
-def table_limits(world: TabularWorld, stated: Sequence[StatedLimit], sets: PromptSets | None) -> TableLimits:
-    """Raises UserError for a source that no table has, and for prompts that it does not have."""
-    weights, factors = on_prompts(stated, sets, world.oracle.prior)
-    single = np.stack([_measure_table(world, one) for one in stated])
-    costs = np.stack([costs_of(one, table, f"the world's `{one.source.what}`", world.oracle.reference)
-                      for one, table in zip(stated, single, strict=True)])  # fmt: skip
-    return TableLimits(world.oracle, world.cell, world.oracle.cost_max, tuple(stated), costs, single, factors, weights)
-
-
 def on_prompts(stated: Sequence[StatedLimit], sets: PromptSets | None, prior: Array) -> tuple[Array, Array]:
     """P_0 of a world's prompts and every limit's P_s / P_0. `prior` [X] where there are no sets. -> [X], [I, X]
 
@@ -221,25 +211,6 @@ def on_prompts(stated: Sequence[StatedLimit], sets: PromptSets | None, prior: Ar
     for row, one in enumerate(stated):
         factors[row, indices] = sets.factor(one.limit.quantity.over)
     return weights, factors
-
-
-def _measure_table(world: TabularWorld, stated: StatedLimit) -> Array:
-    """What the world says of every answer by itself under one limit. [X, Y]"""
-    if stated.limit.quantity.kind == "kl":
-        return np.zeros_like(world.oracle.reference)
-    logits = {"cost": world.oracle.cost, **{limit.name: limit.cost for limit in world.oracle.further}}
-    kind, name = stated.limit.quantity.kind, stated.compared_as
-    if stated.wins:
-        tables = {REWARD: world.oracle.reward}
-    elif kind == "logit":
-        tables = logits
-    else:
-        rates = {label: expit(table) for label, table in logits.items()} if kind == "rate" else {}
-        tables = {**rates, **world.measures}
-    if name not in tables:
-        known = ", ".join(tables) or "none"
-        raise UserError(f"{stated.where}: this world has no {kind} called `{name}`; it has {known}")
-    return np.asarray(tables[name], dtype=np.float64)
 
 
 def costs_of(stated: StatedLimit, single: Array, name: str, reference: Array | None = None) -> Array:

@@ -10,6 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
+from scipy.optimize import brentq
+from scipy.special import expit
 
 from pddpo_ray.records import HARM, Array, LabelledPair, Response, Verdict
 from pddpo_ray.theory.mle import RIDGE, bounded_logistic
@@ -75,3 +78,27 @@ def _pairs(
     first = features([item.pair.first for item, _ in decided])
     second = features([item.pair.second for item, _ in decided])
     return first, second, np.array([1.0 if verdict is Verdict.FIRST else -1.0 for _, verdict in decided])
+
+
+def with_constant(features: Features) -> Features:
+    """The features with a column of ones: a score linear in them has a level of its own. -> [n, q + 1]"""
+
+    def extended(responses: Sequence[Response]) -> Array:
+        rows = features(responses)
+        return np.concatenate([rows, np.ones((len(rows), 1))], axis=1)
+
+    return extended
+
+
+def shift_to_rate(logits: ArrayLike, rate: float, prior: ArrayLike | None = None) -> float:
+    """The shift at which the mean chance of a label "unsafe" is `rate`, which is kept off 0 and 1 by 1e-4. [X, n] -> []
+
+    `prior` weighs the rows, each of whose answers count alike.
+    """
+    rows, aim = np.asarray(logits, dtype=np.float64), min(max(rate, 1e-4), 1.0 - 1e-4)
+
+    def above(shift: float) -> float:
+        return float(np.average(expit(rows + shift).mean(axis=1), weights=prior)) - aim
+
+    reach = float(np.abs(rows).max()) + 10.0  # where every chance is below 1e-4, or above 1 - 1e-4
+    return float(brentq(above, -reach, reach))

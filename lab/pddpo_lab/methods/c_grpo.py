@@ -11,26 +11,28 @@ whole batch; GRPO's is each group's own, which weighs the divergence anew for ev
 
 from __future__ import annotations
 
-from pddpo_ray.algorithms.safe_rlhf import newest_answers
-from pddpo_ray.algorithms.stages import Parts, Sizes, unsafe_bits
+from pddpo_lab.methods.safe_rlhf import newest_answers
+from pddpo_lab.methods.stages import unsafe_bits
+from pddpo_ray.algorithms.stages import Parts, Sizes
 from pddpo_ray.records import PolicyVersion, Prompt, UniformMixture
 
 
 def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     """Models, a first batch of the reference, then rounds of an update and a dual step; the last policy alone."""
     parts.prepare()
-    scorer, _ = parts.scores.trained(parts.preferences.labelled, unsafe_bits(parts))
+    scores, updates = parts.own.scores, parts.own.updates
+    scorer, _ = scores.trained(parts.preferences.labelled, unsafe_bits(parts))
     if parts.journal.next_round == 1:
         parts.rollout.publish(reference)
         parts.rollout.sample(grouped_prompts(parts, sizes), reference)
     for _ in parts.journal.rounds(sizes.rounds):
         answers = newest_answers(parts, sizes.responses, before=parts.journal.round)
         multiplier, group = parts.dual.multiplier, sizes.method.group
-        policy = parts.trainer.reinforce(reference, answers, scorer(answers), multiplier, None, group=group)
+        policy = updates.reinforce(reference, answers, scorer(answers), multiplier, None, group=group)
         parts.rollout.publish(policy)
         parts.rollout.sample(grouped_prompts(parts, sizes), policy)
         window = newest_answers(parts, sizes.method.window, before=parts.journal.round + 1)
-        parts.dual.step([parts.scores.cost_of(scorer, window)])
+        parts.dual.step([scores.cost_of(scorer, window)])
     return UniformMixture(tuple(parts.journal.policies[-1:]))
 
 

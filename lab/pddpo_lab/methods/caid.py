@@ -12,27 +12,28 @@ one-shot one, so the first dual step already sees a policy that was trained for 
 
 from __future__ import annotations
 
-from pddpo_ray.algorithms.pecan import policy_scorer
-from pddpo_ray.algorithms.stages import Parts, Sizes, neighbours_of, unsafe_bits, weighed_objective
-from pddpo_ray.contracts import Scorer
+from pddpo_lab.methods.pecan import policy_scorer
+from pddpo_lab.methods.scoring import Scorer, scores_of
+from pddpo_lab.methods.stages import unsafe_bits, weighed_objective
+from pddpo_ray.algorithms.stages import Parts, Sizes, neighbours_of
 from pddpo_ray.records import CostEstimate, PolicyVersion, Response, UniformMixture
 
 
 def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     """Scores, the one-shot multiplier, then T rounds of pseudo-labels, a fit and a dual step; the last policy alone."""
     parts.prepare()
-    answers = parts.scores.reference_answers(reference)
+    answers = scores_of(parts).reference_answers(reference)
     scorer = scorer_of(parts, sizes, reference, answers)
-    multiplier = resumed(parts, parts.scores.explicit_multiplier(scorer, answers))
+    multiplier = resumed(parts, scores_of(parts).explicit_multiplier(scorer, answers))
     pairs = neighbours_of(answers, sizes.method.answers)
     for _ in parts.journal.rounds(sizes.rounds):
-        rows = parts.scores.pseudo_labels(pairs, scorer, multiplier)
+        rows = scores_of(parts).pseudo_labels(pairs, scorer, multiplier)
         policy = parts.trainer.fit(weighed_objective(reference, multiplier, sizes), rows)
         parts.rollout.publish(policy)
         fresh = parts.rollout.sample(parts.prompts.draw(sizes.responses), policy)
-        estimate = parts.scores.cost_of(scorer, fresh)
-        rate = 0.0 if parts.scores.held else sizes.method.rate
-        following = stepped(multiplier, estimate, parts.scores.threshold, rate, parts.scores.upper)
+        estimate = scores_of(parts).cost_of(scorer, fresh)
+        rate = 0.0 if scores_of(parts).held else sizes.method.rate
+        following = stepped(multiplier, estimate, scores_of(parts).threshold, rate, scores_of(parts).upper)
         parts.dual.observe([estimate], multiplier=multiplier, following=following)
         multiplier = following
     return UniformMixture(tuple(parts.journal.policies[-1:]))
@@ -42,7 +43,7 @@ def scorer_of(parts: Parts, sizes: Sizes, reference: PolicyVersion, answers: lis
     """Models with safety bits, or two policies."""
     if sizes.method.scores == "policies":
         return policy_scorer(parts, sizes, reference, answers)
-    return parts.scores.models(parts.preferences.labelled, unsafe_bits(parts))
+    return scores_of(parts).models(parts.preferences.labelled, unsafe_bits(parts))
 
 
 def stepped(multiplier: float, estimate: CostEstimate, threshold: float, rate: float, upper: float) -> float:

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pddpo_ray.algorithms.stages import Parts, Sizes, observe, single_objective, unsafe_bits
+from pddpo_lab.methods.stages import unsafe_bits
+from pddpo_ray.algorithms.stages import Parts, Sizes, observe, single_objective
 from pddpo_ray.records import LabelledPair, PairRow, PolicyVersion, UniformMixture, Verdict
 
 

@@ -10,20 +10,22 @@ below the upper end of the multiplier, where the original may run away if few an
 
 from __future__ import annotations
 
-from pddpo_ray.algorithms.stages import Parts, Sizes, observe, unsafe_bits, weighed_objective
+from pddpo_lab.methods.scoring import scores_of
+from pddpo_lab.methods.stages import unsafe_bits, weighed_objective
+from pddpo_ray.algorithms.stages import Parts, Sizes, observe
 from pddpo_ray.records import PolicyVersion, UniformMixture
 
 
 def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     """Models, the multiplier, pseudo-labels on the offline pairs, one fit."""
     parts.prepare()
-    scorer = parts.scores.models(parts.preferences.labelled, unsafe_bits(parts))
+    scorer = scores_of(parts).models(parts.preferences.labelled, unsafe_bits(parts))
     multiplier = sizes.method.multiplier
     if multiplier is None:
-        multiplier = parts.scores.explicit_multiplier(scorer, parts.scores.reference_answers(reference))
+        multiplier = scores_of(parts).explicit_multiplier(scorer, scores_of(parts).reference_answers(reference))
     pairs = [item.pair for item in parts.preferences.labelled]
     for _ in parts.journal.rounds(sizes.rounds):
-        rows = parts.scores.pseudo_labels(pairs, scorer, multiplier)
+        rows = scores_of(parts).pseudo_labels(pairs, scorer, multiplier)
         policy = parts.trainer.fit(weighed_objective(reference, multiplier, sizes), rows)
         observe(parts, policy, sizes, multiplier=multiplier)
     return UniformMixture(tuple(parts.journal.policies))
