@@ -222,6 +222,8 @@ def _compare_offline(config: Config, run_dir: Path, run_id: str, backends: Backe
     )
     if config.scorecard_prompts:
         alone = alone.model_copy(update={"scorecard": config.scorecard.model_copy(update={"prompts": 0})})
+    held = [replace(one, stated=stated) for one, stated in zip(backends.held_limits, alone.stated, strict=True)]
+    backends = replace(backends, held_limits=held)
     own, name, fixed = f"{run_id}-{OFFLINE}", f"{run_dir.name}-{OFFLINE}", alone.fixed_settings()
     with _open_journal(alone, run_dir, own, name, fixed, tell, part_of=run_id) as journal:
         evaluation = drive(alone, journal, backends, tell, name, every_round=False)

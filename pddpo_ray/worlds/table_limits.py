@@ -75,7 +75,7 @@ class TableLimits:
         measured = MeasuredValues.nothing(len(answers), len(self.stated))
         others = references or [None] * len(answers)
         for column, stated in enumerate(self.stated):
-            if stated.source.kind != "world":
+            if stated.source.kind not in ("world", "model"):  # a run's own model then says what it thinks instead
                 continue
             for row in self._asked(column, answers, seed):
                 answer, other, cell = answers[row], others[row], (row, column)
