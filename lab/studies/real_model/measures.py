@@ -87,7 +87,7 @@ def _columns(work: Path, name: str, asked: str) -> tuple[Column, Column]:
     for folder, who in ((REFERENCE, REFERENCE), (name, policy)):
         file = work / "answers" / folder / f"{asked}.npz"
         if not file.is_file():
-            np.savez(file, **_measures(work, [(prompt, said[who]) for prompt, said in rows]))
+            np.savez(file, allow_pickle=False, **_measures(work, [(prompt, said[who]) for prompt, said in rows]))
         found.append(dict(np.load(file)))
     return found[0], found[1]
 
