@@ -198,8 +198,17 @@ def resolved(kind: str, name: str, given: Mapping[str, Any], where: str) -> dict
 
 
 def recipe_folders() -> list[Path]:
-    """Folders of recipes that installed packages bring: an entry point of `pddpo_ray.recipes` names a package."""
-    return [Path(folder) for entry in _brought("recipes") for folder in entry.load().__path__]
+    """Folders of recipes that installed packages bring: an entry point of `pddpo_ray.recipes` names a package.
+
+    Raises UserError where its package is broken.
+    """
+    found: list[Path] = []
+    for entry in _brought("recipes"):
+        try:
+            found += map(Path, entry.load().__path__)
+        except ImportError as error:
+            raise UserError(f"{_who(entry)} brings recipes and cannot be imported ({error}): reinstall it") from error
+    return found
 
 
 def package_of(kind: str, name: str) -> str | None:

@@ -220,6 +220,12 @@ def test_code_that_cannot_be_loaded_names_package_and_code(
         registry.code_of("bonuses", "broken")
 
 
+def test_recipes_of_a_package_without_its_code_are_one_clear_error(given: list[EntryPoint]) -> None:
+    given += [EntryPoint("more", "no_such_module", "pddpo_ray.recipes")]
+    with pytest.raises(UserError, match=r"brings recipes and cannot be imported \(No module .*: reinstall it"):
+        registry.recipe_folders()
+
+
 def test_two_of_one_name_are_refused(given: list[EntryPoint]) -> None:
     given += [EntryPoint("words", "other:RULE", "pddpo_ray.rules"), EntryPoint("off", "other:OFF", "pddpo_ray.bonuses")]
     with pytest.raises(UserError, match="pddpo-ray and an unnamed package both bring a rule `words`: uninstall one"):

@@ -69,7 +69,7 @@ def test_wandb_and_mlflow_keep_every_rounds_multiplier(tmp_path: Path) -> None:
     done = subprocess.run(
         [python, "-m", "pddpo_ray", "train", "tabular", "--run", "run", *SMALL],
         capture_output=True, text=True, check=False, cwd=tmp_path, timeout=300,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'lab'}"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     database = sqlite3.connect(tmp_path / "run" / "mlflow.sqlite")
