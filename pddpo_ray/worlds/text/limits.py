@@ -27,7 +27,9 @@ ENUMERABLE = ("world", *ANSWER_ALONE, "function", "classifier", "score_model")
 """Sources whose value of every answer is known; a judge, an endpoint, a grader or people would have to be asked."""
 
 
-OWN = ("world", FEEDBACK, "model")
+CORRECTED = (FEEDBACK, "model")
+"""Sources whose people are asked about the world's own cost, so that its truth is theirs."""
+OWN = ("world", *CORRECTED)
 """Sources that are asked about the world's own costs, or whose errors people correct."""
 
 
@@ -50,7 +52,7 @@ def text_limits(
         [costs_of(one, table, str(one.source), reference) for one, table in zip(stated, single, strict=True)]
     )
     # what people say of all answers nobody knows, unless the world's own cost stands for it
-    costs[[one.asks_people and one.source.kind not in OWN for one in stated]] = np.nan
+    costs[[one.asks_people and one.source.kind not in CORRECTED for one in stated]] = np.nan
     cell, noise = world.cell, world.label_noise
     return TableLimits(world.oracle, cell, cost_max, tuple(stated), costs, single, factors, weights, noise)
 

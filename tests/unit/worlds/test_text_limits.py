@@ -141,6 +141,13 @@ def test_noisy_labels_say_the_opposite_as_often_as_the_world_states() -> None:
     assert limits.measure(answers, 1).values.mean() == pytest.approx(chance, abs=4 * 0.5 / np.sqrt(4000))
 
 
+def test_what_people_say_of_a_worlds_labels_is_unknown_and_of_a_cost_models_is_the_worlds_cost() -> None:
+    audit = {"people": 12, "question": "question.md"}
+    by_world = stated("rude", rate={"world": "cost"}, at_most="60 %", audited_by=audit)
+    by_model = stated("harm", logit={"model": "cost"}, at_most=0, labels_each=4, audited_by={"people": 12})
+    assert limits_of((by_model, by_world), sets=None).unknown == ["rude"]
+
+
 def test_what_a_judge_says_about_every_answer_is_not_asked_for() -> None:
     asked = stated("brand", rate={"judge": {"question": "brand.md"}}, at_most=0.1)
     source = Source("judge", "1", one_by_one(lambda answer: pytest.fail("asked")), asked.scale)
