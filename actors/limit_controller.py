@@ -83,7 +83,7 @@ class LimitControllerActor(AnsweringActor):
         taken = [self._waiting.get() for _ in range(self._waiting.qsize())]
         try:
             scored = self._opened().score_all([asked for asked, _ in taken])
-        except Exception as error:  # whoever waits is told; the actor goes on
+        except Exception as error:  # whoever waits is told; the actor continues
             for _, reply in taken:
                 reply.set_exception(error)
             return

@@ -223,7 +223,7 @@ def follow(client: Any, job: str, show: Callable[[str], None]) -> int:
             except StopAsyncIteration:
                 return
             except Exception:
-                # Whatever Ray's client is made of: the log's connection may break while the job goes on, and the
+                # Whatever Ray's client is made of: the log's connection may break while the job runs, and the
                 # status below decides.
                 time.sleep(AGAIN_S)
                 return

@@ -117,10 +117,15 @@ def _recipes() -> dict[str, Path]:
     """File of each of them and of the layers that they extend, by name in alphabetical order."""
     files = {
         path.relative_to(folder).with_suffix("").as_posix(): path
-        for folder in (*recipe_folders(), RECIPES)
+        for folder in _folders()
         for path in folder.rglob("*.yaml")
     }
     return dict(sorted(files.items()))
+
+
+def _folders() -> list[Path]:
+    """Where those of installed packages and those that ship are, which win."""
+    return [*recipe_folders(), RECIPES]
 
 
 def to_yaml(config: Config) -> str:
@@ -137,7 +142,7 @@ def _read_recipe(recipe: str, extended_by: tuple[str, ...] = ()) -> tuple[Tree, 
     if name in extended_by:
         raise UserError(f"{name}: recipes extend each other in a circle: {' -> '.join((*extended_by, name))}")
     tree, origins = read_document(path, name)
-    if path not in _recipes().values():
+    if not any(folder in path.parents for folder in _folders()):
         _absolute_paths(tree, path.resolve().parent)
     bases = tree.pop("extends", [])
     bases = [bases] if isinstance(bases, str) else bases
@@ -159,16 +164,18 @@ def _read_recipe(recipe: str, extended_by: tuple[str, ...] = ()) -> tuple[Tree, 
 
 def _locate(recipe: str) -> tuple[Path, str]:
     """File of a recipe and its name in messages."""
-    names = recipe_names()
-    if recipe in _recipes():
-        return _recipes()[recipe], f"recipe {recipe}"
+    files = _recipes()
+    if recipe in files:
+        return files[recipe], f"recipe {recipe}"
     path = Path(recipe)
     if path.is_file():
         return path, recipe
     if path.suffix in (".yaml", ".yml") or path.is_dir():
         raise UserError(f"{recipe}: there is no such recipe file; `pddpo recipes` lists the shipped ones")
     more = "" if recipe_folders() else f", and more are {OF_LAB}"
-    raise UserError(f"there is no recipe `{recipe}`{nearest(recipe, names)}; `pddpo recipes` lists them all{more}")
+    raise UserError(
+        f"there is no recipe `{recipe}`{nearest(recipe, recipe_names())}; `pddpo recipes` lists them all{more}"
+    )
 
 
 def _parse_override(text: str) -> tuple[Keys, Any, str]:
