@@ -42,7 +42,7 @@ from pddpo_ray.records import (
 Json = Any
 Listener = Callable[[JournalEvent], None]
 Closing = Callable[[int], None]
-UNSTORED = ("within_variance", "cost_max", "bounds", "rounds_late", "moved", "seen")
+UNSTORED = ("within_variance", "cost_max", "bounds", "rounds_late", "moved")
 """Fields of an estimate that no column holds."""
 
 

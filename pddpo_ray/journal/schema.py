@@ -150,21 +150,6 @@ measurement = _keyed_by_run(
 )
 """Every measurement under a limit, by people or machines: `records.Measurement`. `phase` says what it was for."""
 
-safety_label = _keyed_by_run(
-    "safety_label",
-    Column("sample", String(200), primary_key=True),
-    Column("constraint", String(100), primary_key=True),
-    Column("source", Integer, primary_key=True),
-    Column("round", Integer, nullable=False),
-    Column("position", Integer, nullable=False),
-    Column("policy_version", Integer, nullable=False),
-    Column("labeller", String(200), nullable=False),
-    Column("label", String(20), nullable=False),
-    ForeignKeyConstraint(["run", "sample"], ["sample.run", "sample.id"]),
-    Index("ix_safety_label_round", "run", "round", "constraint", "position", "source"),
-)
-"""Labels of versions up to 0.2; they are in `measurement` too, and nothing else reads or writes them here."""
-
 pair = _keyed_by_run(
     "pair",
     Column("id", String(200), primary_key=True),
@@ -200,8 +185,6 @@ dual_step = _of_run(
     Column("multiplier_before", Float, nullable=False),
     Column("multiplier_after", Float, nullable=False),
     Column("eta", Float, nullable=False),
-    # nothing reads it any more; older software of this generation wants a number there
-    Column("bias_allowance", Float, nullable=False, default=0.0),
     Column("missing", Float, nullable=False, server_default="0"),
 )
 

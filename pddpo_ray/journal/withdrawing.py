@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Engine, delete, func, insert, select, update
 from pddpo_ray.journal.annotation_schema import question_round, task
 from pddpo_ray.journal.audit import record_event
 from pddpo_ray.journal.database import empty_write_ahead_log, overwrite_deleted
-from pddpo_ray.journal.schema import measurement, pair, pair_label, prompt, round_, safety_label, sample
+from pddpo_ray.journal.schema import measurement, pair, pair_label, prompt, round_, sample
 from pddpo_ray.journal.served import withdrawn_prompts
 from pddpo_ray.journal.served_schema import served_answer, served_prompt, served_withdrawal
 from pddpo_ray.journal.transactions import Store
@@ -105,9 +105,8 @@ def erase(connection: Connection, run: str, prompts: Sequence[str], *, below: in
     for names in _parts(samples):
         mine = (pair.c.run == run) & pair.c.first.in_(names) & (pair.c.round < below)
         pairs += connection.execute(select(pair.c.id).where(mine)).scalars().all()
-        for table in (measurement, safety_label):
-            old = (table.c.run == run) & table.c.sample.in_(names) & (table.c.round < below)
-            connection.execute(delete(table).where(old))
+        old = (measurement.c.run == run) & measurement.c.sample.in_(names) & (measurement.c.round < below)
+        connection.execute(delete(measurement).where(old))
     for names in _parts(pairs):
         connection.execute(delete(pair_label).where(pair_label.c.run == run, pair_label.c.pair.in_(names)))
         connection.execute(delete(pair).where(pair.c.run == run, pair.c.id.in_(names)))

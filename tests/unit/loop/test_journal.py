@@ -34,6 +34,7 @@ from pddpo_ray.records import (
     SafetyLabels,
     Verdict,
 )
+from tests.support.journal_of_0_2 import begun_by_0_2, demand_its_labels
 from tests.support.next_revision import with_next_revision
 
 RECIPE = {"seed": 3, "rounds": 4, "cluster": {"mode": "in-process"}}
@@ -335,6 +336,11 @@ def test_an_older_journal_is_upgraded_where_it_is_written_and_in_a_copy_where_it
     assert known_revision(engine) == newer
     assert "note" in {column["name"] for column in inspect(engine).get_columns("task")}
     engine.dispose()
+
+
+def test_labels_of_0_2_are_measurements_after_the_upgrade(path: Path) -> None:
+    begun_by_0_2(path)
+    demand_its_labels(path)
 
 
 def test_a_newer_journal_of_the_same_generation_is_used_as_it_is(path: Path) -> None:
