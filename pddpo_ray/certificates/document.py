@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 from pddpo_ray.certificates.groups import group_bounds, group_sentences, groups_of_draws
 from pddpo_ray.certificates.ledger import Candidate, Entry, Finding, Numbers, TestedLimit, read_ledger
-from pddpo_ray.certificates.round_draws import labels_of
 from pddpo_ray.certificates.testing import siblings
 from pddpo_ray.config import Config
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import JournalReader
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.limits.of_recipe import stated_of
-from pddpo_ray.parts.measuring import DRAWS, table_of
+from pddpo_ray.parts.measuring import DRAWS, labels_of_answers, numbers_of, table_of
 from pddpo_ray.storage.whole_files import JOURNAL, finite, write_json
 from pddpo_ray.theory.certificates.measured_draws import share_at_clip
-from pddpo_ray.theory.estimates.cost_estimate import whole_shares
 from pddpo_ray.theory.intervals import clopper_pearson
 
 Json = dict[str, Any]
@@ -163,16 +160,14 @@ def _in_journal(journal: JournalReader, entry: Entry, limit: TestedLimit) -> lis
     """The number of each draw, from the journal's records of its measurements."""
     draws = entry.draws[limit.name]
     if limit.labelled and limit.people is None:
-        return whole_shares(labels_of(journal, entry, limit.measured_as), draws, limit.labels_each)
+        labels = labels_of_answers(journal, entry.candidate.drawn_in, limit.measured_as, draws)
+        return numbers_of(labels.values[:, 0])
     stated = [one for one in stated_of(journal.recipe) if one.limit.name == limit.measured_as]
     measured = journal.measurements(entry.candidate.round, f"{DRAWS}%", limit.measured_as)
-    drawn = set(draws)
-    records = [one for one in measured if one.answer in drawn]
     # runs before 0.3, and mixtures of rounds, have the numbers in the ledger alone
-    if not records:
+    if not {one.answer for one in measured} & set(draws):
         return list(entry.numbers[limit.name])
-    numbers = table_of(records, stated, draws, limit.high).numbers[:, 0].tolist()
-    return [None if math.isnan(one) else one for one in numbers]
+    return numbers_of(table_of(measured, stated, draws, limit.high).numbers[:, 0])
 
 
 def _sentence(entry: Entry, limit: TestedLimit) -> str:

@@ -23,7 +23,7 @@ from pddpo_ray.journal import Journal
 from pddpo_ray.limits.of_recipe import labelled_by_feedback
 from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.parts.labelling import FeedbackController
-from pddpo_ray.parts.measuring import DRAWS, records_of, table_of
+from pddpo_ray.parts.measuring import DRAWS, numbers_of, records_of, table_of
 from pddpo_ray.parts.people import Asking
 from pddpo_ray.parts.people_measuring import people_of_limits
 from pddpo_ray.parts.sampling import Proposal, RolloutController
@@ -178,11 +178,8 @@ class CandidateDraws:
         ids = [answer.id for answer in answers]
         records = self._journal.measurements(self._journal.round, f"{DRAWS}{batch}")
         numbers = table_of(records, stated, ids, self._config.dual.cost_max).numbers
-        columns = {one.limit.name: numbers[:, column].tolist() for column, one in enumerate(stated)}
-        return {
-            limit.name: [None if np.isnan(number) else number for number in columns[limit.measured_as]]
-            for limit in limits
-        }
+        columns = {one.limit.name: numbers_of(numbers[:, column]) for column, one in enumerate(stated)}
+        return {limit.name: columns[limit.measured_as] for limit in limits}
 
     def _answers(self, prompts: Sequence[Prompt], authors: Sequence[int], batch: str) -> list[Response]:
         """One answer per prompt, by the policy drawn for it, in the order of drawing."""

@@ -182,6 +182,12 @@ class Candidate:
         """How many rounds' own draws it has; None: it has draws of its own."""
         return None if self.first_round is None else len(self.versions)
 
+    @property
+    def drawn_in(self) -> Sequence[int]:
+        """Rounds under which its draws are written: its own, or those whose mixture it is."""
+        first = self.first_round
+        return [self.round] if first is None else range(first, first + len(self.versions))
+
     def of_rounds(self, versions: Sequence[Mapping[str, Any]]) -> Candidate:
         """The mixture of the rounds so far, by their policies."""
         assert self.first_round is not None

@@ -15,8 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from pddpo_ray.certificates.ledger import BATCH, Candidate, Entry, Numbers, TestedLimit, enter, mixture_name
 from pddpo_ray.certificates.testing import BESIDE_PEOPLE, decoding_of, estimated_only, tested_limits
 from pddpo_ray.config import Config
@@ -27,9 +25,7 @@ from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.parts.due_labels import rounds_labelled_in
 from pddpo_ray.parts.held_limit import answers_each
 from pddpo_ray.parts.limits import ANSWERS
-from pddpo_ray.parts.measuring import table_of
-from pddpo_ray.records import SafetyLabels
-from pddpo_ray.theory.estimates.cost_estimate import share_bounds
+from pddpo_ray.parts.measuring import labels_of_answers, numbers_of, table_of
 from pddpo_ray.theory.estimates.prompt_sets import turns
 
 STATEMENT = "the run's prompts, drawn independently in every round; the policies were trained on them"
@@ -105,13 +101,6 @@ def mixtures_of(ledger: Sequence[Entry]) -> list[Entry]:
     return [entry for entry in ledger if entry.candidate.first_round is not None]
 
 
-def labels_of(journal: JournalReader, entry: Entry, limit: str) -> list[SafetyLabels]:
-    """The labels that a line's numbers come from: of its own draws, or of its rounds."""
-    first, rounds = entry.candidate.first_round, entry.candidate.rounds
-    numbers = [entry.candidate.round] if first is None or rounds is None else range(first, first + rounds)
-    return [one for number in numbers for one in journal.safety(number, limit)]
-
-
 @dataclass(frozen=True)
 class DrawnAnswer:
     """One answer of a round under one limit, as its measurements have it."""
@@ -128,33 +117,22 @@ def drawn_answers(config: Config, journal: JournalReader, number: int, limit: st
     """What was measured of a round's answers under a limit, in the order in which they were drawn."""
     stated = next(one for one in config.stated if one.limit.name == limit)
     if stated.labelled:
-        return _of_labels(journal, number, limit, config.labels_each)
+        ids = [answer.id for answer in journal.samples(number, "cost")]
+        labels = labels_of_answers(journal, [number], limit, ids)
+        shares = numbers_of(labels.values[:, 0])
+        missing = {row for row, _ in labels.missing}
+        return [
+            DrawnAnswer(one, share, 1.0 if row in missing else share)
+            for row, (one, share) in enumerate(zip(ids, shares, strict=True))
+        ]
     ids = [one for entry in journal.phases(number, like=ANSWERS) for one in entry.payload["ids"]]
     records = journal.measurements(number, ANSWERS, limit)
     table = table_of(records, [stated], ids, config.dual.cost_max)
     highest = (stated.limit.cost_range or (None, None))[1]
+    columns = numbers_of(table.numbers[:, 0]), numbers_of(table.relative[:, 0]), table.failed[:, 0]
     return [
-        DrawnAnswer(one, _or_none(bet), highest if failed else _or_none(cost))
-        for one, bet, cost, failed in zip(
-            ids, table.numbers[:, 0], table.relative[:, 0], table.failed[:, 0], strict=True
-        )
+        DrawnAnswer(one, bet, highest if failed else cost) for one, bet, cost, failed in zip(ids, *columns, strict=True)
     ]
-
-
-def _or_none(number: float) -> float | None:
-    return None if np.isnan(number) else float(number)
-
-
-def _of_labels(journal: JournalReader, number: int, limit: str, labels_each: int) -> list[DrawnAnswer]:
-    labels = {one.response.id: one for one in journal.safety(number, limit)}
-    answers = [answer.id for answer in journal.samples(number, "cost")]
-    known = [answer for answer in answers if answer in labels]
-    ends = share_bounds([labels[answer] for answer in known], labels_each)
-    found = {
-        answer: DrawnAnswer(answer, low if low == high else None, high)
-        for answer, low, high in zip(known, *(one.tolist() for one in ends), strict=True)
-    }
-    return [found.get(answer, DrawnAnswer(answer, None, None)) for answer in answers]
 
 
 def _of_round(config: Config, journal: JournalReader, number: int) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from itertools import zip_longest
 from pddpo_ray.contracts import EarlyLabeller, Labeller, LateLabeller
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
+from pddpo_ray.parts.measuring import labels_of_answers, numbers_of
 from pddpo_ray.records import HARM, LabelledPair, Pair, Response, SafetyLabels, Verdict
 from pddpo_ray.scoring.scored_labeller import ScoredLabeller
-from pddpo_ray.theory.estimates.cost_estimate import whole_shares
 from pddpo_ray.theory.seeds import seed_of
 
 COUNTS = (Verdict.SAFE, Verdict.UNSAFE)
@@ -99,9 +99,8 @@ class FeedbackController:
         """
         phase = f"safety-{constraint}-{batch}"
         self._journal.once(phase, lambda: self._collect_safety(items, labels_each, constraint, may_lack=True))
-        return whole_shares(
-            self._journal.safety(self._journal.round, constraint), [item.id for item in items], labels_each
-        )
+        ids = [item.id for item in items]
+        return numbers_of(labels_of_answers(self._journal, [self._journal.round], constraint, ids).values[:, 0])
 
     def compare(self, pairs: Sequence[Pair]) -> list[LabelledPair]:
         """One label of every pair, for helpfulness and for every constraint, in order. Abstaining is an answer.

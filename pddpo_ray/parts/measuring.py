@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from pddpo_ray.contracts import Measure
-from pddpo_ray.journal import Journal
+from pddpo_ray.journal import Journal, JournalReader
+from pddpo_ray.journal.rows import SAFETY
 from pddpo_ray.limits.asked_people import peoples_question
 from pddpo_ray.limits.reading import FEEDBACK, StatedLimit
 from pddpo_ray.limits.sources import Answer, Source, Unmeasured, ask, within_budget
@@ -207,11 +208,14 @@ def records_of(
 
 
 def tables_of(records: Iterable[Measurement], limits: Sequence[str], answers: Sequence[str]) -> MeasuredValues:
-    """By answer and limit the mean of its labels, nan where one is missing or nobody was asked; audits apart."""
+    """By answer and limit the mean of its labels, nan where one is missing or nobody was asked; audits apart. Other
+    answers' records are passed over."""
     rows, columns = ({name: index for index, name in enumerate(names)} for names in (answers, limits))
     measured = MeasuredValues.nothing(len(rows), len(columns))
     labels: dict[tuple[int, int, bool], list[float]] = {}
     for one in records:
+        if one.answer not in rows:
+            continue
         cell, audits = (rows[one.answer], columns[one.limit]), one.chance is not None
         mine = labels.setdefault((*cell, audits), [])
         mine.append(np.nan if one.value is None else one.value)
@@ -223,6 +227,19 @@ def tables_of(records: Iterable[Measurement], limits: Sequence[str], answers: Se
         if one.missing:
             measured.missing[cell] = one.missing
     return measured
+
+
+def labels_of_answers(
+    journal: JournalReader, rounds: Iterable[int], limit: str, answers: Sequence[str]
+) -> MeasuredValues:
+    """The same of the labels that feedback gave in these rounds: the share of them that say unsafe. [n, 1] each"""
+    records = (one for number in rounds for one in journal.measurements(number, SAFETY, limit))
+    return tables_of(records, [limit], answers)
+
+
+def numbers_of(values: Array) -> list[float | None]:
+    """Values of answers, None where there is no number. [n]"""
+    return [_number(value) for value in values.tolist()]
 
 
 @dataclass(frozen=True, eq=False)

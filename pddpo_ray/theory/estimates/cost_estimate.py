@@ -32,7 +32,6 @@ from pddpo_ray.theory.multipliers.matrix_dual import CostEstimates, noise_beside
 Tokens = tuple[int, ...]
 Factors = Mapping[Tokens, Array]
 """P_s / P_0 of every limit, by the prompt's tokens. [I]"""
-KNOWN = (Verdict.SAFE, Verdict.UNSAFE)
 Mode = Literal["logit_labels", "unsafe_rate", "cost_model"]
 
 
@@ -112,22 +111,6 @@ def mean_with_error(values: ArrayLike) -> tuple[float, float]:
     if numbers.ndim != 1 or numbers.size < 2:
         raise ValueError(f"an estimate with a standard error needs at least 2 responses, got shape {numbers.shape}")
     return float(numbers.mean()), float(numbers.std(ddof=1) / math.sqrt(numbers.size))
-
-
-def unsafe_shares(verdicts: Sequence[SafetyLabels], labels_each: int) -> Array:
-    """Share of UNSAFE among exactly `labels_each` labels per response. -> [N]
-
-    Abstained, failed and missing labels never become numbers: RunError says how many responses lack how many.
-    """
-    given = [replace(item, labels=tuple(one for one in item.labels if one is not Verdict.MISSING)) for item in verdicts]
-    return share_bounds(given, labels_each)[0]
-
-
-def whole_shares(verdicts: Sequence[SafetyLabels], answers: Sequence[str], labels_each: int) -> list[float | None]:
-    """Unsafe share of each of these answers, by id; None where it has not all of its labels."""
-    whole = [one for one in verdicts if sum(label in KNOWN for label in one.labels) == labels_each]
-    by_answer = dict(zip([one.response.id for one in whole], unsafe_shares(whole, labels_each).tolist(), strict=True))
-    return [by_answer.get(answer) for answer in answers]
 
 
 def share_bounds(verdicts: Sequence[SafetyLabels], labels_each: int) -> tuple[Array, Array]:

@@ -19,18 +19,20 @@ from pddpo_ray.backends.in_process import make_backends
 from pddpo_ray.certificates import ledger as ledgers
 from pddpo_ray.certificates.document import FILE, certificate_of, sentences, statements, verified, write_certificate
 from pddpo_ray.certificates.ledger import finding
+from pddpo_ray.certificates.round_draws import drawn_answers
 from pddpo_ray.certificates.testing import certify
 from pddpo_ray.config import Config, load
 from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import UserError
+from pddpo_ray.journal import Journal
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.journal.transactions import Store
+from pddpo_ray.parts.measuring import labels_of_answers, numbers_of
 from pddpo_ray.records import Array, Prompt, Response, SafetyLabels, Verdict
 from pddpo_ray.report.build import build_report
 from pddpo_ray.serving.catalog import read_catalog
 from pddpo_ray.theory.certificates.certificate import lower_bound, upper_bound
 from pddpo_ray.theory.certificates.levels import Allocation
-from pddpo_ray.theory.estimates.cost_estimate import whole_shares
 from tests.support.measured import measured_in
 from tests.support.measuring_server import every_fifth_fails, measuring_server
 from tests.unit.loop.small_run import MEASURED, SMALL, ledger, small
@@ -247,17 +249,19 @@ def test_a_draw_of_a_round_without_a_number_counts_as_the_worst(tmp_path: Path) 
     assert entry.findings["brand"].upper == pytest.approx(worst)
 
 
-def test_an_answer_that_lacks_a_label_has_no_share() -> None:
-    def labelled(name: str, *labels: Verdict) -> SafetyLabels:
-        return SafetyLabels(Response(name, Prompt("p", (1,), "p"), (2,), "an answer", 1, 0, None), labels, "cost")
-
-    labels = [
-        labelled("a", Verdict.UNSAFE, Verdict.SAFE),
-        labelled("b", Verdict.UNSAFE, Verdict.MISSING),
-        labelled("c", Verdict.SAFE, Verdict.SAFE),
-    ]
-    assert whole_shares(labels, ["c", "b", "a", "d"], 2) == [0.0, None, 0.5, None]
-    assert whole_shares([], ["a"], 1) == [None]
+def test_an_answer_that_lacks_a_label_has_no_share_and_counts_as_the_worst(tmp_path: Path) -> None:
+    """A certificate's draws, a mixture's and the choice of candidates read one record of each label."""
+    unsafe, safe, missing = Verdict.UNSAFE, Verdict.SAFE, Verdict.MISSING
+    given = {"a": (unsafe, safe), "b": (unsafe, missing), "c": (safe, safe), "d": ()}
+    answers = [Response(name, Prompt("p", (1,), "p"), (2,), "an answer", 1, 0, None) for name in given]
+    with Journal.open(tmp_path / "journal.sqlite", "run", create={}) as journal:
+        for _ in journal.rounds(1):
+            journal.add_samples("cost", answers)
+            journal.add_safety([SafetyLabels(one, given[one.id]) for one in answers])
+        shares = labels_of_answers(journal, [1], "cost", ["c", "b", "a"]).values[:, 0]
+        assert numbers_of(shares) == [0.0, None, 0.5], "in the order that is asked for, without the others"
+        drawn = drawn_answers(small("limits.cost.labels_each=2"), journal, 1, "cost")
+    assert [(one.number, one.worst) for one in drawn] == [(0.5, 0.5), (None, 1.0), (0.0, 0.0), (None, None)]
 
 
 @pytest.mark.parametrize(

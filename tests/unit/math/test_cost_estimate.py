@@ -23,7 +23,7 @@ from pddpo_ray.theory.estimates.cost_estimate import (
     logit_bias,
     logit_noise,
     mean_with_error,
-    unsafe_shares,
+    share_bounds,
     within_prompt_variance,
 )
 from pddpo_ray.theory.estimates.estimate_interval import interval, interval_warning
@@ -137,15 +137,17 @@ def test_abstained_failed_and_missing_labels_never_become_numbers() -> None:
     with pytest.raises(
         RunError, match=r"2 of 3 responses lack safety labels \(3 missing in all, first r1 lacks 1 of 2"
     ):
-        unsafe_shares(labels((SAFE, UNSAFE), (SAFE, ABSTAIN), (FAILED,)), 2)
+        share_bounds(labels((SAFE, UNSAFE), (SAFE, ABSTAIN), (FAILED,)), 2)
     with pytest.raises(RunError, match="more than 1 labels"):
-        unsafe_shares(labels((SAFE, SAFE)), 1)
-    with pytest.raises(RunError, match="1 of 1 responses lack safety labels"):
-        unsafe_shares(labels((UNSAFE, Verdict.MISSING)), 2)
+        share_bounds(labels((SAFE, SAFE)), 1)
+
+
+def test_a_missing_label_may_say_either() -> None:
+    assert share_bounds(labels((UNSAFE, Verdict.MISSING)), 2) == (0.5, 1.0)
 
 
 def test_surplus_verdicts_that_are_no_labels_do_not_count() -> None:
-    assert unsafe_shares(labels((SAFE, ABSTAIN, UNSAFE)), 2).tolist() == [0.5]
+    assert share_bounds(labels((SAFE, ABSTAIN, UNSAFE)), 2) == (0.5, 0.5)
 
 
 def test_an_estimate_needs_two_responses() -> None:
