@@ -7,7 +7,7 @@ journal, sent to a Ray actor or compared in a test. Token ids travel with text; 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
@@ -312,6 +312,8 @@ class MeasuredValues:
     """Values by people's audit of what a machine measured; nan: they gave none."""
     chance: Array
     """The chance that people were asked, where they were; 0: they were not."""
+    parts: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
+    """Of an answer that lacks some of its labels: what the others add to their mean, and the share that is missing."""
 
     @classmethod
     def nothing(cls, answers: int, limits: int) -> MeasuredValues:

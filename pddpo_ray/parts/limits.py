@@ -233,7 +233,7 @@ class LimitsController:
         best, worst = (np.array([np.nan if end is None else end[side] for end in ends]) for side in (0, 1))
         try:
             estimates = estimates_on_sets(newest, self._factors, worst, self._learned(answers))
-            safest = estimates_on_sets(newest, self._factors, best)
+            safest = estimates_on_sets(newest, self._factors, best, end=0)
         except ValueError as problem:
             raise RunError(f"round {self._journal.round}: {problem}; draw more (feedback.responses)") from problem
         errors = np.maximum(estimates.standard_errors, safest.standard_errors)

@@ -226,6 +226,10 @@ def tables_of(records: Iterable[Measurement], limits: Sequence[str], answers: Se
         measured.against[cell] = np.nan if one.against is None else one.against
         if one.missing:
             measured.missing[cell] = one.missing
+    for (row, column, audits), mine in labels.items():
+        given = [label for label in mine if not np.isnan(label)]
+        if not audits and 0 < len(given) < len(mine):
+            measured.parts[row, column] = sum(given) / len(mine), 1.0 - len(given) / len(mine)
     return measured
 
 
@@ -255,6 +259,8 @@ class MeasuredTable:
     people: Array
     """Costs by people's audit, nan: they gave none."""
     chance: Array
+    ends: Array
+    """Lowest and highest cost of an answer that lacks some of its labels; nan elsewhere. [n, 2, I]"""
 
     @property
     def relative(self) -> Array:
@@ -282,7 +288,16 @@ def table_of(
     failed = np.zeros(costs.shape, dtype=bool)
     for cell in measured.missing:
         failed[cell] = True
-    return MeasuredTable(costs, noise, failed, against, people, measured.chance)
+    ends = np.full((len(answers), 2, len(stated)), np.nan)
+    for (row, column), (given, lost) in measured.parts.items():
+        label = np.array(_label_range(stated[column]), dtype=np.float64)
+        ends[row, :, column] = np.sort(costs_of_values(stated[column], given + lost * label, cost_max)[0])
+    return MeasuredTable(costs, noise, failed, against, people, measured.chance, ends)
+
+
+def _label_range(stated: StatedLimit) -> tuple[float | None, float | None]:
+    """Lowest and highest single label; None: nobody stated it."""
+    return (0.0, 1.0) if stated.limit.quantity.kind == "logit" else (stated.scale.low, stated.scale.high)
 
 
 class MeasuredAnswers:
@@ -315,7 +330,7 @@ class MeasuredAnswers:
         round_ = self._journal.round if number is None else number
         records, ids = self._journal.measurements(round_, phase), [answer.id for answer in answers]
         table = table_of(records, self._stated, ids, self._cost_max)
-        columns = (table.costs, table.noise, table.failed, table.against, table.people, table.chance)
+        columns = (table.costs, table.noise, table.failed, table.against, table.people, table.chance, table.ends)
         each = self._together.get(phase)
         self.known.update(answer.id for answer in answers)
         self._prompt_names |= {answer.prompt.token_ids: answer.prompt.id for answer in answers}

@@ -63,8 +63,8 @@ quarter of the labels at the safety boundary are wrong, more of them unsafe."""
 class ScoredFeedbackController(FeedbackController):
     """Feedback from a reward and a cost model. `by_scores`: the estimate is of the cost model's scores, not of labels.
 
-    Then one label per answer is journalled, the side of zero that its score is on; the estimate scores the answers
-    themselves, so a window over several rounds needs nothing but the journal.
+    Then one label per answer is journalled, drawn from its score; the estimate scores the answers themselves, so that a
+    window over several rounds needs nothing but the journal.
     """
 
     models: ScoredLabeller

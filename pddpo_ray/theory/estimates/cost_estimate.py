@@ -213,6 +213,12 @@ class MeasuredAnswer:
     """Cost by people of an answer that they audited, nan: they gave none. For estimates; learners read `costs`. [I]"""
     chance: Array | float = 0.0
     """The chance that people were asked, where they were; 0: they were not. [I]"""
+    ends: Array | tuple[float, float] = (math.nan, math.nan)
+    """Lowest and highest cost where some labels of the answer are missing; nan elsewhere. [2, I]"""
+
+    def or_lost(self, costs: Array, worst: Array, end: int, failed: NDArray[np.bool_]) -> Array:
+        """The costs; where they `failed` [I] the end of what the labels that are there leave open, or `worst`. [I]"""
+        return np.where(failed, np.where(np.isnan(self.ends[end]), worst, self.ends[end]), costs)
 
     def corrected(self, missing: Array) -> Array:
         """Costs corrected by people's, `missing` [I] in place of those that they did not give. [I]"""
@@ -270,24 +276,30 @@ def with_repeated_noise(
 
 
 def estimates_on_sets(
-    measured: Sequence[MeasuredAnswer], factors: Factors, worst: Array, learned: LearnedCosts | None = None
+    measured: Sequence[MeasuredAnswer],
+    factors: Factors,
+    worst: Array,
+    learned: LearnedCosts | None = None,
+    *,
+    end: int = 1,
 ) -> CostEstimates:
     """Expected cost of each limit over its own prompt set, from answers to prompts drawn over all sets.
 
     m = sum F m / sum F over the answers, F = P_s / P_0 of their prompts: on sets without common prompts the mean over
     the set's own answers. Standard errors count draws, not answers. An answer whose source gave no number counts as
     `worst` [I], the highest cost that there is; where that is not known (nan), and where the source was not asked, it
-    is left out. Costs that people audited are corrected by theirs, one that they did not give by `worst`. Raises
-    ValueError where a set has no answer.
+    is left out. One that lacks only some labels counts with these as the worst (`end` 1) or the best (0). Costs that
+    people audited are corrected by theirs, one that they did not give by `worst`. Raises ValueError where a set has no
+    answer.
 
     The covariance is that of the costs before people's corrections, which say little of a single answer. `learned`
     tells the noise of labels of which each answer has one.
     """
     weights = np.array([factors[one.prompt] for one in measured])
-    costs = np.array([np.where(one.failed, worst, one.corrected(worst) - one.against) for one in measured])
+    costs = np.array([one.or_lost(one.corrected(worst) - one.against, worst, end, one.failed) for one in measured])
     known = np.isfinite(costs)
     # the reference's cost does not vary with the answer; a failure's cost without it is not known
-    own = np.array([np.where(one.failed & (one.against == 0), worst, one.costs) for one in measured])
+    own = np.array([one.or_lost(one.costs, worst, end, one.failed & (one.against == 0)) for one in measured])
     # what acts nowhere on a prompt is known to cost nothing there
     on_all = np.where(weights == 0, 0.0, weights * own)
     weights, filled = np.where(known, weights, 0.0), np.where(known, costs, 0.0)

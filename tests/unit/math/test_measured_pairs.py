@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 from scipy.special import softmax
 
+from pddpo_ray.limits.reading import stated_limit
 from pddpo_ray.limits.sources import chosen_for
-from pddpo_ray.records import CostEstimate
+from pddpo_ray.parts.measuring import table_of
+from pddpo_ray.records import CostEstimate, Measurement
 from pddpo_ray.theory.estimates.cost_estimate import (
     Factors,
     MeasuredAnswer,
@@ -124,6 +126,27 @@ def test_an_answer_without_a_number_counts_as_the_worst_there_is_or_is_left_out(
     assert estimates_on_sets(measured, factors, np.array([NAN])).means[0] == pytest.approx(0.2)
     with pytest.raises(ValueError, match="no answer of its prompt set"):
         estimates_on_sets([answer(0, 0, NAN)], factors, np.array([NAN]))
+
+
+def test_an_answer_that_lacks_a_label_counts_with_this_one_as_the_worst() -> None:
+    """Labels 1, 0 and a missing one: a rate of 2/3 or 1/3, and so a mean of (2/3 + 0) / 2 or (1/3 + 0) / 2."""
+    limit = stated_limit("rude", {"rate": {"people": {}}, "at_most": "50 %", "labels_each": 3}, "recipe")
+    given = [("a", 1.0), ("a", 0.0), ("a", None), ("b", 0.0), ("b", 0.0), ("b", 0.0)]
+    records = [Measurement("rude", name, value, "" if value is not None else "no label") for name, value in given]
+    table = table_of(records, [limit], ["a", "b"], 2.0)
+    columns = (table.costs, table.noise, table.failed, table.against, table.people, table.chance, table.ends)
+    measured = [MeasuredAnswer(1, (0,), (row,), str(row), *(one[row] for one in columns)) for row in range(2)]
+    assert np.isnan(measured[0].costs).all(), "nothing is learned from it"
+    means = [
+        estimates_on_sets(measured, {(0,): np.ones(1)}, np.array([worst]), end=end).means[0]
+        for end, worst in enumerate((0.0, 1.0))
+    ]
+    assert means == pytest.approx([1 / 6, 1 / 3])
+    logit = stated_limit("harm", {"logit": {"people": {}}, "at_most": 0, "labels_each": 3}, "recipe")
+    records = [replace(one, limit="harm") for one in records]
+    ends = table_of(records, [logit], ["a", "b"], 2.0).ends
+    np.testing.assert_allclose(ends[0, :, 0], np.log([1 / 2, 2.0]))
+    assert np.isnan(ends[1]).all(), "the other has all its labels"
 
 
 def test_what_was_not_asked_is_left_out_of_means_and_covariances() -> None:
