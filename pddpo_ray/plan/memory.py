@@ -25,7 +25,7 @@ from pddpo_ray.config import (
 from pddpo_ray.config.sections.trainer import Stage
 from pddpo_ray.errors import UserError
 from pddpo_ray.rollout.factory import Device
-from pddpo_ray.storage.checkpoints import checkpoint_folder, weight_files
+from pddpo_ray.storage.checkpoints import UNREADABLE, checkpoint_folder, weight_shapes
 from pddpo_ray.storage.whole_files import KEPT_WHOLE
 from pddpo_ray.training.passes.memory import Sizes, layer_bytes, memory_need
 from pddpo_ray.worlds.text.family import grammar_of
@@ -110,15 +110,13 @@ def _shape_of_folder(folder: Path, config: Config) -> ModelShape:
     try:
         described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         described = described.get("text_config", described)
-        shapes = [shape for path in weight_files(folder) for shape in stored_shapes(path)]
+        shapes = weight_shapes(folder)
         # GPT-2's kind has names of its own
         hidden = int(described["n_embd"] if "n_embd" in described else described["hidden_size"])
         layers = int(described["n_layer"] if "n_layer" in described else described["num_hidden_layers"])
         vocabulary = int(described["vocab_size"])
     except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise UserError(
-            f"model.reference {folder}: cannot read the model's sizes ({error!r}); save it again"
-        ) from error
+        raise UserError(UNREADABLE.format(folder=folder, error=error)) from error
     longest = config.rollout.max_model_len if isinstance(config.rollout, VllmRollout) else 2 * config.rollout.max_tokens
     asked = 0
     if config.data is not None:
@@ -136,16 +134,6 @@ def _shape_of_folder(folder: Path, config: Config) -> ModelShape:
         prompt_tokens=asked,
         architecture=json.dumps(described) if "model_type" in described else "",
     )
-
-
-def stored_shapes(path: Path) -> list[tuple[int, ...]]:
-    """Shapes of the tensors in a safetensors file, from its header: 8 bytes of length (little-endian), then JSON."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if length > 100 * 2**20:
-            raise ValueError(f"{path.name} is not a safetensors file")
-        header = json.loads(file.read(length))
-    return [tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"]
 
 
 def memory(config: Config, shape: ModelShape | None, device: Device, gpu_bytes: float = 0.0) -> tuple[Memory, ...]:

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, field
 
 from pddpo_ray.backends.machine import GIB, Machine
+from pddpo_ray.backends.settled import device_of, settled
 from pddpo_ray.config import Config, ModelFeedback, RayCluster, TabularRollout, VllmRollout
 from pddpo_ray.plan.memory import host_bytes, memory, model_shape
 from pddpo_ray.rollout.factory import Device
@@ -35,13 +36,6 @@ class Placement:
     layout: str
     bundles: tuple[Bundle, ...]
     head: tuple[str, ...]
-
-
-def device_of(config: Config, machine: Machine) -> Device:
-    """Where the model runs: as configured, or CUDA when this machine has a device."""
-    if config.model.device == "auto":
-        return "cuda" if machine.gpus else "cpu"
-    return config.model.device
 
 
 def placement(config: Config, device: Device) -> Placement:
@@ -112,7 +106,7 @@ def shortage(config: Config, machine: Machine) -> str | None:
         short = _short_of_units(config, machine, device)
         if short:
             return short
-    return _short_of_memory(config, machine, device)
+    return _short_of_memory(settled(config, machine), machine, device)
 
 
 def _short_of_units(config: Config, machine: Machine, device: Device) -> str | None:

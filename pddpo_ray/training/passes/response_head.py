@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pddpo_ray.training.passes.memory import chunk_rows
+from pddpo_ray.training.device import chunk_rows
 
 KEEP_BYTES = 32 * 2**20
 """Log-probabilities of up to this size are kept for the backward pass instead of being computed again."""

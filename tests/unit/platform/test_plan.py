@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pddpo_ray.backends.machine import GIB, Gpu, Machine, visible_gpus
+from pddpo_ray.backends.settled import device_of
 from pddpo_ray.config import Config, TextWorldConfig
 from pddpo_ray.config import load as load_recipe
 from pddpo_ray.errors import UserError
@@ -21,11 +22,11 @@ from pddpo_ray.plan.memory import (
     model_shape,
     rollout_bytes,
     stored_bytes,
-    stored_shapes,
     trainer_bytes,
 )
 from pddpo_ray.plan.printed import labels, make_plan, plan_lines
-from pddpo_ray.plan.resources import Bundle, bundles, device_of, shortage
+from pddpo_ray.plan.resources import Bundle, bundles, shortage
+from pddpo_ray.storage.checkpoints import weight_shapes
 
 LAPTOP = Machine(cpus=2, memory_bytes=24 * GIB)
 H200 = Machine(cpus=16, memory_bytes=128 * GIB, gpus=(Gpu("H200", 140 * GIB),))
@@ -285,7 +286,7 @@ def test_sizes_of_a_model_folder_are_read_from_its_files(tmp_path: Path) -> None
         "norm": np.ones(4, np.float32),
     }
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    assert sorted(stored_shapes(tmp_path / "model.safetensors")) == [(4,), (4, 6), (10, 4)]
+    assert sorted(weight_shapes(tmp_path)) == [(4,), (4, 6), (10, 4)]
     shape = model_shape(load("text-world", [f"model.reference={tmp_path}", "rollout.max_model_len=256"]))
     assert shape == ModelShape(40 + 24 + 4, 4, 1, 10, 10, 256)
     (tmp_path / "model.safetensors").write_bytes(b"no safetensors at all")

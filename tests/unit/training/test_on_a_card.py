@@ -17,12 +17,12 @@ from pddpo_ray.records import Objective, PairRow, PolicyVersion, Prompt, Respons
 from pddpo_ray.rollout.transformers_engine import TransformersEngine
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.batches import texts_of
+from pddpo_ray.training.device import PASS_TOKENS, chunk_rows
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import PairLoss, PairPass
 from pddpo_ray.training.local import LocalTrainer, store_reference
 from pddpo_ray.training.models.lora import LoraEngine, add_adapters
 from pddpo_ray.training.passes.log_probs import ResponseScorer, Support, passes
-from pddpo_ray.training.passes.memory import PASS_TOKENS, chunk_rows
 from tests.support.simulated_card import SimulatedCard
 from tests.support.tiny_language_model import save_policy, tiny_llama
 
