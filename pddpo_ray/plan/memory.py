@@ -164,7 +164,7 @@ def memory(config: Config, shape: ModelShape | None, device: Device, gpu_bytes: 
         *scorers,
         Memory("trainer", ranks, where, trainer),
         Memory("rollout", engines, where, rollout),
-        Memory("trainer process", ranks, "host", runtimes["trainer"]),
+        Memory(TRAINER_PROCESS, ranks, "host", {**runtimes["trainer"], **best_weights(config, shape)}),
         Memory(FIRST_RANK, 1, "host", copies_of_trainer(config, shape)),
         Memory(
             "rollout process", engines, "host", {**runtimes["rollout"], **asleep, **copies_of_engine(config, shape)}
@@ -177,7 +177,7 @@ def memory(config: Config, shape: ModelShape | None, device: Device, gpu_bytes: 
 
 
 RUNTIMES = {part: {"runtime": RUNTIME_BYTES[part]} for part in ("trainer", "rollout")}
-FIRST_RANK = "first rank"
+TRAINER_PROCESS, FIRST_RANK = "trainer process", "first rank"
 """The trainer's first rank, beyond what every rank holds."""
 STORING = "driver, storing the reference"
 """A checkpoint in another type than the run's is converted in memory."""
@@ -194,6 +194,11 @@ def copies_of_trainer(config: Config, shape: ModelShape) -> dict[str, float]:
     """
     masters = 4.0 if _width(config) == 2 else 0.0
     return {"version": trained_parameters(config, shape) * (_width(config) + masters)}
+
+
+def best_weights(config: Config, shape: ModelShape) -> dict[str, float]:
+    """On the host of every rank while a fit looks at pairs that are kept apart: the weights that were best on them."""
+    return {"best weights": 4.0 * trained_parameters(config, shape)} if config.trainer.held_out else {}
 
 
 def copies_of_engine(config: Config, shape: ModelShape) -> dict[str, float]:
@@ -213,7 +218,7 @@ def host_bytes(needs: Sequence[Memory]) -> float:
 def by_process(needs: Sequence[Memory]) -> dict[str, float]:
     """The most that each kind of process holds, on a cluster. Scorers are trained by the driver."""
     groups = {
-        "trainer": ("trainer", "trainer process", FIRST_RANK),
+        "trainer": ("trainer", TRAINER_PROCESS, FIRST_RANK),
         "rollout": ("rollout", "rollout process"),
         "scorer": (SCORERS, WAITING),
         "driver": ("driver", TRAINING, STORING),
