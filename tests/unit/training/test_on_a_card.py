@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from bench.simulated_card import SimulatedCard
 from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.records import Objective, PairRow, PolicyVersion, Prompt, Response
 from pddpo_ray.rollout.transformers_engine import TransformersEngine
@@ -23,7 +24,6 @@ from pddpo_ray.training.fit import PairLoss, PairPass
 from pddpo_ray.training.local import LocalTrainer, store_reference
 from pddpo_ray.training.models.lora import LoraEngine, add_adapters
 from pddpo_ray.training.passes.log_probs import ResponseScorer, Support, passes
-from tests.support.simulated_card import SimulatedCard
 from tests.support.tiny_language_model import save_policy, tiny_llama
 
 OBJECTIVE = Objective("reward", PolicyVersion(0, "reference", "", ""), 0.1)
