@@ -148,7 +148,7 @@ def memory(config: Config, shape: ModelShape | None, device: Device, gpu_bytes: 
     if shape is None:
         return (driver, *ray)
     where: Literal["host", "device"] = "host" if device == "cpu" else "device"
-    trainer = trainer_bytes(config, shape, device)
+    trainer = trainer_bytes(config, shape, device) | ({"context": CONTEXT_BYTES} if where == "device" else {})
     rollout = rollout_bytes(config, shape, device, gpu_bytes)
     scorers, asleep = scorer_memory(config, shape, device), {}
     if where == "device" and isinstance(config.cluster, RayCluster) and config.cluster.layout == "time-shared":
@@ -209,6 +209,17 @@ def copies_of_engine(config: Config, shape: ModelShape) -> dict[str, float]:
     return {DELIVERING: float(shape.parameters * _width(config))}
 
 
+def on_one_gpu(config: Config, needs: Sequence[Memory]) -> dict[str, float]:
+    """Bytes that a GPU holds at a time, by whose it is: all of one process, both of parts that share it on purpose."""
+    parts = {need.part: need.count * need.each for need in needs if need.where == "device"}
+    if not isinstance(config.cluster, RayCluster):
+        return {"the run": sum(parts.values())} if parts else {}
+    each = {need.part: need.each for need in needs if need.where == "device"}
+    if config.cluster.layout == "split" and config.cluster.gpu_share < 1 and len(each) > 1:
+        each["a trainer and an engine"] = each.pop("trainer") + each.pop("rollout")
+    return each
+
+
 def host_bytes(needs: Sequence[Memory]) -> float:
     """The most that this machine holds at a time: while scorers are trained, while a fit runs, or during a delivery."""
     parts = [need for need in needs if need.where == "host"]
@@ -264,7 +275,9 @@ def scorer_memory(config: Config, shape: ModelShape, device: Device) -> tuple[Me
     largest = weights if None in models else float(_width(config) * shape.parameters)
     if isinstance(config.cluster, RayCluster):
         runtime = {"runtime": RUNTIME_BYTES["scorer"]}
-    where: Literal["host", "device"] = "device" if device == "cuda" and config.feedback.gpus else "host"
+    # in one process models are where the policy is
+    on_gpu = device == "cuda" and (config.feedback.gpus or not isinstance(config.cluster, RayCluster))
+    where: Literal["host", "device"] = "device" if on_gpu else "host"
     needs = [Memory(SCORERS, len(models), where, {"models": largest, **(runtime if where == "host" else {})})]
     if where == "device" and isinstance(config.cluster, RayCluster):
         waiting = {"models": largest} if config.cluster.layout == "time-shared" else {}
@@ -344,10 +357,9 @@ def time_shared_bytes(
 ) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
     """A shared GPU's bytes in its states: the trainer works and the engine sleeps; the engine is awake while the
     trainer keeps weights and optimiser; and what is beside a scorer at its turn."""
-    resident = {f"trainer's {purpose}": trainer[purpose] for purpose in ("weights", "optimizer")}
-    resident["context"] = CONTEXT_BYTES
+    resident = {f"trainer's {purpose}": trainer[purpose] for purpose in ("weights", "optimizer", "context")}
     asleep = {"engine asleep": ENGINE_ASLEEP_BYTES}
-    return {**trainer, "context": CONTEXT_BYTES, **asleep}, {**rollout, **resident}, {**resident, **asleep}
+    return {**trainer, **asleep}, {**rollout, **resident}, {**resident, **asleep}
 
 
 def _largest_batch(config: Config) -> int:

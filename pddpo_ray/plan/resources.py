@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pddpo_ray.backends.machine import GIB, Machine
 from pddpo_ray.backends.settled import device_of, settled
 from pddpo_ray.config import Config, ModelFeedback, RayCluster, TabularRollout, VllmRollout
-from pddpo_ray.plan.memory import host_bytes, memory, model_shape
+from pddpo_ray.plan.memory import host_bytes, memory, model_shape, on_one_gpu
 from pddpo_ray.rollout.factory import Device
 
 TIME_SHARES = {"trainer": 0.4, "rollout": 0.52}
@@ -140,11 +140,11 @@ def _short_of_memory(config: Config, machine: Machine, device: Device) -> str | 
             f"{machine.memory_bytes / GIB:.1f}; use a smaller model, model.parameters.kind=lora, fewer workers or a "
             "smaller trainer.micro_pairs"
         )
-    for need in needs:
-        if need.where == "device" and need.each > smallest:
+    for part, size in on_one_gpu(config, needs).items():
+        if size > smallest:
             return (
-                f"{need.part} needs about {need.each / GIB:.1f} GiB on each GPU, the smallest here has "
-                f"{smallest / GIB:.1f}; use model.parameters.kind=lora, trainer.engine=zero3 with more workers, or a "
-                "smaller trainer.micro_pairs"
+                f"{part} needs about {size / GIB:.1f} GiB on each GPU, the smallest here has {smallest / GIB:.1f}; use "
+                "model.parameters.kind=lora, trainer.engine=zero3 with more workers, cluster.layout=time-shared, or a "
+                "smaller trainer.micro_pairs or rollout.gpu_memory"
             )
     return None

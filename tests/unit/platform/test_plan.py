@@ -273,6 +273,33 @@ def test_a_model_too_large_for_the_gpu_is_refused_with_what_to_do(monkeypatch: p
     assert shortage(load("text-world", [*BF16, "model.parameters.kind=lora"]), small) is None
 
 
+@pytest.mark.parametrize(
+    ("where", "share", "fits"),
+    [
+        ("{mode: in-process}", 0.5, True),
+        ("{mode: in-process}", 0.8, False),
+        ("{mode: ray, gpu_share: 0.5}", 0.8, False),
+        ("{mode: ray}", 0.8, True),
+    ],
+)
+def test_parts_that_are_on_a_gpu_at_the_same_time_must_fit_on_it_together(
+    where: str, share: float, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A 7B policy with adapters, whose trainer takes 15 GiB and some for a pass, beside vLLM's share of 80."""
+    monkeypatch.setattr("pddpo_ray.plan.resources.model_shape", lambda config: SEVEN_B)
+    two = Machine(cpus=16, memory_bytes=256 * GIB, gpus=(Gpu("card", 80 * GIB),) * 2)
+    engine = ["rollout.engine=vllm", f"rollout.gpu_memory={share}", "model.parameters.kind=lora"]
+    problem = shortage(load_recipe("text-world", [*BF16, *engine, f"cluster={where}"]), two)
+    assert (problem is None) == fits, problem
+    assert fits or "rollout.gpu_memory" in str(problem)
+
+
+def test_scorers_of_one_process_are_where_its_policy_is() -> None:
+    config = load_recipe("text-world", ["cluster={mode: in-process}", "feedback={kind: model, reward: {path: hub/a}}"])
+    (scorers,) = [need for need in memory(config, SEVEN_B, "cuda") if need.part == "reward and cost models"]
+    assert scorers.where == "device"
+
+
 def test_sizes_of_a_model_folder_are_read_from_its_files(tmp_path: Path) -> None:
     import numpy as np
     from safetensors.numpy import save_file
