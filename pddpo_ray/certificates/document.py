@@ -41,6 +41,7 @@ def certificate_of(config: Config, run_dir: Path, entry: Entry) -> Json:
         "findings": {name: _numbers(finding) for name, finding in entry.findings.items()},
         "numbers": {name: list(numbers) for name, numbers in entry.numbers.items()},
         "draws": {name: list(draws) for name, draws in entry.draws.items()},
+        "used_up": entry.used_up,
         "groups": groups,
         "by_group": group_bounds(entry, groups),
         "ledger": [
@@ -81,7 +82,7 @@ def statements(entry: Entry) -> list[str]:
     candidate, lines = entry.candidate, []
     for limit in candidate.limits:
         numbers = entry.numbers[limit.name]
-        lines.append(_sentence(candidate, limit, entry.findings[limit.name], numbers))
+        lines.append(_sentence(entry, limit))
         if limit.kind == "logit" and limit.labelled and limit.people is None and numbers:
             lines.append(_unsafe_rate(limit, numbers))
     lines += [f"Estimated only: {reason}." for reason in candidate.estimated]
@@ -91,7 +92,8 @@ def statements(entry: Entry) -> list[str]:
 
 def _entry(certificate: Json) -> Entry:
     draws = {name: tuple(ids) for name, ids in certificate["draws"].items()}
-    return Entry(Candidate.from_json(certificate["candidate"]), certificate["numbers"], draws)
+    candidate, used_up = Candidate.from_json(certificate["candidate"]), certificate.get("used_up", False)
+    return Entry(candidate, certificate["numbers"], draws, used_up)
 
 
 def verified(file: Path) -> Json:
@@ -173,7 +175,8 @@ def _in_journal(journal: JournalReader, entry: Entry, limit: TestedLimit) -> lis
     return [None if math.isnan(one) else one for one in numbers]
 
 
-def _sentence(candidate: Candidate, limit: TestedLimit, finding: Finding, numbers: Numbers) -> str:
+def _sentence(entry: Entry, limit: TestedLimit) -> str:
+    candidate, finding, numbers = entry.candidate, entry.findings[limit.name], entry.numbers[limit.name]
     confidence = f"{100 * (1 - limit.delta):.3g} % confidence over all candidates of the run"
     bound, count = limit.stated.bound, len(numbers)
     over = "" if limit.over is None else f" over {limit.over}"
@@ -193,7 +196,9 @@ def _sentence(candidate: Candidate, limit: TestedLimit, finding: Finding, number
         after = f"({finding.decided_after} draws)"
         return f"Rejected: {said} is {outside} the limit {bound}, with {confidence} {after}.{lost}"
     go_on = "ask again with a larger --budget, which spends no further confidence"
-    if candidate.rounds is not None:
+    if entry.used_up:
+        go_on = "the certification set has no prompt left to draw: a run with more `certificate.prompts` decides it"
+    elif candidate.rounds is not None:
         go_on = "its rounds have no other draws; `pddpo certify` draws anew, as a further candidate"
     return f"Undecided: {said} lies between {low} and {high} after {count} draws, the limit is {bound}; {go_on}.{lost}"
 

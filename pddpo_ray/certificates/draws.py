@@ -16,7 +16,7 @@ import numpy as np
 from pddpo_ray.backends.backends import Backends, sets_of_prompts
 from pddpo_ray.certificates.groups import SETS as PROMPT_SETS
 from pddpo_ray.certificates.groups import demand_groups
-from pddpo_ray.certificates.ledger import BATCH, Candidate, TestedLimit, line_of
+from pddpo_ray.certificates.ledger import BATCH, DRAWN, Candidate, TestedLimit, line_of
 from pddpo_ray.config import Config
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal
@@ -33,9 +33,6 @@ from pddpo_ray.scorers.labellers import feedback_of, measure_of, unsafe_chance
 from pddpo_ray.theory.seeds import generator, seed_of
 
 logger = logging.getLogger(__name__)
-
-DRAWN = "drawn-"
-"""Phase that holds the prompts of a batch, where each is drawn once."""
 
 
 class CandidateDraws:

@@ -36,6 +36,8 @@ from pddpo_ray.theory.estimates.cost_estimate import bias_bound, clipped_logit
 State = Literal["certified", "rejected", "undecided"]
 Numbers = Sequence[float | None]
 CANDIDATE, BATCH = "candidate", "batch-"
+DRAWN = "drawn-"
+"""Phase that holds the prompts of a batch, where each is drawn once; [] where none was left."""
 
 
 @dataclass(frozen=True)
@@ -208,6 +210,8 @@ class Entry:
     """Unsafe shares or costs; None: the source gave no number."""
     draws: Mapping[str, tuple[str, ...]]
     """Ids of the answers."""
+    used_up: bool = False
+    """Whether a certification set whose prompts are drawn once had none left."""
 
     def about(self, limits: Mapping[str, float]) -> Entry:
         """The same draws, asked about other limits by name."""
@@ -298,7 +302,8 @@ def _line(phases: Sequence[PhaseEntry]) -> Entry | None:
         candidate = candidate.of_rounds([batch.payload["version"] for batch in batches])
     numbers = {name: [one for batch in batches for one in batch.payload["numbers"].get(name, ())] for name in names}
     draws = {name: tuple(one for batch in batches for one in batch.payload["draws"].get(name, ())) for name in names}
-    return Entry(candidate, numbers, draws)
+    used_up = any(phase.phase.startswith(DRAWN) and not phase.payload for phase in phases)
+    return Entry(candidate, numbers, draws, used_up)
 
 
 def enter(journal: Journal, candidate: Candidate) -> Candidate:

@@ -51,6 +51,8 @@ class Outcome:
     """The sentences that are certified of what is released; (): none are."""
     tested: int = 0
     """Policies that the run has put to the test."""
+    used_up: bool = False
+    """Whether the certification set has no prompt left to draw: no further test can decide anything."""
     mixture: bool = False
     """Whether the mixture of all rounds or of the last ones is released: no round by itself is, and it is certified."""
     weights: str | None = None
@@ -123,6 +125,7 @@ def outcome_of(
 ) -> Outcome:
     """The outcome as the journal has it now. `policies` says what the run's policies are."""
     now, ledger = Releases(Store(journal.engine, journal.run_id)).now(), read_ledger(journal)
+    spent = any(entry.used_up for entry in ledger)
     if now.current is None:
         finished = journal.next_round - 1
         limits = estimates_of(journal, stated, finished)
@@ -130,9 +133,10 @@ def outcome_of(
             mixture, tested = now.mixture, len(ledger)
             return Outcome(None, mixture.policy, now.by, "", limits, mixture.statement, tested, mixture=True)
         if now.stands_in:
-            return Outcome(None, None, None, now.reason, limits, tested=len(ledger))
+            return Outcome(None, None, None, now.reason, limits, tested=len(ledger), used_up=spent)
         asked = [entry.about({one.name: one.cost_limit for one in stated}) for entry in ledger]
-        return Outcome(None, None, None, _why_nothing(journal, finished, asked), limits, tested=len(ledger))
+        reason = _why_nothing(journal, finished, asked)
+        return Outcome(None, None, None, reason, limits, tested=len(ledger), used_up=spent)
     version = policies_of(journal)[now.current]
     kind, base = _kind(journal, run_dir / ARTIFACTS / version.version.path, policies=policies)
     mine = next((one for one in read_certified(journal) if one.sha256 == (version.version.sha256,)), None)

@@ -42,7 +42,7 @@ def steps_after(outcome: Outcome, config: Config, run: Path) -> list[str]:
 def _tests(outcome: Outcome, config: Config, folder: str) -> list[str]:
     from pddpo_ray.certificates.testing import reason_against
 
-    if reason_against(config):
+    if outcome.used_up or reason_against(config):
         return []
     if not outcome.tested:
         return [f"`pddpo certify {folder}` tests the last policy on fresh answers"]

@@ -13,7 +13,9 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from pddpo_ray.certificates.document import certificate_of
+from pddpo_ray.certificates.outcome import outcome_of
 from pddpo_ray.certificates.testing import certify
+from pddpo_ray.cli.runs.next_steps import steps_after
 from pddpo_ray.config import Config, load
 from pddpo_ray.data import Example, Settings, inspect
 from pddpo_ray.data.real_text import prepare_real_text, sample_file
@@ -223,9 +225,12 @@ def test_prompts_of_certificates_are_seen_by_nothing_before_they_are_drawn_and_t
     second = certify(config, run, "round-2", {"cost": 0.55}, 600)
     with open_folder(run) as journal:
         drawn = [answer.prompt.messages for number in (-1, -2) for answer in journal.samples(number)]
+        outcome = outcome_of(journal, config.typed_limits, run, policies=config.policies)
+    assert [line.split()[1] for line in steps_after(outcome, config, run)] == ["release"], "no further test"
     assert first.candidate.limits[0].source == "reward and cost models"
     assert "new prompts" in first.candidate.statement
     assert (first.count, second.count, second.state) == (6, 4, "undecided")
+    assert (first.used_up, second.used_up) == (False, True)
     assert len(drawn) == len(set(drawn)) == 10
     assert set(drawn) == canaries
     (kinds,) = (one["sets"] for one in certificate_of(config, run, second)["by_group"].values())

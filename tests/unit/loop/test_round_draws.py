@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from scipy.special import expit
 from pddpo_lab.worlds.tabular.files import tabular_world
 from pddpo_ray.backends.in_process import make_backends
 from pddpo_ray.certificates import ledger as ledgers
-from pddpo_ray.certificates.document import FILE, certificate_of, sentences, verified, write_certificate
+from pddpo_ray.certificates.document import FILE, certificate_of, sentences, statements, verified, write_certificate
 from pddpo_ray.certificates.ledger import finding
 from pddpo_ray.certificates.testing import certify
 from pddpo_ray.config import Config, load
@@ -316,3 +317,11 @@ def test_the_twin_certifies_a_tail_of_its_rounds(tmp_path: Path) -> None:
     assert entry.candidate.policy == "the mixture of rounds 2 to 3"
     assert entry.count == 128
     assert result["outcome"]["mixture"] is (entry.state == "certified")
+
+
+def test_an_undecided_test_advises_more_draws_only_where_prompts_are_left() -> None:
+    limit = ledgers.TestedLimit("unsafe", 0.05, 0.05, 0.05, "rate", 1, 0.0, 1.0, "people")
+    candidate = ledgers.Candidate(1, "policy-1", ({"number": 1},), (limit,), {}, "new prompts")
+    few = ledgers.Entry(candidate, {"unsafe": [0.0]}, {"unsafe": ("a",)})
+    assert "a larger --budget" in statements(few)[0]
+    assert "no prompt left to draw: a run with more" in statements(replace(few, used_up=True))[0]
