@@ -13,7 +13,6 @@ from typing import Annotated, Any, Protocol, TextIO, cast
 import typer
 
 from pddpo_ray.backends.machine import Machine, planned_machine
-from pddpo_ray.backends.settled import settled
 from pddpo_ray.cli.output import print_columns, print_json
 from pddpo_ray.cli.runs.next_steps import labelled, steps_after, with_folder
 from pddpo_ray.cli.runs.recipe_of_run import load_of_run
@@ -82,6 +81,8 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Run a recipe: train, sample, label and move the multiplier, round by round."""
+    from pddpo_ray.backends.settled import settled
+
     config, name = recipe_to_run(recipe, overrides or [], run if resume else None, check_scorers=not dry_run)
     demand_possible_sizes(config)
     if gpus is not None and not dry_run:
