@@ -31,10 +31,9 @@ from bench.reward_step import RewardStage, TrlSteps, reference_log_probs
 from bench.workload import ONE, SEVEN, Shape, preference_rows, trained_weights
 from pddpo_ray.contracts import FitSettings
 from pddpo_ray.records import PairRow
-from pddpo_ray.training import engine as engines
+from pddpo_ray.training import device as devices
 from pddpo_ray.training.batches import minibatches, texts_of
 from pddpo_ray.training.fit import FrozenColumns
-from pddpo_ray.training.passes.graphs import MOST_PARAMETERS
 
 SHAPES = {
     "tiny": Shape(512, 32, 2, 2, 2, 64),
@@ -44,6 +43,7 @@ SHAPES = {
 }
 """By what people call them."""
 SEED, RATE = 1, 1e-4
+RECORDED = devices.RECORDED
 
 
 def card(chosen: argparse.Namespace) -> dict[str, float]:
@@ -130,7 +130,7 @@ def side_of(
     made = stage.steps_of(policy, adapters, side == "compiled")
 
     def ours(steps: int) -> float:
-        engines.MOST_PARAMETERS = 0 if side == "eager" else MOST_PARAMETERS
+        devices.RECORDED = 0 if side == "eager" else RECORDED
         return made(steps)
 
     return ours

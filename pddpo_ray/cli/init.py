@@ -157,20 +157,18 @@ def _found(
     from pddpo_ray.data.checks.inspection import Settings
     from pddpo_ray.data.lengths import lengths_of
     from pddpo_ray.data.prompt_parts import different_prompts
-    from pddpo_ray.plan.memory import stored_shapes
     from pddpo_ray.plan.wish_size import Given
     from pddpo_ray.rollout.checkpoint import load_tokenizer
-    from pddpo_ray.storage.checkpoints import checkpoint_folder, longest_context, weight_files
+    from pddpo_ray.storage.checkpoints import checkpoint_folder, longest_context, weight_shapes
     from pddpo_ray.text.renderer import Renderer
 
     folder = checkpoint_folder(model)
-    sizes = [shape for path in weight_files(folder) for shape in stored_shapes(path)]
     renderer = Renderer(load_tokenizer(folder), "tokenizer-or-plain", folder)
     lengths = lengths_of([helpful], Settings(means="helpful"), renderer)
     asked = None if prompts.rounds is None else lengths_of([prompts.rounds], Settings(judged=False), renderer)
     given = Given(
         model=_beside(model, out),
-        parameters=sum(map(math.prod, sizes)),
+        parameters=sum(map(math.prod, weight_shapes(folder))),
         context=longest_context(folder),
         pairs=_beside(helpful, out),
         lengths=lengths,

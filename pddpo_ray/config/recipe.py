@@ -113,7 +113,7 @@ class Config(Sections):
         self._certificate_fits()
         self._production_fits()
         self._scorecard_fits()
-        if self.model.compile and self.trainer.engine != "torch":
+        if self.model.compile is True and self.trainer.engine != "torch":
             raise ValueError(f"model.compile works with trainer.engine torch, not with {self.trainer.engine}")
         if self.explore.loss == "xpo" and self.algorithm != "o-pd-dpo":
             raise ValueError(f"explore.loss=xpo is a variant of algorithm o-pd-dpo, not of {self.algorithm}")

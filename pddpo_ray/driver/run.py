@@ -20,7 +20,9 @@ from typing import Any
 
 from pddpo_ray.backends import in_process
 from pddpo_ray.backends.backends import Backends
+from pddpo_ray.backends.machine import inspect_machine
 from pddpo_ray.backends.preflight import new_run, resumed_run
+from pddpo_ray.backends.settled import settled
 from pddpo_ray.certificates.outcome import SCALE, estimates_of, note_unsafe_rates, outcome_of, with_prefixes
 from pddpo_ray.certificates.release import certify_at_end
 from pddpo_ray.certificates.round_draws import add_draws_of_round, enter_mixtures
@@ -111,6 +113,7 @@ def run_recipe(
     a delivery check or a deadline fails on the way or the disk is full.
     """
     run_dir, name = Path(run_dir).absolute(), Path(run_dir).absolute().name
+    config = settled(config, inspect_machine())
     fixed = config.fixed_settings()
     with explain_disk(run_dir):
         run_id, shared = resumed_run(config, run_dir) if resume else (new_run(config, run_dir), fixed)

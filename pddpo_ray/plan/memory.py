@@ -25,7 +25,7 @@ from pddpo_ray.config import (
 from pddpo_ray.config.sections.trainer import Stage
 from pddpo_ray.errors import UserError
 from pddpo_ray.rollout.factory import Device
-from pddpo_ray.storage.checkpoints import checkpoint_folder, weight_files
+from pddpo_ray.storage.checkpoints import UNREADABLE, checkpoint_folder, weight_shapes
 from pddpo_ray.storage.whole_files import KEPT_WHOLE
 from pddpo_ray.training.passes.memory import Sizes, layer_bytes, memory_need
 from pddpo_ray.worlds.text.family import grammar_of
@@ -110,15 +110,13 @@ def _shape_of_folder(folder: Path, config: Config) -> ModelShape:
     try:
         described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         described = described.get("text_config", described)
-        shapes = [shape for path in weight_files(folder) for shape in stored_shapes(path)]
+        shapes = weight_shapes(folder)
         # GPT-2's kind has names of its own
         hidden = int(described["n_embd"] if "n_embd" in described else described["hidden_size"])
         layers = int(described["n_layer"] if "n_layer" in described else described["num_hidden_layers"])
         vocabulary = int(described["vocab_size"])
     except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise UserError(
-            f"model.reference {folder}: cannot read the model's sizes ({error!r}); save it again"
-        ) from error
+        raise UserError(UNREADABLE.format(folder=folder, error=error)) from error
     longest = config.rollout.max_model_len if isinstance(config.rollout, VllmRollout) else 2 * config.rollout.max_tokens
     asked = 0
     if config.data is not None:
@@ -138,16 +136,6 @@ def _shape_of_folder(folder: Path, config: Config) -> ModelShape:
     )
 
 
-def stored_shapes(path: Path) -> list[tuple[int, ...]]:
-    """Shapes of the tensors in a safetensors file, from its header: 8 bytes of length (little-endian), then JSON."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if length > 100 * 2**20:
-            raise ValueError(f"{path.name} is not a safetensors file")
-        header = json.loads(file.read(length))
-    return [tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"]
-
-
 def memory(config: Config, shape: ModelShape | None, device: Device, gpu_bytes: float = 0.0) -> tuple[Memory, ...]:
     """Memory per process of each part. Tables need nothing worth counting beyond the processes themselves.
 
@@ -160,7 +148,7 @@ def memory(config: Config, shape: ModelShape | None, device: Device, gpu_bytes: 
     if shape is None:
         return (driver, *ray)
     where: Literal["host", "device"] = "host" if device == "cpu" else "device"
-    trainer = trainer_bytes(config, shape, device)
+    trainer = trainer_bytes(config, shape, device) | ({"context": CONTEXT_BYTES} if where == "device" else {})
     rollout = rollout_bytes(config, shape, device, gpu_bytes)
     scorers, asleep = scorer_memory(config, shape, device), {}
     if where == "device" and isinstance(config.cluster, RayCluster) and config.cluster.layout == "time-shared":
@@ -176,7 +164,7 @@ def memory(config: Config, shape: ModelShape | None, device: Device, gpu_bytes: 
         *scorers,
         Memory("trainer", ranks, where, trainer),
         Memory("rollout", engines, where, rollout),
-        Memory("trainer process", ranks, "host", runtimes["trainer"]),
+        Memory(TRAINER_PROCESS, ranks, "host", {**runtimes["trainer"], **best_weights(config, shape)}),
         Memory(FIRST_RANK, 1, "host", copies_of_trainer(config, shape)),
         Memory(
             "rollout process", engines, "host", {**runtimes["rollout"], **asleep, **copies_of_engine(config, shape)}
@@ -189,7 +177,7 @@ def memory(config: Config, shape: ModelShape | None, device: Device, gpu_bytes: 
 
 
 RUNTIMES = {part: {"runtime": RUNTIME_BYTES[part]} for part in ("trainer", "rollout")}
-FIRST_RANK = "first rank"
+TRAINER_PROCESS, FIRST_RANK = "trainer process", "first rank"
 """The trainer's first rank, beyond what every rank holds."""
 STORING = "driver, storing the reference"
 """A checkpoint in another type than the run's is converted in memory."""
@@ -208,12 +196,28 @@ def copies_of_trainer(config: Config, shape: ModelShape) -> dict[str, float]:
     return {"version": trained_parameters(config, shape) * (_width(config) + masters)}
 
 
+def best_weights(config: Config, shape: ModelShape) -> dict[str, float]:
+    """On the host of every rank while a fit looks at pairs that are kept apart: the weights that were best on them."""
+    return {"best weights": 4.0 * trained_parameters(config, shape)} if config.trainer.held_out else {}
+
+
 def copies_of_engine(config: Config, shape: ModelShape) -> dict[str, float]:
     """On the host while it takes a version over: whole weights come tensor by tensor, adapters are merged first."""
     by_files = isinstance(config.rollout, VllmRollout) and config.rollout.delivery == "native"
     if by_files or not isinstance(config.model.parameters, LoraParameters):
         return {}
     return {DELIVERING: float(shape.parameters * _width(config))}
+
+
+def on_one_gpu(config: Config, needs: Sequence[Memory]) -> dict[str, float]:
+    """Bytes that a GPU holds at a time, by whose it is: all of one process, both of parts that share it on purpose."""
+    parts = {need.part: need.count * need.each for need in needs if need.where == "device"}
+    if not isinstance(config.cluster, RayCluster):
+        return {"the run": sum(parts.values())} if parts else {}
+    each = {need.part: need.each for need in needs if need.where == "device"}
+    if config.cluster.layout == "split" and config.cluster.gpu_share < 1 and len(each) > 1:
+        each["a trainer and an engine"] = each.pop("trainer") + each.pop("rollout")
+    return each
 
 
 def host_bytes(needs: Sequence[Memory]) -> float:
@@ -225,7 +229,7 @@ def host_bytes(needs: Sequence[Memory]) -> float:
 def by_process(needs: Sequence[Memory]) -> dict[str, float]:
     """The most that each kind of process holds, on a cluster. Scorers are trained by the driver."""
     groups = {
-        "trainer": ("trainer", "trainer process", FIRST_RANK),
+        "trainer": ("trainer", TRAINER_PROCESS, FIRST_RANK),
         "rollout": ("rollout", "rollout process"),
         "scorer": (SCORERS, WAITING),
         "driver": ("driver", TRAINING, STORING),
@@ -271,7 +275,9 @@ def scorer_memory(config: Config, shape: ModelShape, device: Device) -> tuple[Me
     largest = weights if None in models else float(_width(config) * shape.parameters)
     if isinstance(config.cluster, RayCluster):
         runtime = {"runtime": RUNTIME_BYTES["scorer"]}
-    where: Literal["host", "device"] = "device" if device == "cuda" and config.feedback.gpus else "host"
+    # in one process models are where the policy is
+    on_gpu = device == "cuda" and (config.feedback.gpus or not isinstance(config.cluster, RayCluster))
+    where: Literal["host", "device"] = "device" if on_gpu else "host"
     needs = [Memory(SCORERS, len(models), where, {"models": largest, **(runtime if where == "host" else {})})]
     if where == "device" and isinstance(config.cluster, RayCluster):
         waiting = {"models": largest} if config.cluster.layout == "time-shared" else {}
@@ -351,10 +357,9 @@ def time_shared_bytes(
 ) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
     """A shared GPU's bytes in its states: the trainer works and the engine sleeps; the engine is awake while the
     trainer keeps weights and optimiser; and what is beside a scorer at its turn."""
-    resident = {f"trainer's {purpose}": trainer[purpose] for purpose in ("weights", "optimizer")}
-    resident["context"] = CONTEXT_BYTES
+    resident = {f"trainer's {purpose}": trainer[purpose] for purpose in ("weights", "optimizer", "context")}
     asleep = {"engine asleep": ENGINE_ASLEEP_BYTES}
-    return {**trainer, "context": CONTEXT_BYTES, **asleep}, {**rollout, **resident}, {**resident, **asleep}
+    return {**trainer, **asleep}, {**rollout, **resident}, {**resident, **asleep}
 
 
 def _largest_batch(config: Config) -> int:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from pddpo_ray.backends.machine import Machine
+from pddpo_ray.backends.settled import device_of, settled
 from pddpo_ray.certificates.margins import draws_rows
 from pddpo_ray.config import Config
 from pddpo_ray.config.sections.feedback import MINUTES_PER_LABEL
@@ -14,7 +15,7 @@ from pddpo_ray.plan.cost_model import prompts_of, work, work_rows
 from pddpo_ray.plan.feasibility import kept_in_world
 from pddpo_ray.plan.limits import measurements
 from pddpo_ray.plan.memory import by_process, host_bytes, memory, model_shape, stored_bytes
-from pddpo_ray.plan.resources import device_of, placement
+from pddpo_ray.plan.resources import placement
 from pddpo_ray.plan.scale import cost_scale
 
 
@@ -43,6 +44,7 @@ def labels(config: Config) -> dict[str, Any]:
 
 def make_plan(config: Config, machine: Machine) -> dict[str, Any]:
     """The whole plan as plain values, for `--dry-run` and `--json`."""
+    config = settled(config, machine)
     device = device_of(config, machine)
     shape = model_shape(config)
     placed = placement(config, device)

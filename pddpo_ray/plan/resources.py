@@ -6,8 +6,9 @@ import os
 from dataclasses import dataclass, field
 
 from pddpo_ray.backends.machine import GIB, Machine
+from pddpo_ray.backends.settled import device_of, settled
 from pddpo_ray.config import Config, ModelFeedback, RayCluster, TabularRollout, VllmRollout
-from pddpo_ray.plan.memory import host_bytes, memory, model_shape
+from pddpo_ray.plan.memory import host_bytes, memory, model_shape, on_one_gpu
 from pddpo_ray.rollout.factory import Device
 
 TIME_SHARES = {"trainer": 0.4, "rollout": 0.52}
@@ -35,13 +36,6 @@ class Placement:
     layout: str
     bundles: tuple[Bundle, ...]
     head: tuple[str, ...]
-
-
-def device_of(config: Config, machine: Machine) -> Device:
-    """Where the model runs: as configured, or CUDA when this machine has a device."""
-    if config.model.device == "auto":
-        return "cuda" if machine.gpus else "cpu"
-    return config.model.device
 
 
 def placement(config: Config, device: Device) -> Placement:
@@ -112,7 +106,7 @@ def shortage(config: Config, machine: Machine) -> str | None:
         short = _short_of_units(config, machine, device)
         if short:
             return short
-    return _short_of_memory(config, machine, device)
+    return _short_of_memory(settled(config, machine), machine, device)
 
 
 def _short_of_units(config: Config, machine: Machine, device: Device) -> str | None:
@@ -146,11 +140,11 @@ def _short_of_memory(config: Config, machine: Machine, device: Device) -> str | 
             f"{machine.memory_bytes / GIB:.1f}; use a smaller model, model.parameters.kind=lora, fewer workers or a "
             "smaller trainer.micro_pairs"
         )
-    for need in needs:
-        if need.where == "device" and need.each > smallest:
+    for part, size in on_one_gpu(config, needs).items():
+        if size > smallest:
             return (
-                f"{need.part} needs about {need.each / GIB:.1f} GiB on each GPU, the smallest here has "
-                f"{smallest / GIB:.1f}; use model.parameters.kind=lora, trainer.engine=zero3 with more workers, or a "
-                "smaller trainer.micro_pairs"
+                f"{part} needs about {size / GIB:.1f} GiB on each GPU, the smallest here has {smallest / GIB:.1f}; use "
+                "model.parameters.kind=lora, trainer.engine=zero3 with more workers, cluster.layout=time-shared, or a "
+                "smaller trainer.micro_pairs or rollout.gpu_memory"
             )
     return None

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pddpo_ray.backends.machine import Machine
+from pddpo_ray.backends.settled import device_of
 from pddpo_ray.certificates.testing import first_of_rounds, tested_limits
 from pddpo_ray.config import Config, ModelFeedback, RayCluster
 from pddpo_ray.config.file_checks import HUB, missing_scorers
@@ -21,11 +22,13 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.parts.fitting import with_steps
 from pddpo_ray.plan.cost_model import prompts_of, rows_of_own
 from pddpo_ray.plan.data_files import named_files
-from pddpo_ray.plan.resources import bundles, device_of, runs_here
+from pddpo_ray.plan.memory import model_shape
+from pddpo_ray.plan.resources import bundles, runs_here
 from pddpo_ray.scorecard.cards import HELD_OUT
 from pddpo_ray.scoring.held_out import REPORT, Trials
 from pddpo_ray.storage.checkpoints import checkpoint_folder
 from pddpo_ray.theory.certificates.power import draws_needed
+from pddpo_ray.training.device import number_type
 
 CUT = 0.05
 """Share of answers cut, or of pairs left out, above which it is said."""
@@ -45,6 +48,7 @@ def warnings(config: Config, machine: Machine) -> list[str]:
         *_limits_without_effect(config, lengths),
         *_rows_unused(config, lengths),
         *_devices_idle(config, machine),
+        *_wide_numbers(config, machine),
         *_limits_untold(config),
         *_too_few_steps(config),
         *_scorers_at_chance(config),
@@ -128,6 +132,14 @@ def _devices_idle(config: Config, machine: Machine) -> Iterator[str]:
             f"cluster: {there - used} of {there} GPUs stay idle; write cluster={{mode: ray, layout: time-shared}}"
             f" trainer.workers={there} rollout.engines={there} (trainer.engine=zero2 or zero3)"
         )
+
+
+def _wide_numbers(config: Config, machine: Machine) -> Iterator[str]:
+    shape = model_shape(config)
+    if config.model.dtype != "float32" or shape is None:
+        return
+    if number_type(device_of(config, machine), shape.parameters) == "bfloat16":
+        yield "model.dtype=float32: a GPU computes several times faster in bfloat16; write model.dtype=auto"
 
 
 def _limits_untold(config: Config) -> Iterator[str]:

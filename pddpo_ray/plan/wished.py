@@ -104,7 +104,7 @@ def recipe(given: Given, size: Size, seconds: float | None) -> Sections:
         **rounds,
         "model": {
             "reference": (given.model, f"{given.parameters:,} parameters"),
-            "dtype": ("bfloat16" if gpus else "float32", "half the memory" if gpus else "CPUs compute in it"),
+            "dtype": ("auto", "bfloat16 on a GPU from 100M parameters on, else float32"),
         },
         "data": _data(given, size),
         "rollout": _rollout(given, room),
@@ -211,7 +211,6 @@ def _rollout(given: Given, room: Room) -> Section:
     return section | {
         "engines": (len(gpus), "one a GPU"),
         "gpu_memory": (round(share, 2), "share of a GPU for weights and cache while it samples"),
-        "canary_tolerance": (0.02, "how far log-probabilities in bfloat16 may differ"),
     }
 
 

@@ -15,9 +15,9 @@ from pddpo_ray.scoring.held_out import ScoreRow, Text, by_length
 from pddpo_ray.scoring.score_fits import cost_loss, sign_loss
 from pddpo_ray.storage.whole_files import written_aside
 from pddpo_ray.training.batches import collate, padded_passes
+from pddpo_ray.training.device import PASS_TOKENS
 from pddpo_ray.training.models.score_model import ScoreModel
 from pddpo_ray.training.passes.log_probs import device_of
-from pddpo_ray.training.passes.memory import PASS_TOKENS
 
 DECAYS = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
 """Weights of the squared norm that are tried; the calibration rows choose."""

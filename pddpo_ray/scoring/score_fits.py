@@ -22,10 +22,10 @@ from pddpo_ray.scoring.fit_checkpoints import FitCheckpoints, Progress
 from pddpo_ray.scoring.held_out import ScoreRow, by_length
 from pddpo_ray.theory.agreement import agreement
 from pddpo_ray.training.batches import Text, collate, minibatches, padded_passes
+from pddpo_ray.training.device import PASS_TOKENS
 from pddpo_ray.training.fit import schedule_factor
 from pddpo_ray.training.models.score_model import ScoreModel
 from pddpo_ray.training.passes.log_probs import device_of
-from pddpo_ray.training.passes.memory import PASS_TOKENS
 
 Metrics = dict[str, Tensor]
 

@@ -42,7 +42,7 @@ from pddpo_ray.storage.whole_files import WEIGHTS, copy_plain_files, finite, wri
 from pddpo_ray.theory.agreement import agreement
 from pddpo_ray.theory.calibration import Reliability, reliability, temperature, zero_and_temperature
 from pddpo_ray.theory.intervals import clopper_pearson
-from pddpo_ray.training.device import device_for
+from pddpo_ray.training.device import device_for, number_type
 from pddpo_ray.training.models.lora import add_adapters
 from pddpo_ray.training.models.score_model import ScoreModel, score_model_of, score_tensors, write_score_config
 from pddpo_ray.training.passes.log_probs import device_of
@@ -107,9 +107,9 @@ def _fit_head(
 ) -> tuple[dict[str, float], Score]:
     """The base stays as it is. -> metrics, and the scores of texts whose features are known already"""
     model.requires_grad_(False)
-    if device_of(model).type == "cuda":
-        # nothing is learned inside it, and its products are ten times as fast there
-        model.model.bfloat16()
+    # nothing is learned inside it
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    model.model.to(dtype=getattr(torch, number_type(device_of(model).type, parameters)))
     texts = texts_of([*rows.fit, *rows.calibrate])
     known = features_of(model, texts, work, say)
     return fit_head(model, known, rows.fit, rows.calibrate), partial(head_scores, model, known)

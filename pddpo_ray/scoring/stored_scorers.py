@@ -36,10 +36,9 @@ from pddpo_ray.storage.checkpoints import checkpoint_folder
 from pddpo_ray.text.renderer import Renderer
 from pddpo_ray.text.templates import TEMPLATES, as_dicts, for_reading, rendered, template_named
 from pddpo_ray.training.batches import collate, padded_passes
-from pddpo_ray.training.device import device_for
+from pddpo_ray.training.device import PASS_TOKENS, device_for
 from pddpo_ray.training.models.score_model import read_score_model, safetensors_files
 from pddpo_ray.training.passes.log_probs import device_of
-from pddpo_ray.training.passes.memory import PASS_TOKENS
 
 LONGEST = 4096
 """Tokens of a text where neither model nor tokenizer states a limit."""

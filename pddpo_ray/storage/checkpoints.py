@@ -32,6 +32,7 @@ EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embe
 GENERATION = "generation_config.json"
 USED_SETTINGS = re.compile(r"(eos|bos|pad)_token_id|transformers_version|_from_model_config|output_.*|use_cache")
 """What is read of a model's generation settings, or says nothing about drawing."""
+UNREADABLE = "model.reference {folder}: cannot read the model's sizes ({error!r}); save it again"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 DECODERS = ("ForCausalLM", "LMHeadModel")
 SCALED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
@@ -128,6 +129,24 @@ def weight_files(folder: Path) -> list[Path]:
     if (folder / SHARDS).is_file():
         return sorted({folder / name for name in _json(folder / SHARDS)["weight_map"].values()})
     return sorted(folder.glob("*.safetensors"))
+
+
+def weight_shapes(folder: Path) -> list[tuple[int, ...]]:
+    """Shapes of a model's tensors, from the headers of its files. UserError where they cannot be read."""
+    try:
+        return [shape for path in weight_files(folder) for shape in _shapes_in(path)]
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise UserError(UNREADABLE.format(folder=folder, error=error)) from error
+
+
+def _shapes_in(path: Path) -> list[tuple[int, ...]]:
+    """Of a safetensors file: 8 bytes of length (little-endian), then JSON."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > 100 * 2**20:
+            raise ValueError(f"{path.name} is not a safetensors file")
+        header = json.loads(file.read(length))
+    return [tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"]
 
 
 def checkpoint_problem(folder: Path) -> str | None:

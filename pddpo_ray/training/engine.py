@@ -10,9 +10,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pddpo_ray.config import FitConfig
+from pddpo_ray.training import device
 from pddpo_ray.training.batches import moved
 from pddpo_ray.training.fit import PairLoss, PairPass, Shard, Tensors
-from pddpo_ray.training.passes.graphs import MOST_PARAMETERS, PassGraphs
+from pddpo_ray.training.passes.graphs import PassGraphs
 from pddpo_ray.training.passes.log_probs import ResponseScorer, device_of
 
 ADAM_BETAS = (0.9, 0.99)
@@ -128,7 +129,7 @@ class TorchEngine:
         """Whether passes are recorded: on a GPU, for a model whose step the host would hold up."""
         parameters = sum(parameter.numel() for parameter in self.scorer.parameters())
         packed = isinstance(self.scorer, ResponseScorer) and self.scorer.layout == "packed"
-        return self._device.type == "cuda" and packed and parameters <= MOST_PARAMETERS
+        return packed and device.records_passes(self._device.type, parameters)
 
     def _named_weights(self) -> Mapping[str, Tensor]:
         # named_parameters names a tied tensor once; buffers of language models follow from their configuration.

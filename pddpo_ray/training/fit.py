@@ -220,6 +220,7 @@ def run_fit(
         loss, accuracy, off_support, better, worse = engine.reduce_sum(sums).tolist()
         curve.add(loss=loss, accuracy=accuracy, better=better, worse=worse, norm=norm, off_support=off_support)
         if len(apart) and curve.due() and curve.look(*_look(engine, loss_of, rows, columns, apart, limit)):
+            best = None  # goes before the next one is made: every rank holds one
             best = _copy(engine) if step + 1 < settings.steps else None
     if best is not None:
         engine.load(best)
@@ -310,7 +311,7 @@ def _passes(
 
 def _copy(engine: Engine) -> dict[str, Tensor]:
     """The trained weights as they are, on every rank, since every rank loads them again."""
-    return {name: tensor.cpu().clone() for name, tensor in engine.each_weight()}
+    return {name: tensor.to("cpu", copy=True) for name, tensor in engine.each_weight()}
 
 
 @torch.no_grad()

@@ -12,10 +12,12 @@ from pddpo_ray.config import LoraParameters, ModelConfig
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.training.device import device_for
+from pddpo_ray.training.device import compiles_layers, device_for
 from pddpo_ray.training.engine import TorchEngine
+from pddpo_ray.training.fit import Engine
 from pddpo_ray.training.local import LocalTrainer, MakeEngine, load_trainer
 from pddpo_ray.training.models.lora import LoraEngine, load_lora_trainer
+from pddpo_ray.training.passes.log_probs import device_of
 
 
 def recipe_trainer(
@@ -29,9 +31,8 @@ def recipe_trainer(
     adapters: MakeEngine = LoraEngine,
 ) -> LocalTrainer:
     """Trains all weights of the model in `folder` with the engine that `whole` makes, or adapters with that of
-    `adapters`; `temperature` is the policy's. Raises UserError where layers are to be compiled and cannot be."""
-    on_gpu = device_for(model.device).type == "cuda"
-    if model.compile and not on_gpu:
+    `adapters`; `temperature` is the policy's. UserError where layers have to be compiled and cannot be."""
+    if model.compile is True and device_for(model.device).type != "cuda":
         _demand_compiler()
     # a 10 bit mantissa would move log-probabilities by more than a delivery may differ
     torch.set_float32_matmul_precision("highest")
@@ -52,9 +53,18 @@ def recipe_trainer(
         )
     else:
         trainer = load_trainer(folder, store, reference, model.dtype, temperature, whole, model.device)
-    if model.compile:
+    if model.compile is True or (model.compile == "auto" and _pays(trainer.engine)):
         trainer.engine.scorer.compile_layers()
     return trainer
+
+
+def _pays(engine: Engine) -> bool:
+    """Whether layers are compiled where the recipe leaves it to the device. What torch cannot compile runs as it is."""
+    parameters = sum(parameter.numel() for parameter in engine.scorer.parameters())
+    chosen = isinstance(engine, TorchEngine) and compiles_layers(device_of(engine.scorer).type, parameters)
+    if chosen:
+        torch._dynamo.config.suppress_errors = True
+    return chosen
 
 
 def _demand_compiler() -> None:

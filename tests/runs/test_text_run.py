@@ -99,3 +99,13 @@ def test_a_run_on_a_drawn_world_is_evaluated_under_its_rate(tmp_path: Path) -> N
     assert metrics["exact/g_policy"] == pytest.approx(last["g"], abs=1e-9)
     assert metrics["exact/gap_policy"] == pytest.approx(last["gap"], abs=1e-9)
     assert last["gap"] > 0
+
+
+def test_an_engine_that_merges_adapters_in_bfloat16_is_verified_without_a_tolerance_of_ones_own(tmp_path: Path) -> None:
+    """The trainer computes with the adapter beside its weights, the engine with their rounded sum: 0.004 a token."""
+    narrow = ["model.dtype=bfloat16", "model.parameters.kind=lora", "offline.compare_rounds=0"]
+    run_recipe(tiny_text("rounds=1", *narrow), tmp_path / "run")
+    with read_journal(tmp_path / "run" / JOURNAL) as journal:
+        deliveries = journal.deliveries()
+    assert all(entry.verified for entry in deliveries)
+    assert max(entry.canary_difference or 0.0 for entry in deliveries) > 1e-4

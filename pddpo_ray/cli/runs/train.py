@@ -12,7 +12,7 @@ from typing import Annotated, Any, Protocol, TextIO, cast
 
 import typer
 
-from pddpo_ray.backends.machine import Machine, inspect_machine, planned_machine
+from pddpo_ray.backends.machine import Machine, planned_machine
 from pddpo_ray.cli.output import print_columns, print_json
 from pddpo_ray.cli.runs.next_steps import labelled, steps_after, with_folder
 from pddpo_ray.cli.runs.recipe_of_run import load_of_run
@@ -81,17 +81,20 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Run a recipe: train, sample, label and move the multiplier, round by round."""
+    from pddpo_ray.backends.settled import settled
+
     config, name = recipe_to_run(recipe, overrides or [], run if resume else None, check_scorers=not dry_run)
     demand_possible_sizes(config)
     if gpus is not None and not dry_run:
         raise UserError("--gpus plans for another machine: add --dry-run")
+    machine = planned_machine(gpus, gpu_memory)
+    config = settled(config, machine)
     if dry_run:
-        show_plan(config, planned_machine(gpus, gpu_memory), as_json=as_json)
+        show_plan(config, machine, as_json=as_json)
         return
     if go_on:
         resume = resume or holds_run(config, run)
     run_dir = run_folder(name, run, resume=resume)
-    machine = inspect_machine()
     check_resources(config, machine)
     if not resume:
         for warning in warnings_of(config, machine):

@@ -34,10 +34,10 @@ class ModelConfig(Strict):
 
     reference: str | None = None
     """Folder in Hugging Face layout with weights and tokenizer, or owner/model on the hub; null: the world's own."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the weights while computing. Losses and log-probabilities are float32 in any case."""
-    compile: bool = False
-    """The trainer's layers are compiled by torch when they are first used: a minute that hundreds of steps pay back."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "float32"
+    """Type of the weights while computing; losses are float32. auto: bfloat16 on a GPU from 100M parameters on."""
+    compile: bool | Literal["auto"] = False
+    """torch compiles the trainer's layers at their first use, for a minute. auto: above 1.5B parameters on a GPU."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where training and inference run; auto: CUDA when there is a device."""
     parameters: Annotated[FullParameters | LoraParameters, Field(discriminator="kind")] = FullParameters()

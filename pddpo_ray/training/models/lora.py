@@ -119,19 +119,26 @@ class LoraTrainer(LocalTrainer):
         self._scale = scale
         self._frozen = store.read_torch(reference.path, reference.sha256)
         self._off = switched_off(dict(engine.each_weight()))
+        self._merged: dict[str, str] = {}
 
     def _read(self, policy: PolicyVersion) -> Mapping[str, Tensor]:
         """The adapter of a version. Raises RunError where it does not give the version's merged weights."""
         if policy.sha256 == self.reference.sha256:
             return dict(self._off)
         adapter = read_adapter(self.store.stored(policy.path))
-        sha256 = tensors_sha256(merged(self._frozen, adapter, self._scale))
-        if sha256 != policy.sha256:
+        if self._sha256(adapter) != policy.sha256:
             raise RunError(f"the adapter of {policy.name} does not give its weights: {policy.path} was changed")
         return adapter
 
+    def _sha256(self, adapter: Mapping[str, Tensor]) -> str:
+        """Of the base with this adapter merged, which is made and hashed once for each adapter: of 7B for seconds."""
+        own = tensors_sha256(adapter)
+        if own not in self._merged:
+            self._merged[own] = tensors_sha256(merged(self._frozen, adapter, self._scale))
+        return self._merged[own]
+
     def _write(self, name: str, weights: Mapping[str, Tensor]) -> str:
-        sha256 = tensors_sha256(merged(self._frozen, weights, self._scale))
+        sha256 = self._sha256(weights)
 
         def fill(folder: Path) -> None:
             self._copy_configuration(folder)

@@ -21,8 +21,6 @@ from pddpo_ray.training.passes.buckets import PassSizes, filled
 logger = logging.getLogger("pddpo_ray.training")
 Run = Callable[[PairPass], Tensor]
 """Forward and backward pass of what lies on the device; gradients are added to tensors that exist already."""
-MOST_PARAMETERS = 1_500_000_000
-"""Larger models compute longer than the host needs to ask for it, and what a graph holds is theirs to use."""
 MOST_GRAPHS = 32
 
 

@@ -21,7 +21,8 @@ from torch.utils.checkpoint import checkpoint
 
 from pddpo_ray.errors import UserError
 from pddpo_ray.training.batches import Text, TextBatch, collate, moved, padded_passes
-from pddpo_ray.training.passes.memory import PACKED_FROM, PASS_TOKENS, Sizes, chunk_rows
+from pddpo_ray.training.device import PASS_TOKENS, chunk_rows
+from pddpo_ray.training.passes.memory import PACKED_FROM, Sizes
 from pddpo_ray.training.passes.packing import PackedBatch, can_pack, pack, switch_attention
 from pddpo_ray.training.passes.response_head import SupportTable, response_log_probs
 from pddpo_ray.training.progress import PROGRESS

@@ -12,13 +12,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pddpo_ray.training.device import chunk_rows
+
 HEAD_BYTES = 10.0
 """Bytes per token and word while log-probabilities are made: logits, float32 log-softmax, float32 gradient."""
-CHUNK_BYTES, CHUNK_ROWS = 32 * 2**20, 2048
-"""Logits that are made at a time on the packed way: on a CPU float32 ones that its cache holds in part; on a GPU those
-of the number of tokens at which a product of matrices is not bound by reading the head, but at most 1 GiB."""
-PASS_TOKENS = {"cpu": 2048, "cuda": 65_536, "meta": 65_536}
-"""Tokens of one forward pass without a backward pass, by kind of device."""
 PACKED_FROM = 50_000
 """Parameters from which on packing pays (measured with 92,000 of them: docs/performance.md)."""
 
@@ -35,13 +32,6 @@ class Sizes:
     """In a layer that is computed again: its input."""
     outside: float = 0.0
     """Outside of the layers."""
-
-
-def chunk_rows(vocabulary: int, device: str) -> int:
-    """Tokens whose logits make one chunk."""
-    if device == "cpu":
-        return max(16, CHUNK_BYTES // (4 * vocabulary))
-    return min(CHUNK_ROWS, 2**30 // (4 * vocabulary))
 
 
 def layer_bytes(tokens: float, sizes: Sizes, recomputed: int = 0) -> float:

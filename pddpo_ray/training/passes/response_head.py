@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pddpo_ray.training.passes.memory import chunk_rows
+from pddpo_ray.training.device import chunk_rows
 
 KEEP_BYTES = 32 * 2**20
 """Log-probabilities of up to this size are kept for the backward pass instead of being computed again."""
@@ -90,6 +90,7 @@ class _ResponseHead(torch.autograd.Function):
                 slopes.append(weight[target[begin:end]] - expected)
             elif keep:
                 kept.append(log_probs)
+            del log_probs  # before the next chunk's are made
         ctx.save_for_backward(hidden, weight, target, *kept, *slopes)
         ctx.early, ctx.kept, ctx.temperature, ctx.support = early, len(kept), temperature, support
         result = torch.cat(tokens)
@@ -131,6 +132,7 @@ class _ResponseHead(torch.autograd.Function):
                 torch.mm(logit_slope, weight, out=hidden_slope[begin:end])
             if weight_slope is not None:
                 weight_slope.add_(logit_slope.T @ part)
+            del log_probs, logit_slope
         return hidden_slope, None if weight_slope is None else weight_slope.to(weight.dtype), None, None, None
 
 

@@ -80,7 +80,7 @@ def test_a_wish_on_eight_gpus_is_a_recipe_without_a_warning(folder: Path) -> Non
         "length": "at most 300 tokens",
     }
     assert all("scorer train" in warning for warning in warnings(config, planned_machine(8, 80)))
-    assert (config.model.dtype, config.trainer.workers, config.rollout.engines) == ("bfloat16", 8, 8)
+    assert (config.model.dtype, config.trainer.workers, config.rollout.engines) == ("auto", 8, 8)
     assert (config.certificate.certify, config.offline.pairs, config.rollout.max_tokens) == ("end", 200, 608)
     assert "pddpo scorer train safety.jsonl --kind cost --base models/mine --out scorers/cost" in said
     assert "draws that a certificate takes" in said

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pddpo_ray.backends.machine import GIB, Gpu, Machine, visible_gpus
+from pddpo_ray.backends.settled import device_of
 from pddpo_ray.config import Config, TextWorldConfig
 from pddpo_ray.config import load as load_recipe
 from pddpo_ray.errors import UserError
@@ -21,11 +22,11 @@ from pddpo_ray.plan.memory import (
     model_shape,
     rollout_bytes,
     stored_bytes,
-    stored_shapes,
     trainer_bytes,
 )
 from pddpo_ray.plan.printed import labels, make_plan, plan_lines
-from pddpo_ray.plan.resources import Bundle, bundles, device_of, shortage
+from pddpo_ray.plan.resources import Bundle, bundles, shortage
+from pddpo_ray.storage.checkpoints import weight_shapes
 
 LAPTOP = Machine(cpus=2, memory_bytes=24 * GIB)
 H200 = Machine(cpus=16, memory_bytes=128 * GIB, gpus=(Gpu("H200", 140 * GIB),))
@@ -272,6 +273,33 @@ def test_a_model_too_large_for_the_gpu_is_refused_with_what_to_do(monkeypatch: p
     assert shortage(load("text-world", [*BF16, "model.parameters.kind=lora"]), small) is None
 
 
+@pytest.mark.parametrize(
+    ("where", "share", "fits"),
+    [
+        ("{mode: in-process}", 0.5, True),
+        ("{mode: in-process}", 0.8, False),
+        ("{mode: ray, gpu_share: 0.5}", 0.8, False),
+        ("{mode: ray}", 0.8, True),
+    ],
+)
+def test_parts_that_are_on_a_gpu_at_the_same_time_must_fit_on_it_together(
+    where: str, share: float, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A 7B policy with adapters, whose trainer takes 15 GiB and some for a pass, beside vLLM's share of 80."""
+    monkeypatch.setattr("pddpo_ray.plan.resources.model_shape", lambda config: SEVEN_B)
+    two = Machine(cpus=16, memory_bytes=256 * GIB, gpus=(Gpu("card", 80 * GIB),) * 2)
+    engine = ["rollout.engine=vllm", f"rollout.gpu_memory={share}", "model.parameters.kind=lora"]
+    problem = shortage(load_recipe("text-world", [*BF16, *engine, f"cluster={where}"]), two)
+    assert (problem is None) == fits, problem
+    assert fits or "rollout.gpu_memory" in str(problem)
+
+
+def test_scorers_of_one_process_are_where_its_policy_is() -> None:
+    config = load_recipe("text-world", ["cluster={mode: in-process}", "feedback={kind: model, reward: {path: hub/a}}"])
+    (scorers,) = [need for need in memory(config, SEVEN_B, "cuda") if need.part == "reward and cost models"]
+    assert scorers.where == "device"
+
+
 def test_sizes_of_a_model_folder_are_read_from_its_files(tmp_path: Path) -> None:
     import numpy as np
     from safetensors.numpy import save_file
@@ -285,7 +313,7 @@ def test_sizes_of_a_model_folder_are_read_from_its_files(tmp_path: Path) -> None
         "norm": np.ones(4, np.float32),
     }
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    assert sorted(stored_shapes(tmp_path / "model.safetensors")) == [(4,), (4, 6), (10, 4)]
+    assert sorted(weight_shapes(tmp_path)) == [(4,), (4, 6), (10, 4)]
     shape = model_shape(load("text-world", [f"model.reference={tmp_path}", "rollout.max_model_len=256"]))
     assert shape == ModelShape(40 + 24 + 4, 4, 1, 10, 10, 256)
     (tmp_path / "model.safetensors").write_bytes(b"no safetensors at all")

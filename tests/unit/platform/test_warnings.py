@@ -129,3 +129,12 @@ def test_a_dry_run_prints_them_last(folder: Path) -> None:
     done = CliRunner().invoke(app, ["train", "real-text", *words, "--dry-run"], catch_exceptions=False)
     last = done.stdout.split("\nwarnings\n")[1]
     assert last.startswith("  limits.length: at most 230 words can never bind")
+
+
+def test_float32_on_a_gpu_is_warned_of_where_bfloat16_would_be_chosen(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pddpo_ray.training.device.NARROW_FROM", 1)
+    assert "write model.dtype=auto" in said(folder, machine=gpus(1))
+    assert "model.dtype" not in said(folder, "model.dtype=auto", machine=gpus(1))
+    assert "model.dtype" not in said(folder)

@@ -13,9 +13,10 @@ from pddpo_ray.config import ModelConfig, load
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.training.local import store_reference
 from pddpo_ray.training.passes.log_probs import ResponseScorer
 from pddpo_ray.training.recipe_trainer import recipe_trainer
-from tests.support.tiny_language_model import tiny_llama
+from tests.support.tiny_language_model import save_policy, tiny_llama
 
 TEXTS = [((1, 5, 6), (7, 8, 2)), ((1, 5, 6), (9, 2)), ((1, 4), (7, 11, 12, 13, 2)), ((1, 4), (10, 2))]
 
@@ -52,6 +53,26 @@ def test_compiled_layers_give_the_same_log_probs_and_gradients(compiling: dict[s
     assert 0 < compiling["unique_graphs"] <= 4, "compiled, and not once per size of a batch"
 
 
+@pytest.mark.full
+@pytest.mark.run
+@pytest.mark.parametrize("chosen", [True, False])
+def test_layers_that_torch_cannot_compile_run_as_they_are_where_the_device_chose(
+    chosen: bool, compiling: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first run on a new machine does not end with a compiler's error; nor is a CPU's model compiled unasked."""
+    from torch._inductor import config
+
+    if chosen:
+        monkeypatch.setattr("pddpo_ray.training.recipe_trainer.compiles_layers", lambda device, parameters: True)
+    store, folder = ArtifactStore(tmp_path / "store"), save_policy(tmp_path / "model", seed=3)
+    reference = store_reference(store, folder)
+    with torch._dynamo.config.patch(suppress_errors=False), config.patch({"cpp.cxx": ("no-such-compiler",)}):
+        asked, plain = (recipe_trainer(ModelConfig(compile=way), folder, store, reference) for way in ("auto", False))
+        scores = [trainer.engine.scorer.log_probs(TEXTS)[0] for trainer in (asked, plain)]
+        torch.testing.assert_close(*scores)
+    assert bool(asked.engine.scorer._compiled) == chosen
+
+
 def test_without_a_compiler_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, reference = ArtifactStore(tmp_path), PolicyVersion(0, "reference", "", "")
     monkeypatch.setenv("CXX", "no-such-compiler")
@@ -63,3 +84,4 @@ def test_without_a_compiler_the_message_says_what_to_install(tmp_path: Path, mon
 def test_deepspeed_and_compiled_layers_are_refused_together() -> None:
     with pytest.raises(UserError, match=r"model\.compile works with trainer\.engine torch, not with zero2"):
         load("text-world", ["model.compile=true", "trainer.engine=zero2"])
+    assert load("text-world", ["model.compile=auto", "trainer.engine=zero2"]).model.compile == "auto"

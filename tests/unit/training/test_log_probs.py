@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from pddpo_ray.training.batches import collate, minibatches
+from pddpo_ray.training.device import PASS_TOKENS
 from pddpo_ray.training.passes.log_probs import (
     ResponseScorer,
     mean_hidden,
@@ -14,7 +15,6 @@ from pddpo_ray.training.passes.log_probs import (
     support_of_texts,
     support_table,
 )
-from pddpo_ray.training.passes.memory import PASS_TOKENS
 from pddpo_ray.training.passes.response_head import SupportTable
 from tests.support.tiny_language_model import tiny_llama
 

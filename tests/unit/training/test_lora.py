@@ -14,7 +14,9 @@ from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Objective, PairRow, PolicyVersion, Prompt, Response
 from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.training.fit import Tensors
 from pddpo_ray.training.local import LocalTrainer, store_reference
+from pddpo_ray.training.models import lora
 from pddpo_ray.training.models.lora import (
     DOWN,
     UP,
@@ -131,6 +133,28 @@ def test_old_merged_weights_go_and_come_back(
     assert not (first / "model.safetensors").exists()
     assert (first / "adapter" / "adapter_model.safetensors").exists()
     assert set(store.read_torch(one.path, one.sha256)) == set(store.read_torch(reference.path, reference.sha256))
+
+
+@pytest.mark.slow
+def test_the_base_is_merged_once_for_each_version_that_is_made(
+    store: ArtifactStore, reference: PolicyVersion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was merged and hashed anew at every read: nine times for these three versions."""
+    names: list[str] = []
+
+    def counted(base: Tensors, adapter: Tensors, scale: float) -> Tensors:
+        names.append("merged")
+        return merged(base, adapter, scale)
+
+    monkeypatch.setattr(lora, "merged", counted)
+    trainer = lora_trainer(store, reference)
+    one = trainer.execute(command(reference)).version
+    two = trainer.execute(command(reference, Start(one), 2)).version
+    start = Start(two, plus=two, minus=one, scale=0.5)
+    three = trainer.execute(command(reference, start, 3)).version
+    for version in (one, two, three):
+        trainer.log_probs(version, ANSWERS)
+    assert len(names) == 3
 
 
 @pytest.mark.run

@@ -12,18 +12,18 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from bench.simulated_card import SimulatedCard
 from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.records import Objective, PairRow, PolicyVersion, Prompt, Response
 from pddpo_ray.rollout.transformers_engine import TransformersEngine
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.batches import texts_of
+from pddpo_ray.training.device import PASS_TOKENS, chunk_rows
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import PairLoss, PairPass
 from pddpo_ray.training.local import LocalTrainer, store_reference
 from pddpo_ray.training.models.lora import LoraEngine, add_adapters
 from pddpo_ray.training.passes.log_probs import ResponseScorer, Support, passes
-from pddpo_ray.training.passes.memory import PASS_TOKENS, chunk_rows
-from tests.support.simulated_card import SimulatedCard
 from tests.support.tiny_language_model import save_policy, tiny_llama
 
 OBJECTIVE = Objective("reward", PolicyVersion(0, "reference", "", ""), 0.1)

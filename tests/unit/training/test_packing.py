@@ -163,7 +163,7 @@ def test_the_chunked_head_has_the_derivatives_of_the_formula(
     keep: bool, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Central differences in float64, with several chunks, kept and computed again."""
-    monkeypatch.setattr("pddpo_ray.training.passes.memory.CHUNK_BYTES", 0)
+    monkeypatch.setattr("pddpo_ray.training.device.CHUNK_BYTES", 0)
     monkeypatch.setattr("pddpo_ray.training.passes.response_head.KEEP_BYTES", 10**6 if keep else 0)
     generator = torch.Generator().manual_seed(1)
     hidden = torch.randn(40, 5, generator=generator, dtype=torch.float64, requires_grad=True)
@@ -189,7 +189,7 @@ def test_a_frozen_head_needs_no_second_pass() -> None:
 
 def test_the_gradient_of_a_narrow_head_over_many_chunks_is_summed_wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """64 chunks in bfloat16 against float64 of the same rounded numbers: within 1 %."""
-    monkeypatch.setattr("pddpo_ray.training.passes.memory.CHUNK_BYTES", 0)
+    monkeypatch.setattr("pddpo_ray.training.device.CHUNK_BYTES", 0)
     generator = torch.Generator().manual_seed(1)
     narrow = [torch.randn(size, generator=generator).bfloat16().requires_grad_() for size in ((1024, 32), (50, 32))]
     target = torch.randint(50, (1024,), generator=generator)

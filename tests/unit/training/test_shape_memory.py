@@ -20,6 +20,8 @@ from pddpo_ray.training.passes.memory import layer_bytes
 from pddpo_ray.training.passes.shape_memory import sizes_of_shape, without_memory
 
 SHAPE = {"hidden_size": 512, "intermediate_size": 1376, "vocab_size": 3000, "num_attention_heads": 8}
+SMOLLM2 = {"hidden_size": 576, "intermediate_size": 1536, "vocab_size": 49_152}
+SMOLLM2 |= {"num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True}
 PROMPT, ANSWER, PAIRS, DEPTH = 64, 96, 4, 3
 
 
@@ -36,7 +38,20 @@ def test_planned_activations_are_those_that_torch_tracks(
     described = json.dumps({"model_type": "llama", "num_hidden_layers": DEPTH, **shape})
     sizes = replace(sizes_of_shape(described, "bfloat16", rank, PROMPT, ANSWER), layers=DEPTH)
     planned = layer_bytes(PAIRS * (PROMPT + 2 * ANSWER), sizes)
-    assert planned == pytest.approx(tracked(shape, rank), rel=0.02)
+    assert planned == pytest.approx(tracked(shape, rank, DEPTH), rel=0.02)
+
+
+@pytest.mark.full
+@pytest.mark.run
+@pytest.mark.parametrize("rank", [None, 16])
+def test_all_thirty_layers_of_smollm2_keep_what_is_planned_from_one_and_two(
+    rank: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("register_hook", "register_post_accumulate_grad_hook"):
+        monkeypatch.setattr(torch.Tensor, name, allowed_on_frozen(getattr(torch.Tensor, name)))
+    described = json.dumps({"model_type": "llama", "num_hidden_layers": 30, **SMOLLM2})
+    planned = layer_bytes(PAIRS * (PROMPT + 2 * ANSWER), sizes_of_shape(described, "bfloat16", rank, PROMPT, ANSWER))
+    assert planned == pytest.approx(tracked(SMOLLM2, rank, 30), rel=0.01)
 
 
 def allowed_on_frozen(register: Callable[..., Any]) -> Callable[..., Any]:
@@ -46,10 +61,10 @@ def allowed_on_frozen(register: Callable[..., Any]) -> Callable[..., Any]:
     return hook
 
 
-def tracked(shape: dict[str, int], rank: int | None) -> int:
+def tracked(shape: dict[str, int], rank: int | None, layers: int) -> int:
     """Bytes that are there after a forward pass, beside the weights."""
     with torch.device("meta"):
-        model: torch.nn.Module = LlamaForCausalLM(LlamaConfig(num_hidden_layers=DEPTH, **shape)).to(torch.bfloat16)
+        model: torch.nn.Module = LlamaForCausalLM(LlamaConfig(num_hidden_layers=layers, **shape)).to(torch.bfloat16)
         if rank is not None:
             model = add_adapters(model, rank=rank, alpha=1.0).to(torch.bfloat16)
     scorer = ResponseScorer(model, "packed")

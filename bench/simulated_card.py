@@ -16,7 +16,20 @@ from torch.utils._pytree import tree_leaves
 
 aten = torch.ops.aten
 COPIES = (aten._to_copy.default, aten.copy_.default)
-VIEWS = ("view", "reshape", "expand", "transpose", "permute", "slice", "select", "squeeze", "unsqueeze", "t", "detach")
+VIEWS = (
+    "view",
+    "_unsafe_view",
+    "reshape",
+    "expand",
+    "transpose",
+    "permute",
+    "slice",
+    "select",
+    "squeeze",
+    "unsqueeze",
+    "t",
+    "detach",
+)
 
 
 class SimulatedCard(TorchDispatchMode):

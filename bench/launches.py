@@ -1,0 +1,113 @@
+"""What a training step asks of a GPU, counted on meta tensors: kernels, casts, reads by the host, copies to the device.
+
+python -m bench.launches              # writes bench/results/launches.md, a minute on a core
+
+Attention counts as its parts and the optimiser as its loops over tensors: on CUDA both are single kernels, so the
+numbers are upper bounds. Up to 1.5 billion parameters a GPU gets a pass in one launch, from a recording.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import torch
+
+from bench.planned_memory import RANK, SHAPES, made
+from bench.simulated_card import SimulatedCard
+from pddpo_ray.contracts import FitSettings
+from pddpo_ray.records import Objective, PairRow, PolicyVersion
+from pddpo_ray.training.batches import texts_of
+from pddpo_ray.training.engine import TorchEngine
+from pddpo_ray.training.fit import PairLoss, PairPass
+from pddpo_ray.training.models.lora import LoraEngine
+from pddpo_ray.training.passes.log_probs import ResponseScorer, Support
+
+PAGE, RESULT = Path("bench/results/launches.md"), Path("bench/results/launches.json")
+SHAPE, PAIRS = "135M (SmolLM2)", 16
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Of one pass, forward and backward, and of the optimiser's step behind it."""
+
+    launches: int
+    casts: int
+    reads: int
+    writes: int
+    step_launches: int
+    step_reads: int
+
+
+def counted(shape: str, rank: int | None, pairs: int, supports: bool) -> Asked:
+    """`supports`: the reference's words at every response token enter the loss, as by default."""
+    scorer = ResponseScorer(made(SHAPES[shape], rank, torch.bfloat16), "packed")
+    rows = _rows(pairs)
+    texts = texts_of(rows)
+    words = [Support(np.full(len(text[1]), 4), np.tile([5, 6, 7, 8], len(text[1]))) for text in texts]
+    engine = (TorchEngine if rank is None else LoraEngine)(scorer)
+    # torch fuses no step of meta tensors
+    with patch("pddpo_ray.training.engine.FUSED_FROM", 10**12):
+        engine.begin(FitSettings())
+    loss = PairLoss(scorer, Objective("reward", PolicyVersion(0, "reference", "", ""), 0.1), support_weight=0.5)
+    with SimulatedCard() as card:
+        given = PairPass.of(
+            scorer,
+            rows,
+            base=[-20.0] * len(texts),
+            margins=[0.0] * pairs,
+            supports=words if supports else None,
+            whole=(pairs, len(texts), 1.0),
+        )
+        engine.accumulate(loss, given)
+    with SimulatedCard() as step:
+        engine.update(1e-4)
+    return Asked(card.launches, card.casts.total(), card.reads, card.writes, step.launches, step.reads)
+
+
+def _rows(count: int) -> list[PairRow]:
+    rng = np.random.default_rng([count])
+    texts = [tuple(rng.integers(3, 90, size).tolist()) for size in rng.integers(30, 200, 3 * count)]
+    return [PairRow(f"r{i}", texts[3 * i], texts[3 * i + 1], texts[3 * i + 2]) for i in range(count)]
+
+
+def results() -> Iterator[tuple[str, Asked]]:
+    for rank in (None, RANK):
+        for supports in (False, True):
+            trained = "all weights" if rank is None else f"adapters of rank {rank}"
+            yield f"{trained}, {'with' if supports else 'without'} supports", counted(SHAPE, rank, PAIRS, supports)
+
+
+def page(found: dict[str, Asked]) -> str:
+    told = (
+        f"# What a step of {PAIRS} pairs asks of a GPU\n\n"
+        f"{SHAPE} in bfloat16, counted on meta tensors: no card took part. Upper bounds: attention counts as its\n"
+        "parts, the optimiser as its loops. Besides, loss and accuracy are one read a step. Up to 1.5 billion\n"
+        "parameters a GPU replays a pass in one launch. `python -m bench.launches` writes this page.\n\n"
+    )
+    columns = (
+        "kernels of a pass",
+        "of them casts",
+        "reads",
+        "copies to the device",
+        "kernels of the step",
+        "its reads",
+    )
+    head = f"| trained | {' | '.join(columns)} |"
+    lines = [
+        f"| {name} | {' | '.join(f'{value:,}' for value in asdict(one).values())} |" for name, one in found.items()
+    ]
+    return told + "\n".join([head, "|---" * 7 + "|", *lines]) + "\n"
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    made_now = dict(results())
+    RESULT.write_text(
+        json.dumps({name: asdict(one) for name, one in made_now.items()}, indent=2) + "\n", encoding="utf-8"
+    )
+    PAGE.write_text(page(made_now), encoding="utf-8")

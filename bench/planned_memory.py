@@ -1,0 +1,168 @@
+"""Memory of a training step: planned, and tracked by torch's MemTracker on models of fake tensors, without a GPU.
+
+python -m bench.planned_memory        # writes bench/results/memory.md, some minutes on a core
+
+A step of two passes is tracked at one and at two layers; what a layer adds is the same at any depth (held at full depth
+by a test on the 135M shape). ZeRO over several ranks is planned alone: no tracker sees other ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.mem_tracker import MemTracker
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from bench.device import GIB
+from pddpo_ray.contracts import FitSettings
+from pddpo_ray.records import Objective, PairRow, PolicyVersion
+from pddpo_ray.training.engine import TorchEngine
+from pddpo_ray.training.fit import PairLoss, PairPass
+from pddpo_ray.training.models.lora import LoraEngine, add_adapters
+from pddpo_ray.training.passes.log_probs import ResponseScorer
+from pddpo_ray.training.passes.memory import memory_need
+from pddpo_ray.training.passes.shape_memory import sizes_of_shape, without_memory
+
+PAGE = Path("bench/results/memory.md")
+PROMPT, ANSWER, PAIRS = 128, 384, 2
+RANK = 16
+
+
+def _llama(layers: int, hidden: int, inside: int, heads: int, groups: int, words: int) -> dict[str, int]:
+    widths = {"hidden_size": hidden, "intermediate_size": inside, "num_hidden_layers": layers, "vocab_size": words}
+    return {**widths, "num_attention_heads": heads, "num_key_value_heads": groups}
+
+
+SHAPES = {
+    "135M (SmolLM2)": _llama(30, 576, 1536, 9, 3, 49_152),
+    "1B (Llama 3.2)": _llama(16, 2048, 8192, 32, 8, 128_256),
+    "7B (Llama 2)": _llama(32, 4096, 11_008, 32, 32, 32_000),
+    "8B (Llama 3)": _llama(32, 4096, 14_336, 32, 8, 128_256),
+    "13B (Llama 2)": _llama(40, 5120, 13_824, 40, 40, 32_000),
+}
+"""Embedding and head of their own, also where the model ties them."""
+
+
+def made(shape: Mapping[str, int], rank: int | None, dtype: torch.dtype, layers: int | None = None) -> torch.nn.Module:
+    """A model without memory; `layers` in place of its own number."""
+    depth = shape["num_hidden_layers"] if layers is None else layers
+    with torch.device("meta"):
+        model: torch.nn.Module = LlamaForCausalLM(LlamaConfig(**{**shape, "num_hidden_layers": depth})).to(dtype)
+        # peft leaves its own matrices in float32 where they have no memory
+        return model if rank is None else add_adapters(model, rank=rank, alpha=1.0).to(dtype)
+
+
+def tracked_step(shape: Mapping[str, int], rank: int | None, dtype: torch.dtype, layers: int) -> int:
+    """The most bytes that are alive in the second of two steps, of two passes each."""
+    model = made(shape, rank, dtype, layers)
+    scorer = ResponseScorer(model, "packed")
+    rows = [PairRow(f"{i}", (1 + i,) * PROMPT, (50 + i,) * ANSWER, (70 + i,) * ANSWER) for i in range(PAIRS)]
+    loss = PairLoss(scorer, Objective("reward", PolicyVersion(0, "reference", "", ""), 0.1))
+    with FakeTensorMode(allow_non_fake_inputs=True), _without_reads():
+        without_memory(model)
+        with MemTracker() as tracker:
+            engine = (TorchEngine if rank is None else LoraEngine)(scorer)
+            engine.begin(FitSettings())
+            whole = (float(PAIRS), 2.0 * PAIRS, 1.0)
+            given = PairPass.of(scorer, rows, base=[0.0] * 2 * PAIRS, margins=None, supports=None, whole=whole)
+            for _ in range(2):
+                for _ in range(2):
+                    engine.accumulate(loss, given)
+                    tracker.reset_mod_stats()
+                engine.update(1e-4)
+            return int(tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"])
+
+
+def tracked(shape: Mapping[str, int], rank: int | None, dtype: torch.dtype = torch.bfloat16) -> int:
+    """The same at full depth, from one and from two layers."""
+    one, two = (tracked_step(shape, rank, dtype, layers) for layers in (1, 2))
+    return one + (shape["num_hidden_layers"] - 1) * (two - one)
+
+
+def planned(
+    shape: Mapping[str, int],
+    rank: int | None,
+    dtype: torch.dtype = torch.bfloat16,
+    *,
+    stage: int = 0,
+    ranks: int = 1,
+    device: str = "cpu",
+) -> float:
+    """Bytes of a rank in the plan of a run."""
+    parameters = list(made(shape, rank, dtype).parameters())
+    described = json.dumps({"model_type": "llama", **shape})
+    need = memory_need(
+        parameters=sum(one.numel() for one in parameters),
+        trained=sum(one.numel() for one in parameters if one.requires_grad),
+        vocabulary=shape["vocab_size"],
+        sizes=sizes_of_shape(described, str(dtype).removeprefix("torch."), rank, PROMPT, ANSWER),
+        tokens=PAIRS * (PROMPT + 2 * ANSWER),
+        stage=stage,
+        ranks=ranks,
+        device=device,
+    )
+    return sum(need.values())
+
+
+@contextmanager
+def _without_reads() -> Iterator[None]:
+    """Fake tensors have no norm that could be read, and the tracker wants hooks on frozen weights too."""
+
+    def allowed(register: Callable[..., Any]) -> Callable[..., Any]:
+        def hook(tensor: torch.Tensor, function: Any) -> Any:
+            return register(tensor, function) if tensor.requires_grad else SimpleNamespace(remove=lambda: None)
+
+        return hook
+
+    names = ("register_hook", "register_post_accumulate_grad_hook")
+    changed: dict[str, Any] = {name: allowed(getattr(torch.Tensor, name)) for name in names}
+    with (
+        patch("torch.nn.utils.clip_grad_norm_", lambda *_: 1.0),
+        patch.multiple(torch.Tensor, **changed),
+        warnings.catch_warnings(),
+    ):
+        # of frozen weights, which have no gradient
+        warnings.filterwarnings("ignore", "Expected a tensor")
+        yield
+
+
+def rows() -> Iterator[str]:
+    for name, shape in SHAPES.items():
+        for rank in (None, RANK):
+            seen, plan = tracked(shape, rank), planned(shape, rank)
+            zero = [
+                planned(shape, rank, stage=stage, ranks=ranks, device="cuda")
+                for stage in (1, 2, 3)
+                for ranks in (1, 4, 8)
+            ]
+            cells = [f"{size / GIB:.2f}" for size in (seen, plan)] + [f"{plan / seen:.3f}"]
+            cells += [f"{size / GIB:.1f}" for size in zero]
+            yield f"| {name} | {'all' if rank is None else f'adapters, rank {rank}'} | {' | '.join(cells)} |"
+
+
+def page(lines: Iterator[str]) -> str:
+    heads = [f"ZeRO-{stage}, {ranks}" for stage in (1, 2, 3) for ranks in (1, 4, 8)]
+    head = ["shape", "trained", "tracked", "planned", "planned / tracked", *heads]
+    told = (
+        "# Memory of a training step, planned against tracked\n\n"
+        f"GiB of a rank in bfloat16, passes of {PAIRS} pairs of {PROMPT} + {ANSWER} tokens that share their prompts.\n"
+        "Tracked: by torch's MemTracker on fake tensors, in plain torch with the head's chunks of a CPU. Right of the\n"
+        "ratio: the plan with DeepSpeed on so many cards and the chunks of a GPU, which nothing tracked; under ZeRO-3\n"
+        "whole logits. `python -m bench.planned_memory` writes this page. No card took part.\n\n"
+    )
+    table = [f"| {' | '.join(head)} |", "|---" * len(head) + "|", *lines]
+    return told + "\n".join(table) + "\n"
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    PAGE.write_text(page(rows()), encoding="utf-8")

@@ -1,0 +1,48 @@
+"""What a recipe leaves to the machine, decided before a run stores anything: the type of its numbers, a tolerance."""
+
+from __future__ import annotations
+
+import math
+
+from pddpo_ray.backends.machine import Machine
+from pddpo_ray.config import Config, LoraParameters
+from pddpo_ray.rollout.factory import Device, transfer_of
+from pddpo_ray.storage.checkpoints import checkpoint_folder, weight_shapes
+from pddpo_ray.training.device import number_type
+
+NARROW_TOLERANCE, MERGED_TOLERANCE = 0.02, 0.2
+"""`rollout.canary_tolerance` in bfloat16: an H200 showed 0.006 a token; adapters that an engine gets merged are rounded
+there and not in the trainer, 0.056 on SmolLM2. Weights of another version are more than 1 away."""
+
+
+def device_of(config: Config, machine: Machine) -> Device:
+    """Where the model runs: as configured, or CUDA when this machine has a device."""
+    if config.model.device == "auto":
+        return "cuda" if machine.gpus else "cpu"
+    return config.model.device
+
+
+def settled(config: Config, machine: Machine) -> Config:
+    """The recipe with the type of its numbers, and in bfloat16 the tolerance of a delivery where it gives none.
+
+    On a cluster elsewhere `model.device` says what its nodes have. UserError where the model's files cannot be read.
+    """
+    dtype = config.model.dtype
+    if dtype == "auto":
+        dtype = number_type(device_of(config, machine), _parameters(config))
+    model, rollout = config.model.model_copy(update={"dtype": dtype}), config.rollout
+    if dtype == "bfloat16" and "canary_tolerance" not in rollout.model_fields_set:
+        rollout = rollout.model_copy(update={"canary_tolerance": _tolerance(config)})
+    return config.model_copy(update={"model": model, "rollout": rollout})
+
+
+def _parameters(config: Config) -> int:
+    """Of the named model; one that is made for a world is small."""
+    if config.model.reference is None:
+        return 0
+    return sum(map(math.prod, weight_shapes(checkpoint_folder(config.model.reference))))
+
+
+def _tolerance(config: Config) -> float:
+    merged = isinstance(config.model.parameters, LoraParameters) and transfer_of(config, "cuda") != "adapter"
+    return MERGED_TOLERANCE if merged else NARROW_TOLERANCE
