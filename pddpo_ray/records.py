@@ -313,7 +313,7 @@ class MeasuredValues:
     chance: Array
     """The chance that people were asked, where they were; 0: they were not."""
     parts: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
-    """Of an answer that lacks some of its labels: what the others add to their mean, and the share that is missing."""
+    """Of an answer without some of its labels: what the others add to their mean, and the share that is missing."""
 
     @classmethod
     def nothing(cls, answers: int, limits: int) -> MeasuredValues:

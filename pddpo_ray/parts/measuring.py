@@ -260,7 +260,7 @@ class MeasuredTable:
     """Costs by people's audit, nan: they gave none."""
     chance: Array
     ends: Array
-    """Lowest and highest cost of an answer that lacks some of its labels; nan elsewhere. [n, 2, I]"""
+    """Lowest and highest cost of an answer without some of its labels; nan elsewhere. [n, 2, I]"""
 
     @property
     def relative(self) -> Array:

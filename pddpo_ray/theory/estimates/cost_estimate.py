@@ -288,7 +288,7 @@ def estimates_on_sets(
     m = sum F m / sum F over the answers, F = P_s / P_0 of their prompts: on sets without common prompts the mean over
     the set's own answers. Standard errors count draws, not answers. An answer whose source gave no number counts as
     `worst` [I], the highest cost that there is; where that is not known (nan), and where the source was not asked, it
-    is left out. One that lacks only some labels counts with these as the worst (`end` 1) or the best (0). Costs that
+    is left out. One without some of its labels counts with these as the worst (`end` 1) or the best (0). Costs that
     people audited are corrected by theirs, one that they did not give by `worst`. Raises ValueError where a set has no
     answer.
 
