@@ -188,6 +188,11 @@ class Config(Sections):
             raise ValueError("dual.rule.kind fixed needs dual.first, the multiplier to keep")
         if self.traits.one_round and self.rounds != 1:
             raise ValueError(f"algorithm {self.algorithm} is a single round: rounds={self.rounds} must be 1")
+        if self.traits.whole and isinstance(self.model.parameters, LoraParameters):
+            raise ValueError(
+                f"algorithm {self.algorithm} mixes the weights of two fits, which no adapter of their rank holds: set"
+                " model.parameters.kind=full"
+            )
 
     def _labels_may_be_late(self) -> None:
         if self.algorithm not in ("o-pd-dpo", "pd-dpo"):

@@ -18,7 +18,7 @@ O_PD_DPO_PAPER = Method(
 )
 SAFE_DPO = Method("pddpo_lab.methods.safe_dpo:run", one_round=True, multiplier="none")
 SACPO = Method("pddpo_lab.methods.sacpo:run", one_round=True, multiplier="given")
-P_SACPO = Method("pddpo_lab.methods.p_sacpo:run", one_round=True, multiplier="given", parts=MERGING)
+P_SACPO = Method("pddpo_lab.methods.p_sacpo:run", one_round=True, multiplier="given", parts=MERGING, whole=True)
 MOCAN = Method("pddpo_lab.methods.mocan:run", one_round=True, multiplier="given", parts=SCORING)
 PECAN = Method("pddpo_lab.methods.pecan:run", one_round=True, multiplier="given", parts=SCORING)
 C_DPO = Method("pddpo_lab.methods.c_dpo:run", scored=True, parts=SCORING)

