@@ -9,7 +9,7 @@ numbers are upper bounds. Up to 1.5 billion parameters a GPU gets a pass in one 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from unittest.mock import patch
@@ -28,7 +28,7 @@ from pddpo_ray.training.models.lora import LoraEngine
 from pddpo_ray.training.passes.log_probs import ResponseScorer, Support
 
 PAGE, RESULT = Path("bench/results/launches.md"), Path("bench/results/launches.json")
-SHAPE, PAIRS = "135M (SmolLM2)", 16
+SHAPE, PAIRS, LENGTHS = "135M (SmolLM2)", 16, (30, 200)
 
 
 @dataclass(frozen=True)
@@ -43,35 +43,47 @@ class Asked:
     step_reads: int
 
 
-def counted(shape: str, rank: int | None, pairs: int, supports: bool) -> Asked:
-    """`supports`: the reference's words at every response token enter the loss, as by default."""
-    scorer = ResponseScorer(made(SHAPES[shape], rank, torch.bfloat16), "packed")
-    rows = _rows(pairs)
-    texts = texts_of(rows)
-    words = [Support(np.full(len(text[1]), 4), np.tile([5, 6, 7, 8], len(text[1]))) for text in texts]
-    engine = (TorchEngine if rank is None else LoraEngine)(scorer)
+def begun_engine(shape: Mapping[str, int], rank: int | None) -> TorchEngine:
+    """Of a model without memory, before its first step."""
+    engine = (TorchEngine if rank is None else LoraEngine)(ResponseScorer(made(shape, rank, torch.bfloat16), "packed"))
     # torch fuses no step of meta tensors
     with patch("pddpo_ray.training.engine.FUSED_FROM", 10**12):
         engine.begin(FitSettings())
-    loss = PairLoss(scorer, Objective("reward", PolicyVersion(0, "reference", "", ""), 0.1), support_weight=0.5)
+    return engine
+
+
+def pass_over(engine: TorchEngine, rows: Sequence[PairRow], supports: bool) -> SimulatedCard:
+    """What a pass over the rows, forward and backward, asked of a card. `supports`: four of the reference's words at
+    every response token enter the loss, as by default."""
+    texts = texts_of(rows)
+    words = [Support(np.full(len(text[1]), 4), np.tile([5, 6, 7, 8], len(text[1]))) for text in texts]
+    objective = Objective("reward", PolicyVersion(0, "reference", "", ""), 0.1)
     with SimulatedCard() as card:
         given = PairPass.of(
-            scorer,
+            engine.scorer,
             rows,
             base=[-20.0] * len(texts),
-            margins=[0.0] * pairs,
+            margins=[0.0] * len(rows),
             supports=words if supports else None,
-            whole=(pairs, len(texts), 1.0),
+            whole=(len(rows), len(texts), 1.0),
         )
-        engine.accumulate(loss, given)
+        engine.accumulate(PairLoss(engine.scorer, objective, support_weight=0.5), given)
+    return card
+
+
+def counted(shape: str, rank: int | None, pairs: int, supports: bool) -> Asked:
+    """Of a named shape."""
+    engine = begun_engine(SHAPES[shape], rank)
+    card = pass_over(engine, drawn_rows(pairs, LENGTHS), supports)
     with SimulatedCard() as step:
         engine.update(1e-4)
     return Asked(card.launches, card.casts.total(), card.reads, card.writes, step.launches, step.reads)
 
 
-def _rows(count: int) -> list[PairRow]:
+def drawn_rows(count: int, lengths: tuple[int, int]) -> list[PairRow]:
+    """Pairs of drawn tokens; prompts and answers have lengths from the first to below the second."""
     rng = np.random.default_rng([count])
-    texts = [tuple(rng.integers(3, 90, size).tolist()) for size in rng.integers(30, 200, 3 * count)]
+    texts = [tuple(rng.integers(3, 90, size).tolist()) for size in rng.integers(*lengths, 3 * count)]
     return [PairRow(f"r{i}", texts[3 * i], texts[3 * i + 1], texts[3 * i + 2]) for i in range(count)]
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 from pddpo_ray.backends.machine import Machine
 from pddpo_ray.config import Config, LoraParameters
 from pddpo_ray.rollout.factory import Device, transfer_of
-from pddpo_ray.storage.checkpoints import checkpoint_folder, weight_shapes
+from pddpo_ray.storage.checkpoints import checkpoint_folder, parameters_in
 from pddpo_ray.training.device import number_type
 
 NARROW_TOLERANCE, MERGED_TOLERANCE = 0.02, 0.2
@@ -40,7 +38,7 @@ def _parameters(config: Config) -> int:
     """Of the named model; one that is made for a world is small."""
     if config.model.reference is None:
         return 0
-    return sum(map(math.prod, weight_shapes(checkpoint_folder(config.model.reference))))
+    return parameters_in(checkpoint_folder(config.model.reference))
 
 
 def _tolerance(config: Config) -> float:

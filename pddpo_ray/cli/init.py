@@ -159,7 +159,7 @@ def _found(
     from pddpo_ray.data.prompt_parts import different_prompts
     from pddpo_ray.plan.wish_size import Given
     from pddpo_ray.rollout.checkpoint import load_tokenizer
-    from pddpo_ray.storage.checkpoints import checkpoint_folder, longest_context, weight_shapes
+    from pddpo_ray.storage.checkpoints import checkpoint_folder, longest_context, parameters_in
     from pddpo_ray.text.renderer import Renderer
 
     folder = checkpoint_folder(model)
@@ -168,7 +168,7 @@ def _found(
     asked = None if prompts.rounds is None else lengths_of([prompts.rounds], Settings(judged=False), renderer)
     given = Given(
         model=_beside(model, out),
-        parameters=sum(map(math.prod, weight_shapes(folder))),
+        parameters=parameters_in(folder),
         context=longest_context(folder),
         pairs=_beside(helpful, out),
         lengths=lengths,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,11 @@ def weight_shapes(folder: Path) -> list[tuple[int, ...]]:
         return [shape for path in weight_files(folder) for shape in _shapes_in(path)]
     except (OSError, ValueError, KeyError, AttributeError) as error:
         raise UserError(UNREADABLE.format(folder=folder, error=error)) from error
+
+
+def parameters_in(folder: Path) -> int:
+    """Numbers of a model's tensors. UserError as `weight_shapes`."""
+    return sum(map(math.prod, weight_shapes(folder)))
 
 
 def _shapes_in(path: Path) -> list[tuple[int, ...]]:

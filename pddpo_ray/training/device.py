@@ -20,8 +20,8 @@ RECORDED = 1_500_000_000
 """Parameters up to which a GPU replays recorded passes: a larger model computes longer than the host needs to ask for
 it, and what a recording holds is its own to use."""
 CHUNK_BYTES, CHUNK_ROWS = 32 * 2**20, 2048
-"""Logits that are made at a time on the packed way: on a CPU float32 ones that its cache holds in part; on a GPU those
-of the number of tokens at which a product of matrices is not bound by reading the head, but at most 1 GiB."""
+"""Logits that are made at a time in the packed layout: on a CPU float32 ones that its cache holds in part; on a GPU
+those of the number of tokens at which a product of matrices is not bound by reading the head, but at most 1 GiB."""
 PASS_TOKENS = {"cpu": 2048, "cuda": 65_536, "meta": 65_536}
 """Tokens of one forward pass without a backward pass, by kind of device."""
 

@@ -119,7 +119,7 @@ class TrainerConfig(Strict):
     """Weight of the term that keeps a policy on the reference's tokens without touching its choices among them: the
     mean over response tokens of -log of the mass on tokens to which the reference gives at least 0.1 %. Small models
     need it against likelihood displacement; recipes that follow the paper have 0, which switches it off. Pairs compare
-    whole answers and do not mind mass that leaves the language; at 100 the demo's rounds kept all of it."""
+    whole answers and do not mind mass that leaves the language: a toy language needs about 100."""
     refit: Refit = BudgetRefit()
     """How much of the past a fit sees."""
     held_out: float = Field(0.0, ge=0, le=0.5)

@@ -67,7 +67,7 @@ def test_layers_that_torch_cannot_compile_run_as_they_are_where_the_device_chose
     store, folder = ArtifactStore(tmp_path / "store"), save_policy(tmp_path / "model", seed=3)
     reference = store_reference(store, folder)
     with torch._dynamo.config.patch(suppress_errors=False), config.patch({"cpp.cxx": ("no-such-compiler",)}):
-        asked, plain = (recipe_trainer(ModelConfig(compile=way), folder, store, reference) for way in ("auto", False))
+        asked, plain = (recipe_trainer(ModelConfig(compile=mode), folder, store, reference) for mode in ("auto", False))
         scores = [trainer.engine.scorer.log_probs(TEXTS)[0] for trainer in (asked, plain)]
         torch.testing.assert_close(*scores)
     assert bool(asked.engine.scorer._compiled) == chosen

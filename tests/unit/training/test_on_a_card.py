@@ -12,60 +12,35 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from bench.launches import begun_engine, drawn_rows, pass_over
+from bench.planned_memory import made
 from bench.simulated_card import SimulatedCard
 from pddpo_ray.contracts import FitCommand, FitSettings, Start
-from pddpo_ray.records import Objective, PairRow, PolicyVersion, Prompt, Response
+from pddpo_ray.records import Objective, PairRow, Prompt, Response
 from pddpo_ray.rollout.transformers_engine import TransformersEngine
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.training.batches import texts_of
 from pddpo_ray.training.device import PASS_TOKENS, chunk_rows
 from pddpo_ray.training.engine import TorchEngine
-from pddpo_ray.training.fit import PairLoss, PairPass
 from pddpo_ray.training.local import LocalTrainer, store_reference
-from pddpo_ray.training.models.lora import LoraEngine, add_adapters
-from pddpo_ray.training.passes.log_probs import ResponseScorer, Support, passes
+from pddpo_ray.training.models.lora import add_adapters
+from pddpo_ray.training.passes.log_probs import ResponseScorer, passes
 from tests.support.tiny_language_model import save_policy, tiny_llama
 
-OBJECTIVE = Objective("reward", PolicyVersion(0, "reference", "", ""), 0.1)
 LAYERS = 2
+SHAPE = {
+    "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 90,
+    "num_hidden_layers": LAYERS,
+}  # fmt: skip
+RANKS = {"full": None, "lora": 4}
 
 
 def rows(count: int) -> list[PairRow]:
-    rng = np.random.default_rng([count])
-    words = [tuple(rng.integers(3, 90, size).tolist()) for size in rng.integers(3, 20, 3 * count)]
-    return [PairRow(f"r{i}", words[3 * i], words[3 * i + 1], words[3 * i + 2]) for i in range(count)]
-
-
-def on_card(kind: str) -> ResponseScorer:
-    """A small model in bfloat16 whose numbers nobody needs: `full` or `lora`."""
-    shape = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
-    with torch.device("meta"):
-        model: torch.nn.Module = LlamaForCausalLM(LlamaConfig(vocab_size=90, num_hidden_layers=LAYERS, **shape))
-        model = model.to(torch.bfloat16)
-        if kind == "lora":
-            # peft leaves its own matrices in float32 where they have no memory
-            model = add_adapters(model, rank=4, alpha=8.0).to(torch.bfloat16)
-    return ResponseScorer(model, "packed")
+    return drawn_rows(count, (3, 20))
 
 
 def step(kind: str, pairs: int, supports: bool) -> SimulatedCard:
     """Forward and backward pass of one micro-batch, its supports in four words a token."""
-    scorer, given = on_card(kind), rows(pairs)
-    texts = texts_of(given)
-    some = {text: Support(np.full(len(text[1]), 4), np.tile([5, 6, 7, 8], len(text[1]))) for text in texts}
-    engine = (TorchEngine if kind == "full" else LoraEngine)(scorer)
-    engine.begin(FitSettings())
-    with SimulatedCard() as card:
-        given_pass = PairPass.of(
-            scorer,
-            given,
-            base=[-20.0] * len(texts),
-            margins=[0.0] * pairs,
-            supports=[some[text] for text in texts] if supports else None,
-            whole=(pairs, len(texts), 1.0),
-        )
-        engine.accumulate(PairLoss(scorer, OBJECTIVE, support_weight=0.5), given_pass)
-    return card
+    return pass_over(begun_engine(SHAPE, RANKS[kind]), rows(pairs), supports)
 
 
 @pytest.mark.parametrize("supports", [True, False])
@@ -88,8 +63,9 @@ def test_adapters_compute_in_the_type_of_the_model() -> None:
     """Casts are those of norms and rotary positions and of gradients for masters: none of an adapted map's input."""
     full, lora = step("full", 4, False), step("lora", 4, False)
     narrow = (torch.bfloat16, torch.float32)
-    of_masters = sum(parameter.requires_grad for parameter in on_card("lora").parameters())
-    assert lora.casts[narrow] - of_masters <= full.casts[narrow] - len(list(on_card("full").parameters()))
+    of_masters = sum(parameter.requires_grad for parameter in made(SHAPE, 4, torch.bfloat16).parameters())
+    of_all = len(list(made(SHAPE, None, torch.bfloat16).parameters()))
+    assert lora.casts[narrow] - of_masters <= full.casts[narrow] - of_all
     adapted = add_adapters(tiny_llama(3).bfloat16(), rank=4, alpha=8.0)
     assert all(parameter.dtype == torch.bfloat16 for parameter in adapted.parameters())
 
