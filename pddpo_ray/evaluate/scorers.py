@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from pddpo_ray.config import EndpointConfig, ScorerConfig
 from pddpo_ray.evaluate.command import Judge, Score
 from pddpo_ray.records import Message, Verdict
-from pddpo_ray.scoring.judges.endpoint import ChatEndpoint
+from pddpo_ray.scoring.judges.endpoint import ChatEndpoint, key_of
 from pddpo_ray.scoring.judges.judge import Judge as EndpointJudge
-from pddpo_ray.scoring.sources.judge import key_of
 from pddpo_ray.storage.checkpoints import files_now
 
 if TYPE_CHECKING:

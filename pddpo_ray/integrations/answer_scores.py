@@ -260,7 +260,7 @@ def _reward(value: Any) -> float | None:
 
 
 def _without_text(value: Value) -> Value:
-    return Unmeasured(value.kind, value.abstained) if isinstance(value, Unmeasured) else value
+    return Unmeasured(value.kind) if isinstance(value, Unmeasured) else value
 
 
 def _read_scored(line: Mapping[str, Any]) -> Scored:

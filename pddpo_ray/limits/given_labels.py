@@ -42,7 +42,7 @@ def people_source(
             return Unmeasured(f"gave {wrong[0]!r}; {known}")
         bits = [bit for bit in read if bit is not None]
         if not bits:
-            return Unmeasured("abstained", abstained=True)
+            return Unmeasured("abstained")
         if labels_each is not None and len(bits) < labels_each:
             return Unmeasured(f"gave {len(bits)} of {labels_each} labels")
         if labels_each is not None and len(bits) > labels_each:

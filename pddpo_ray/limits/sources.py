@@ -42,7 +42,6 @@ class Unmeasured:
     """No number, and why: the source failed, or it abstained."""
 
     reason: str
-    abstained: bool = False
 
     @property
     def kind(self) -> str:
@@ -107,7 +106,7 @@ class Source:
         if isinstance(value, Unmeasured):
             return value
         if value is None:
-            return Unmeasured("abstained", abstained=True)
+            return Unmeasured("abstained")
         if isinstance(value, bool | np.bool_):
             return float(value) if self.scale.verdict else Unmeasured(f"gave {value!r}, which is no number")
         if not isinstance(value, Real):

@@ -13,7 +13,7 @@ from pddpo_ray.algorithms.stages import neighbours_of
 from pddpo_ray.backends.backends import Backends, sets_of_prompts
 from pddpo_ray.config import (
     Config,
-    EndpointConfig,
+    JudgeConfig,
     JudgeFeedback,
     MixedFeedback,
     ModelFeedback,
@@ -21,7 +21,6 @@ from pddpo_ray.config import (
     ScoredFeedback,
     ScorerTrainingConfig,
 )
-from pddpo_ray.config.sections.judge import endpoint_settings
 from pddpo_ray.contracts import Labeller, Measure
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import Journal
@@ -49,7 +48,6 @@ from pddpo_ray.scoring.interface import AnswerScorer
 from pddpo_ray.scoring.judges.endpoint import ChatEndpoint
 from pddpo_ray.scoring.judges.judge import Judge, JudgeLabeller
 from pddpo_ray.scoring.scored_labeller import ScoredLabeller
-from pddpo_ray.scoring.sources.judge import key_of
 from pddpo_ray.theory.estimates.cost_estimate import estimate_cost, estimate_from_scores, within_prompt_variance
 from pddpo_ray.theory.estimates.score_spread import spread_of
 from pddpo_ray.theory.seeds import seed_of
@@ -152,17 +150,17 @@ def feedback_of(
 def labeller_of(config: Config, journal: Journal, backends: Backends, asking: Asking | None = None) -> Labeller:
     """Who labels: the backends' own source, or people through the queue in the run's database."""
     if isinstance(config.feedback, JudgeFeedback):
-        return judge_labeller(endpoint_settings("judge", config.judge.options), journal)
+        return judge_labeller(config.judge, journal)
     if not isinstance(config.feedback, PeopleFeedback):
         return backends.labeller
     risk_of = stated_risk(config, sets_of_prompts(backends))
     return people_labeller(config, journal, asking=asking, risk_of=risk_of)
 
 
-def judge_labeller(settings: EndpointConfig, journal: Journal) -> JudgeLabeller:
-    """Raises UserError where the key's environment variable is not set."""
-    key = key_of("judge", settings.key_env, os.environ)
-    return JudgeLabeller(Judge(ChatEndpoint(settings, key)), lambda: journal.round, journal.add_metrics)
+def judge_labeller(settings: JudgeConfig, journal: Journal) -> JudgeLabeller:
+    """Raises UserError where no model is named, or the key's environment variable is not set."""
+    endpoint = ChatEndpoint.stated("judge", settings.options, os.environ)
+    return JudgeLabeller(Judge(endpoint), lambda: journal.round, journal.add_metrics)
 
 
 def labels_before(config: Config, journal: Journal, backends: Backends) -> FeedbackController | None:

@@ -172,7 +172,7 @@ def test_a_trained_model_is_asked_in_both_orders_and_its_scores_are_read(endpoin
 
 def test_safety_is_asked_as_often_as_there_are_labels(endpoint: Served) -> None:
     asking = client(endpoint, TRAINED)
-    labels = Judge(asking).safety([("which way ?", "left"), ("is it far ?", "no")], labels_each=8, seed=2)
+    labels = Judge(asking).opinions([("which way ?", "left"), ("is it far ?", "no")], labels_each=8, seed=2)
     assert [len(own) for own in labels] == [8, 8]
     assert {label for own in labels for label in own} & {Verdict.SAFE, Verdict.UNSAFE}, asking.replies
 
@@ -201,7 +201,7 @@ def test_a_model_without_the_form_labels_nothing_and_all_is_counted(
                 controller.compare(pairs)
             break
     # six opinions, and two pairs on two axes in both orders; three attempts at all of it
-    assert labeller.totals == (3 * (6 + 8), 3 * (6 + 8))
+    assert labeller.judge.judged == labeller.judge.unreadable == 3 * (6 + 8)
 
 
 def test_a_wrong_key_and_an_unknown_model_are_refused_at_once(endpoint: Served) -> None:

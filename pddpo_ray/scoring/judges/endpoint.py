@@ -22,7 +22,8 @@ from typing import Any
 import httpx
 
 from pddpo_ray.config import EndpointConfig
-from pddpo_ray.errors import RunError
+from pddpo_ray.config.sections.judge import endpoint_settings
+from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.storage.whole_files import finite
 
 logger = logging.getLogger(__name__)
@@ -142,6 +143,12 @@ class ChatEndpoint:
         self._over: str | None = None
         renamed: Fields = {str(name): called for name, called in settings.fields.items()}
         self._fields: Fields = {name: renamed.get(name, name) for name in OTHERWISE}
+
+    @classmethod
+    def stated(cls, where: str, options: Mapping[str, Any], environment: Mapping[str, str]) -> ChatEndpoint:
+        """The endpoint of a limit, a grader or `judge`. Raises UserError for a missing model or key."""
+        settings = endpoint_settings(where, options)
+        return cls(settings, key_of(where, settings.key_env, environment))
 
     def ask(self, questions: Sequence[tuple[str, str, int]]) -> list[str | Lost]:
         """Answers to (system, question, seed), as `converse`."""
@@ -268,6 +275,19 @@ class ChatEndpoint:
 OTHERWISE: Fields = {"max_tokens": "max_completion_tokens", "temperature": None, "seed": None, "system": None}
 """What a field, or the role `system`, that is refused by its name is tried as. The length stays limited."""
 JSON = {"Content-Type": "application/json"}
+
+
+def key_of(where: str, name: str | None, environment: Mapping[str, str]) -> str | None:
+    """The key in the environment variable of that name, without white space around it. Raises UserError where it is not
+    set, or is no key that a header could hold."""
+    if name is None:
+        return None
+    key = environment.get(name, "").strip()
+    if not key:
+        raise UserError(f"{where}.key_env: the environment variable {name} is not set; put the key there")
+    if not key.isascii() or not key.isprintable():
+        raise UserError(f"{where}.key_env: {name} holds characters that no key has; copy the key anew")
+    return key
 
 
 def json_of(body: object) -> bytes:

@@ -1,4 +1,4 @@
-"""An LLM as judge: pairs scored in both orders, single answers called safe or unsafe, and labels made of that.
+"""A language model as judge: what an answer is worth, and which of two is better, by any question's words.
 
     judge = Judge(ChatEndpoint(EndpointConfig(model="my-judge")))
     judged = judge.compare([("how do i light the stove ?", "use a match .", "no .")], "helpfulness", seed=0)
@@ -7,7 +7,8 @@
 A judge may prefer the first or the second answer as such, and its reply cannot always be read. So every pair is asked
 twice, in both orders; a pair of which either reply lacks readable scores is counted and excluded, never scored 0 to 0.
 What the endpoint refuses to look at (a filter, a length) is not asked again: its label is MISSING, which counts as the
-worst; what cannot be read is FAILED, and may be asked again.
+worst; what cannot be read is FAILED, and may be asked again. Limits put questions of the user's own to the same judge
+(`scoring.sources.judge`).
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import hashlib
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 from pddpo_ray.records import HARM, LabelledPair, Pair, Response, SafetyLabels, Verdict
 from pddpo_ray.scoring.judges.endpoint import ChatEndpoint, Lost
@@ -28,28 +30,39 @@ from pddpo_ray.scoring.judges.replies import verdicts
 logger = logging.getLogger(__name__)
 
 Axis = Literal["harmlessness", "helpfulness"]
-SCALE: dict[Axis, tuple[float, float]] = {"harmlessness": (0.0, 10.0), "helpfulness": (1.0, 10.0)}
-QUESTION: dict[Axis, Callable[[str, str, str], str]] = {
-    "harmlessness": harmlessness_question,
-    "helpfulness": helpfulness_question,
-}
+Both = tuple[float, float]
+"""A number for the first answer and one for the second."""
+PairTexts = tuple[str, str, str]
+"""A prompt and two answers."""
+Said = TypeVar("Said")
+SCALE: dict[Axis, Both] = {"harmlessness": (0.0, 10.0), "helpfulness": (1.0, 10.0)}
 NUMBER = r"\s*(-?\d+(?:\.\d+)?)(?:\s*/\s*10)?\s*"
 SCORES = re.compile(rf"{NUMBER},{NUMBER}")
 CALLED = {"safe": Verdict.SAFE, "unsafe": Verdict.UNSAFE}
 
 
 @dataclass(frozen=True)
+class Question(Generic[Said]):
+    """What a judge is asked about an answer, or about two, and what its reply says."""
+
+    system: str
+    words: Callable[..., str]
+    """From (prompt, answer) or (prompt, first, second) to the text."""
+    read: Callable[[str], Said | Lost]
+
+
+@dataclass(frozen=True)
 class JudgedPair:
     """Scores (first answer, second answer) from each order of asking; None where the reply could not be read."""
 
-    as_given: tuple[float, float] | None
-    changed_over: tuple[float, float] | None
+    as_given: Both | None
+    changed_over: Both | None
     """Already turned back: the first number is the first answer's here too."""
-    lost: Lost | None = None
+    lost: tuple[Lost, ...] = ()
     """Why there is none, where there is none."""
 
     @property
-    def scores(self) -> tuple[float, float] | None:
+    def scores(self) -> Both | None:
         """Mean over both orders; None unless both were read."""
         if self.as_given is None or self.changed_over is None:
             return None
@@ -65,16 +78,10 @@ class JudgedPair:
         return Verdict.ABSTAIN if first == second else Verdict.FIRST if first > second else Verdict.SECOND
 
 
-@dataclass(frozen=True)
-class Opinion:
-    """What a judge calls one answer: SAFE, UNSAFE, or FAILED and why."""
-
-    verdict: Verdict
-    lost: Lost | None = None
-
-
 class Judge:
-    """Questions on top of an endpoint. `judged` counts them, `reasons` why there was no verdict."""
+    """Questions to a model behind an endpoint. Of its two, a caller brings the words and how a reply is read: what is
+    an answer worth (`values`), and which of two is better (`pairs`). `compare` and `opinions` are those of `feedback`,
+    which `judged` counts, and `reasons` why they had no verdict."""
 
     def __init__(self, endpoint: ChatEndpoint) -> None:
         self.endpoint = endpoint
@@ -86,43 +93,41 @@ class Judge:
         """Questions without a verdict."""
         return self.reasons.total()
 
-    def compare(self, pairs: Sequence[tuple[str, str, str]], axis: Axis, seed: int) -> list[JudgedPair]:
+    def values(self, question: Question[Said], asked: Sequence[tuple[tuple[str, ...], int]]) -> list[Said | Lost]:
+        """Verdicts on each (prompt, answer), which comes with its seed. -> in order"""
+        replies = self.endpoint.ask([(question.system, question.words(*texts), seed) for texts, seed in asked])
+        return [reply if isinstance(reply, Lost) else question.read(reply) for reply in replies]
+
+    def pairs(self, question: Question[Both], asked: Sequence[tuple[PairTexts, tuple[int, int]]]) -> list[JudgedPair]:
+        """Numbers of each (prompt, first, second), which comes with a seed for either order. -> in order"""
+        said = self.values(question, [one for texts, seeds in asked for one in zip(orders(texts), seeds, strict=True)])
+        return [_judged(given, over) for given, over in zip(said[::2], said[1::2], strict=True)]
+
+    def compare(self, pairs: Sequence[PairTexts], axis: Axis, seed: int) -> list[JudgedPair]:
         """Scores of (prompt, first, second) on one axis, each pair in both orders. -> in order"""
-        ask = QUESTION[axis]
-        questions = []
-        for prompt, first, second in pairs:
-            own = _seed(seed, axis, prompt, first, second)
-            questions += [(SYSTEM, ask(prompt, first, second), own), (SYSTEM, ask(prompt, second, first), own + 1)]
-        read: list[tuple[float, float] | Lost] = []
-        for reply in self.endpoint.ask(questions):
-            read.append(reply if isinstance(reply, Lost) else parse_scores(reply, axis) or _no_verdict(reply))
-        self._count([reply if isinstance(reply, Lost) else None for reply in read])
-        return [_judged(given, over) for given, over in zip(read[::2], read[1::2], strict=True)]
+        seeds = [_seed(seed, axis, *texts) for texts in pairs]
+        asked = [(texts, (own, own + 1)) for texts, own in zip(pairs, seeds, strict=True)]
+        judged = self.pairs(BY_AXIS[axis], asked)
+        self._count(2 * len(judged), [one for pair in judged for one in pair.lost])
+        return judged
 
-    def safety(self, texts: Sequence[tuple[str, str]], labels_each: int, seed: int) -> list[tuple[Verdict, ...]]:
-        """`labels_each` labels of each (prompt, answer), one question each; FAILED where there is no verdict."""
-        return [tuple(one.verdict for one in own) for own in self.opinions(texts, labels_each, seed)]
+    def opinions(
+        self, texts: Sequence[tuple[str, str]], labels_each: int, seed: int
+    ) -> list[tuple[Verdict | Lost, ...]]:
+        """`labels_each` labels of each (prompt, answer), SAFE or UNSAFE, one question each; Lost: why there is none."""
+        asked = [(own, _seed(seed, "safety", *own) + index) for own in texts for index in range(labels_each)]
+        said = self.values(SAFETY, asked)
+        self._count(len(said), [one for one in said if isinstance(one, Lost)])
+        return [tuple(said[start : start + labels_each]) for start in range(0, len(said), labels_each)]
 
-    def opinions(self, texts: Sequence[tuple[str, str]], labels_each: int, seed: int) -> list[tuple[Opinion, ...]]:
-        """The same with the reasons."""
-        questions = [
-            (SYSTEM, safety_question(prompt, answer), _seed(seed, "safety", prompt, answer) + index)
-            for prompt, answer in texts
-            for index in range(labels_each)
-        ]
-        opinions = [_opinion(reply) for reply in self.endpoint.ask(questions)]
-        self._count([one.lost for one in opinions])
-        return [tuple(opinions[start : start + labels_each]) for start in range(0, len(opinions), labels_each)]
-
-    def _count(self, lost: Sequence[Lost | None]) -> None:
-        self.judged += len(lost)
-        reasons = [one for one in lost if one is not None]
-        self.reasons.update(one.kind for one in reasons)
-        if reasons:
-            kinds = ", ".join(f"{kind}: {n}" for kind, n in Counter(one.kind for one in reasons).most_common())
+    def _count(self, asked: int, lost: Sequence[Lost]) -> None:
+        self.judged += asked
+        kinds = Counter(one.kind for one in lost)
+        self.reasons.update(kinds)
+        if lost:
             logger.warning(
                 "no verdict about %d of %d questions to the judge (%s); the first one %s",
-                len(reasons), len(lost), kinds, reasons[0].reason,
+                len(lost), asked, ", ".join(f"{kind}: {n}" for kind, n in kinds.most_common()), lost[0].reason,
             )  # fmt: skip
 
 
@@ -136,93 +141,85 @@ class JudgeLabeller:
     def __init__(
         self, judge: Judge, round_: Callable[[], int], record: Callable[[dict[str, float]], None] = lambda counts: None
     ) -> None:
-        self._judge, self._round, self._record = judge, round_, record
+        self.judge, self._round, self._record = judge, round_, record
         self._counted: dict[int, Counter[str]] = {}
 
     def safety(self, items: Sequence[Response], labels_each: int, seed: int) -> list[SafetyLabels]:
-        with _Counting(self):
-            opinions = self._judge.opinions([(item.prompt.text, item.text) for item in items], labels_each, seed)
-        labels = [tuple(_label(one.verdict, one.lost) for one in own) for own in opinions]
-        reasons = [_reason(one.lost for one in own) for own in opinions]
+        with self._counting():
+            opinions = self.judge.opinions([(item.prompt.text, item.text) for item in items], labels_each, seed)
+        labels = [tuple(map(_label, own)) for own in opinions]
+        reasons = map(_reason, opinions)
         return [SafetyLabels(item, own, reason=why) for item, own, why in zip(items, labels, reasons, strict=True)]
 
     def compare(self, pairs: Sequence[Pair], seed: int) -> list[LabelledPair]:
         texts = [(pair.prompt.text, pair.first.text, pair.second.text) for pair in pairs]
-        with _Counting(self):
-            helpful = self._judge.compare(texts, "helpfulness", seed)
-            harmless = self._judge.compare(texts, "harmlessness", seed)
+        with self._counting():
+            helpful = self.judge.compare(texts, "helpfulness", seed)
+            harmless = self.judge.compare(texts, "harmlessness", seed)
         return [
             LabelledPair(
                 pair,
-                _label(more_helpful.winner, more_helpful.lost),
-                {HARM: turned(_label(more_harmless.winner, more_harmless.lost))},
-                reason=_reason((more_helpful.lost, more_harmless.lost)),
+                _label_of_pair(more_helpful),
+                {HARM: turned(_label_of_pair(more_harmless))},
+                reason=_reason((_why(more_helpful), _why(more_harmless))),
             )
             for pair, more_helpful, more_harmless in zip(pairs, helpful, harmless, strict=True)
         ]
 
-    def count(self, questions: int, reasons: Counter[str]) -> None:
-        """Adds to the present round's counts and records them."""
-        total = self._counted.setdefault(self._round(), Counter())
-        total.update({"questions": questions, "unreadable": reasons.total()})
-        total.update({kind.replace(" ", "_"): number for kind, number in reasons.items()})
-        self._record({f"judge/{name}": float(number) for name, number in total.items()})
-
-    @property
-    def totals(self) -> tuple[int, int]:
-        """(questions, questions without a verdict) of the judge since the start."""
-        return self._judge.judged, self._judge.unreadable
-
-    @property
-    def reasons(self) -> Counter[str]:
-        """Why questions had no verdict, since the start."""
-        return self._judge.reasons
+    @contextmanager
+    def _counting(self) -> Iterator[None]:
+        """Adds what is asked within to the present round's counts and records them, also when it ends in an error."""
+        asked, reasons = self.judge.judged, self.judge.reasons.copy()
+        try:
+            yield
+        finally:
+            new = self.judge.reasons - reasons
+            total = self._counted.setdefault(self._round(), Counter())
+            total.update({"questions": self.judge.judged - asked, "unreadable": new.total()})
+            total.update({kind.replace(" ", "_"): number for kind, number in new.items()})
+            self._record({f"judge/{name}": float(number) for name, number in total.items()})
 
 
-class _Counting:
-    """Counts what one call asked, also when it ends in an error."""
-
-    def __init__(self, labeller: JudgeLabeller) -> None:
-        self._labeller, self._asked, self._reasons = labeller, labeller.totals[0], Counter(labeller.reasons)
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *error: object) -> None:
-        asked = self._labeller.totals[0] - self._asked
-        self._labeller.count(asked, self._labeller.reasons - self._reasons)
+def orders(texts: PairTexts) -> tuple[PairTexts, PairTexts]:
+    """(prompt, first, second) as given and with the answers changed over."""
+    prompt, first, second = texts
+    return texts, (prompt, second, first)
 
 
-def _opinion(reply: str | Lost) -> Opinion:
-    if isinstance(reply, Lost):
-        return Opinion(Verdict.FAILED, reply)
-    verdict = parse_safety(reply)
-    return Opinion(verdict, _no_verdict(reply) if verdict is Verdict.FAILED else None)
-
-
-def _judged(given: tuple[float, float] | Lost, over: tuple[float, float] | Lost) -> JudgedPair:
-    lost = [one for one in (given, over) if isinstance(one, Lost)]
+def _judged(given: Both | Lost, over: Both | Lost) -> JudgedPair:
     return JudgedPair(
         None if isinstance(given, Lost) else given,
         None if isinstance(over, Lost) else (over[1], over[0]),
-        max(lost, key=lambda one: one.final, default=None),
+        tuple(one for one in (given, over) if isinstance(one, Lost)),
     )
 
 
-def _no_verdict(reply: str) -> Lost:
-    return Lost(f"gave no verdict: {' '.join(reply.split())[-80:]!r}")
+def nothing_said(reply: str, wanted: str = "verdict") -> Lost:
+    """Why a reply says nothing, with its end."""
+    return Lost(f"gave no {wanted}: {' '.join(reply.split())[-80:]!r}")
 
 
-def _label(verdict: Verdict, lost: Lost | None) -> Verdict:
-    return Verdict.MISSING if lost is not None and lost.final else verdict
+def _why(pair: JudgedPair) -> Lost | None:
+    """Why a pair is excluded; a refusal of the pair itself comes before what may be asked again."""
+    return max(pair.lost, key=lambda one: one.final, default=None)
 
 
-def _reason(lost: Iterable[Lost | None]) -> str:
+def _label_of_pair(pair: JudgedPair) -> Verdict:
+    return _label(_why(pair) or pair.winner)
+
+
+def _label(said: Verdict | Lost) -> Verdict:
+    if isinstance(said, Lost):
+        return Verdict.MISSING if said.final else Verdict.FAILED
+    return said
+
+
+def _reason(said: Iterable[Verdict | Lost | None]) -> str:
     """The first reason."""
-    return next((one.reason for one in lost if one is not None), "")
+    return next((one.reason for one in said if isinstance(one, Lost)), "")
 
 
-def parse_scores(reply: str, axis: Axis) -> tuple[float, float] | None:
+def parse_scores(reply: str, axis: Axis) -> Both | None:
     """The last `[[a, b]]` of a reply, if both numbers lie on the axis' scale."""
     matches = [match for said in verdicts(reply) if (match := SCORES.fullmatch(said)) is not None]
     if not matches:
@@ -232,10 +229,21 @@ def parse_scores(reply: str, axis: Axis) -> tuple[float, float] | None:
     return (first, second) if low <= first <= high and low <= second <= high else None
 
 
-def parse_safety(reply: str) -> Verdict:
-    """The last `[[safe]]` or `[[unsafe]]` of a reply; FAILED where there is none."""
+def _scores(reply: str, axis: Axis) -> Both | Lost:
+    return parse_scores(reply, axis) or nothing_said(reply)
+
+
+def parse_safety(reply: str) -> Verdict | None:
+    """The last `[[safe]]` or `[[unsafe]]` of a reply; None where there is none."""
     called = [CALLED[said.lower()] for said in verdicts(reply) if said.lower() in CALLED]
-    return called[-1] if called else Verdict.FAILED
+    return called[-1] if called else None
+
+
+BY_AXIS: dict[Axis, Question[Both]] = {
+    "harmlessness": Question(SYSTEM, harmlessness_question, lambda reply: _scores(reply, "harmlessness")),
+    "helpfulness": Question(SYSTEM, helpfulness_question, lambda reply: _scores(reply, "helpfulness")),
+}
+SAFETY = Question[Verdict](SYSTEM, safety_question, lambda reply: parse_safety(reply) or nothing_said(reply))
 
 
 def turned(verdict: Verdict) -> Verdict:

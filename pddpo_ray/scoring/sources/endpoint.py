@@ -25,11 +25,11 @@ from pddpo_ray.scoring.judges.endpoint import (
     Outcome,
     Silence,
     json_of,
+    key_of,
     kind_of_refusal,
     send,
     worth_another,
 )
-from pddpo_ray.scoring.sources.judge import key_of
 
 BATCH = 32
 NO_ACCESS = (401, 403, 404, 405)

@@ -26,14 +26,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pddpo_ray.config.sections.judge import endpoint_settings
 from pddpo_ray.errors import UserError
 from pddpo_ray.limits.local_sources import text_of
 from pddpo_ray.limits.quantities import Scale
 from pddpo_ray.limits.sources import Answer, Source, Unmeasured, fingerprint
 from pddpo_ray.scoring.judges.endpoint import ChatEndpoint, Lost
 from pddpo_ray.scoring.judges.replies import number_on_scale, without_thoughts
-from pddpo_ray.scoring.sources.judge import key_of
 from pddpo_ray.theory.seeds import seed_of
 
 SLOT = re.compile(r"\{\{\s*([\w.]+)\s*\}\}")
@@ -222,8 +220,7 @@ def _asking(given: Mapping[str, Any], opening: Opening, form: str) -> Callable[[
         raise UserError(f"{opening.where}: a {given['type']} needs `input`, a list of messages")
     sampling = {key: given.get("sampling_params", {}).get(key) for key in ("temperature",)}
     options = {"model": given.get("model"), **sampling, **opening.options}
-    settings = endpoint_settings(opening.where, options)
-    endpoint = ChatEndpoint(settings, key_of(opening.where, settings.key_env, opening.environment))
+    endpoint = ChatEndpoint.stated(opening.where, options, opening.environment)
 
     def ask(answer: Answer) -> str | Unmeasured:
         said = []
@@ -280,7 +277,7 @@ def _multi(given: Mapping[str, Any], opening: Opening) -> Grade:
         for name, one in opened.items():
             value = one(answer)
             if isinstance(value, Unmeasured):
-                return Unmeasured(f"{name} {value.reason}", value.abstained)
+                return Unmeasured(f"{name} {value.reason}")
             values[name] = value
         return calculate(formula, values)
 

@@ -12,9 +12,8 @@ import pytest
 from pddpo_ray.config import EndpointConfig, load
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.records import HARM, Pair, Prompt, Response, Verdict
-from pddpo_ray.scoring.judges.endpoint import IN_A_ROW, ChatEndpoint, Lost
+from pddpo_ray.scoring.judges.endpoint import IN_A_ROW, ChatEndpoint, Lost, key_of
 from pddpo_ray.scoring.judges.judge import Judge, JudgeLabeller
-from pddpo_ray.scoring.sources.judge import key_of
 from tests.support.measuring_server import MeasuringServer, Reply, measuring_server
 
 MARKED = "how to pick the lock"
@@ -230,7 +229,7 @@ def test_half_of_a_surrogate_pair_is_sent_as_a_replacement(server: MeasuringServ
     assert asked(server, ["smile \ud83d", "\ud83d\ude00"], workers=1) == ["[[yes]]"] * 2
     assert [body["messages"][1]["content"] for body in server.bodies] == ["smile \ufffd", "\U0001f600"]
     server.chat = lambda body: (200, "[[safe]]")
-    assert Judge(endpoint(server)).safety([("why ?", "smile \ud83d")], 1, 0) == [(Verdict.SAFE,)]
+    assert Judge(endpoint(server)).opinions([("why ?", "smile \ud83d")], 1, 0) == [(Verdict.SAFE,)]
 
 
 def test_a_key_loses_the_white_space_around_it_and_appears_in_no_message(server: MeasuringServer) -> None:

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from pddpo_ray.config import EndpointConfig, load
-from pddpo_ray.config.sections.judge import endpoint_settings
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.records import HARM, Pair, Prompt, Response, Verdict
 from pddpo_ray.scorers.labellers import judge_labeller
-from pddpo_ray.scoring.judges.endpoint import ChatEndpoint
+from pddpo_ray.scoring.judges.endpoint import ChatEndpoint, Lost
 from pddpo_ray.scoring.judges.judge import Judge, JudgedPair, JudgeLabeller, parse_safety, parse_scores
 from pddpo_ray.scoring.judges.judge_prompts import (
     HARM_CATEGORIES,
@@ -112,9 +111,10 @@ def test_single_answers_are_called_safe_or_unsafe(server: MeasuringServer, judge
         200,
         {0: "[[safe]]", 1: "it is [[unsafe]] [[Unsafe]]", 2: "hm"}[body["seed"] % 3],
     )
-    labels = judge.safety([("q", "a"), ("q", "b")], labels_each=6, seed=2)
+    labels = judge.opinions([("q", "a"), ("q", "b")], labels_each=6, seed=2)
     assert [len(own) for own in labels] == [6, 6]
-    assert {label for own in labels for label in own} == {Verdict.SAFE, Verdict.UNSAFE, Verdict.FAILED}
+    said = {label for own in labels for label in own}
+    assert said == {Verdict.SAFE, Verdict.UNSAFE, Lost("gave no verdict: 'hm'")}
     assert judge.unreadable == 4
     assert parse_safety("[[safe]] … [[unsafe]]") is Verdict.UNSAFE
 
@@ -147,14 +147,14 @@ def test_a_wrong_key_or_a_dead_endpoint_ends_the_run_without_naming_the_key(
 ) -> None:
     server.chat = lambda body: (401, "invalid key")
     with pytest.raises(RunError, match=r"refuses model judge-1: 401 invalid key") as refused:
-        judge.safety([("q", "a")], 1, 0)
+        judge.opinions([("q", "a")], 1, 0)
     assert "secret-key" not in str(refused.value)
     server.chat = lambda body: (502, "gateway")
     with pytest.raises(RunError, match="does not answer: 502 gateway; start it, then resume"):
-        judge.safety([("q", "a")], 2, 0)
+        judge.opinions([("q", "a")], 2, 0)
     gone = Judge(ChatEndpoint(EndpointConfig(endpoint="http://127.0.0.1:9/v1", model="m", tries=1)))
     with pytest.raises(RunError, match="does not answer: ConnectError"):
-        gone.safety([("q", "a")], 1, 0)
+        gone.opinions([("q", "a")], 1, 0)
 
 
 def test_a_judge_labels_pairs_and_the_less_harmless_answer_is_the_costlier(
@@ -197,7 +197,7 @@ def test_the_questions_name_every_category_and_factor_and_leave_foreign_braces_a
 
 def test_the_recipe_names_the_judge_and_its_key_by_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     stated = ["feedback.kind=judge", "judge={model: judge-1, key_env: PDDPO_TEST_JUDGE_KEY}"]
-    settings = endpoint_settings("judge", load("o-pd-dpo", stated).judge.model_dump())
+    settings = load("o-pd-dpo", stated).judge
     monkeypatch.delenv("PDDPO_TEST_JUDGE_KEY", raising=False)
     with pytest.raises(UserError, match="PDDPO_TEST_JUDGE_KEY is not set"):
         judge_labeller(settings, None)  # type: ignore[arg-type]

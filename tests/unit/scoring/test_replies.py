@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from pddpo_ray.records import Verdict
 from pddpo_ray.scoring.judges.judge import parse_safety, parse_scores
 from pddpo_ray.scoring.judges.replies import number_on_scale, own_words, verdicts, without_thoughts
 
@@ -50,9 +49,9 @@ FENCE = "```"
 def test_a_verdict_is_the_judges_own(reply: str, own: list[str]) -> None:
     assert verdicts(reply) == own
     if own and own[-1] in ("safe", "unsafe"):
-        assert parse_safety(reply).value == own[-1]
+        assert parse_safety(reply) == own[-1]
     elif not own:
-        assert parse_safety(reply) is Verdict.FAILED
+        assert parse_safety(reply) is None
 
 
 NUMBERS: dict[float | None, tuple[str, ...]] = {

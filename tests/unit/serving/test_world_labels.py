@@ -225,7 +225,7 @@ def test_an_openai_client_and_the_projects_judge_ask_the_real_server(
     ):
         client.models.list()
     endpoint = ChatEndpoint(EndpointConfig(endpoint=url, model="safety"), key=token)
-    labels = Judge(endpoint).safety([(prompt, answer)], 20, seed=1)[0]
+    labels = Judge(endpoint).opinions([(prompt, answer)], 20, seed=1)[0]
     assert set(labels) <= {Verdict.SAFE, Verdict.UNSAFE}
     plain = httpx.post(f"{url}/labels", json={"prompt": prompt, "response": answer, "draw": 3},
                        headers={"authorization": f"Bearer {token}"})  # fmt: skip
