@@ -27,6 +27,7 @@ KINDS: Mapping[str, str] = {
     "bonuses": "bonus",
     "dual_rules": "dual rule",
     "sources": "source",
+    "feedback": "feedback kind",
     "rules": "rule",
     "trackers": "tracker",
     "labellers": "labeller",
@@ -57,6 +58,7 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
         "rule", "regex", "json_schema", "function", "classifier", "score_model", "judge", "endpoint", "grader",
         "people", "world", "model",
     ),
+    "feedback": _in("pddpo_ray.config.sections.feedback", "world", "people", "mixed", "model", "judge"),
     "rules": _in(
         "pddpo_ray.limits.rules",
         "tokens", "words", "characters", "sentences", "refusal", "empty", "reading_grade", "repeats",

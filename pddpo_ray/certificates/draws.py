@@ -29,7 +29,7 @@ from pddpo_ray.parts.people_measuring import people_of_limits
 from pddpo_ray.parts.sampling import Proposal, RolloutController
 from pddpo_ray.records import Decoding, Measurement, Prompt, Response
 from pddpo_ray.rollout.delivery_check import DeliveryCheck
-from pddpo_ray.scorers.labellers import feedback_of, measure_of, unsafe_chance
+from pddpo_ray.scorers.labellers import Labelling, feedback_of, measure_of, unsafe_chance
 from pddpo_ray.theory.seeds import generator, seed_of
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class CandidateDraws:
         # models that label were trained before the first round, and are read back from there
         self._journal.round = 0
         asking = Asking(part_of=lambda: f"-{self._batch}", go_on="pddpo certify RUN")
-        feedback = feedback_of(self._config, self._journal, self._backends, self._rollout, asking)
+        feedback = feedback_of(Labelling(self._config, self._journal, self._backends, self._rollout, asking))
         feedback.prepare()
         return feedback
 

@@ -33,11 +33,6 @@ from pddpo_ray.records import PolicyVersion
 from pddpo_ray.storage.whole_files import JOURNAL
 from pddpo_ray.theory.certificates.levels import Allocation
 
-SOURCES = {
-    "world": "the world's truth", "model": "reward and cost models", "judge": "a judge", "people": "people",
-}  # fmt: skip
-"""Whom the sentence is about, by `feedback.kind`."""
-
 BESIDE_PEOPLE = ", with "
 """What stands between people and the machine beside them, where a source is named."""
 
@@ -167,7 +162,7 @@ def _stated(one: StatedLimit, others: Mapping[str, float], number: int, config: 
     low, high = limit.cost_range or (-config.dual.cost_max, config.dual.cost_max)
     level, delta = level_of(config, limit.name, number), config.deltas[limit.name]
     labels = one.asking.labels_each or 1
-    source = SOURCES[config.feedback.kind] if one.labelled else str(one.source)
+    source = (config.labels.called or config.feedback.kind) if one.labelled else str(one.source)
     people, machine = share_audited(config, one), "a model" if one.source.kind == "model" else source
     if people is not None:
         source = f"people, asked about {100 * people:.3g} % of the draws by a coin{BESIDE_PEOPLE}{machine} that saw all"

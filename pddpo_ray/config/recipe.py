@@ -99,6 +99,8 @@ class Config(Sections):
                 f"policy.temperature={self.policy.temperature} divides the logits of a language model; a table's policy"
                 " is the table itself: leave it at 1.0"
             )
+        if tabular and (self.score_models is not None or not self.labels.of_tables):
+            raise ValueError(f"feedback.kind={self.feedback.kind} reads texts; a table has none, use world or people")
         if isinstance(self.cluster, InProcess):
             self._one_process()
         elif isinstance(self.world, InstalledWorld):
@@ -119,8 +121,6 @@ class Config(Sections):
             raise ValueError(f"explore.loss=xpo is a variant of algorithm o-pd-dpo, not of {self.algorithm}")
         if isinstance(self.feedback, JudgeFeedback) and not self.judge.model:
             raise ValueError(f"judge: {NAMELESS}")
-        if tabular and (self.score_models is not None or isinstance(self.feedback, JudgeFeedback)):
-            raise ValueError(f"feedback.kind={self.feedback.kind} reads texts; a table has none, use world or people")
         self._something_comes_first()
         if self.data is not None:
             self._somebody_knows()
@@ -240,9 +240,10 @@ class Config(Sections):
             self._labels_suffice()
             return
         kind = self.feedback.kind
-        own = flow(dict(LABELLERS[kind]))
+        other = "" if kind in LABELLERS else "feedback.kind=world and "
+        own = flow(dict(LABELLERS.get(kind, LABELLERS["world"])))
         audit = f", audited_by: {flow(dict(AUDITED))}" if kind == "mixed" else ""
-        papers = f"limits: {{cost: {{logit: {own}, at_most: 0, labels_each: 32{audit}}}}}"
+        papers = f"{other}limits: {{cost: {{logit: {own}, at_most: 0, labels_each: 32{audit}}}}}"
         if not self.traits.stated:
             raise ValueError(
                 f"algorithm {self.algorithm} holds one limit, named cost, from labels of single answers by"

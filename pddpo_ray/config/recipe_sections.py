@@ -21,6 +21,7 @@ from pddpo_ray.config.sections.explore import ExploreConfig
 from pddpo_ray.config.sections.feedback import (
     Feedback,
     FeedbackCommon,
+    FeedbackKind,
     LateLabels,
     MixedFeedback,
     PeopleFeedback,
@@ -153,6 +154,11 @@ class Sections(Strict):
         return max(
             [int(isinstance(self.feedback, PeopleFeedback | MixedFeedback)), *(one.people_each for one in self.stated)]
         )
+
+    @property
+    def labels(self) -> FeedbackKind:
+        """Who gives the run's labels, one that ships or one of an installed package."""
+        return load("feedback", self.feedback.kind, FeedbackKind)
 
     @property
     def rounds_late(self) -> int:

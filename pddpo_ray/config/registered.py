@@ -74,7 +74,7 @@ class Installed(Strict):
     @property
     def settings(self) -> BaseModel | None:
         """The same as the package's own class."""
-        return checked(self.registry, self.kind, self.model_extra or {}, self.where)
+        return checked(self.registry, self.kind, self.model_dump(exclude={"kind"}), self.where)
 
 
 Variant = TypeVar("Variant", bound=Installed)

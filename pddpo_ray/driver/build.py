@@ -42,6 +42,7 @@ from pddpo_ray.rollout.delivery_check import DeliveryCheck
 from pddpo_ray.scorecard.questions import Scorecard, wanted_of
 from pddpo_ray.scorers.gate import held_limits
 from pddpo_ray.scorers.labellers import (
+    Labelling,
     estimator_of,
     feedback_of,
     labels_before,
@@ -100,7 +101,7 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
         besides=wanted_of(config, backends) if config.scorecard_prompts else (),
         verify=DeliveryCheck(trainer.log_probs, backends.canaries, config.rollout.canary_tolerance, backends.tokenizer),
     )
-    feedback = feedback_of(config, journal, backends, rollout)
+    feedback = feedback_of(Labelling(config, journal, backends, rollout))
     verdicts = UsersVerdicts(journal, backends.verdicts, config.production.verdicts)
     aims = _margins(config, backends)
     state = dual_state(config, backends, rounds, _kept(aims))

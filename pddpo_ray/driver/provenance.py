@@ -41,6 +41,7 @@ def extensions_of(config: Config) -> dict[str, str]:
     used = [("methods", config.algorithm), *(("dual_rules", one.rule.kind) for one in config.duals.values())]
     used += [("worlds", config.world.kind)] if config.world is not None else []
     used += [("bonuses", config.explore.bonus)] if config.online else []
+    used += [("feedback", config.feedback.kind)]
     used += [("sources", one.source.kind) for one in stated if one.source.kind in names("sources")]
     used += [
         ("rules", one.source.what) for one in stated if one.source.kind == "rule" and one.source.what in names("rules")

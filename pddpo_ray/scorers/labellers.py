@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 
 from scipy.special import expit
@@ -17,17 +17,17 @@ from pddpo_ray.config import (
     JudgeFeedback,
     MixedFeedback,
     ModelFeedback,
-    PeopleFeedback,
     ScoredFeedback,
     ScorerTrainingConfig,
 )
+from pddpo_ray.config.sections.feedback import InstalledFeedback
 from pddpo_ray.contracts import Labeller, Measure
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.parts.labelling import FeedbackController
 from pddpo_ray.parts.measuring import with_model
 from pddpo_ray.parts.mixed_labelling import MixedComparisons
-from pddpo_ray.parts.people import Asking, RiskOf, people_labeller, stated_risk
+from pddpo_ray.parts.people import Asking, People, RiskOf, people_labeller, stated_risk
 from pddpo_ray.parts.sampling import RolloutController
 from pddpo_ray.records import (
     HARM,
@@ -42,6 +42,7 @@ from pddpo_ray.records import (
     SafetyLabels,
     Verdict,
 )
+from pddpo_ray.registry import code_of
 from pddpo_ray.scorers.fits import OF_FEEDBACK, AtFirstUse, feedback_models, training_of
 from pddpo_ray.scoring.held_out import Kind
 from pddpo_ray.scoring.interface import AnswerScorer
@@ -129,32 +130,66 @@ EXCLUDED = 0.1
 the run fails, for a judge that says nothing about a tenth is not the judge that was meant."""
 
 
-def feedback_of(
-    config: Config, journal: Journal, backends: Backends, rollout: RolloutController, asking: Asking | None = None
-) -> FeedbackController:
-    """The feedback part: one labeller, reward and cost models, or a model and people together; `asking` of people.
+@dataclass(frozen=True)
+class Labelling:
+    """What the code of a kind of labels is handed; it returns the part of the run that asks."""
 
-    Nobody, where no stage learns from comparisons.
-    """
+    config: Config
+    journal: Journal
+    backends: Backends
+    rollout: RolloutController
+    asking: Asking | None = None
+    """How people are asked outside a round's own batches."""
+
+    def part(self, labeller: Labeller, *, excluded: float = 0.0) -> FeedbackController:
+        """The part that asks one labeller, and a world's own about its further costs."""
+        named, kind = {HARM: labeller, **self.backends.further_labellers}, self.config.feedback.kind
+        return FeedbackController(named, self.journal, seed=self.config.seed, source=kind, excluded=excluded)
+
+    def people(self, scored: RiskOf | None = None) -> People:
+        """People through the queue. Raises UserError for a stated risk of no category."""
+        risk_of = stated_risk(self.config, sets_of_prompts(self.backends), scored)
+        return people_labeller(self.config, self.journal, asking=self.asking, risk_of=risk_of)
+
+
+def feedback_of(run: Labelling) -> FeedbackController:
+    """The feedback part as the code of `feedback.kind` makes it; nobody, where no stage learns from comparisons."""
+    config = run.config
     if not config.compares:
-        return FeedbackController({HARM: Uncompared()}, journal, seed=config.seed, source="nobody")
-    if isinstance(config.feedback, ModelFeedback):
-        return _scored_feedback(config, journal, backends, rollout)
-    if isinstance(config.feedback, MixedFeedback):
-        return _mixed_feedback(config, config.feedback, journal, backends, rollout, asking)
-    labellers = {HARM: labeller_of(config, journal, backends, asking), **backends.further_labellers}
-    excluded = EXCLUDED if isinstance(config.feedback, JudgeFeedback) else 0.0
-    return FeedbackController(labellers, journal, seed=config.seed, source=config.feedback.kind, excluded=excluded)
+        return FeedbackController({HARM: Uncompared()}, run.journal, seed=config.seed, source="nobody")
+    part: FeedbackController = code_of("feedback", config.feedback.kind)(run)
+    return part
 
 
-def labeller_of(config: Config, journal: Journal, backends: Backends, asking: Asking | None = None) -> Labeller:
-    """Who labels: the backends' own source, or people through the queue in the run's database."""
-    if isinstance(config.feedback, JudgeFeedback):
-        return judge_labeller(config.judge, journal)
-    if not isinstance(config.feedback, PeopleFeedback):
-        return backends.labeller
-    risk_of = stated_risk(config, sets_of_prompts(backends))
-    return people_labeller(config, journal, asking=asking, risk_of=risk_of)
+def by_world(run: Labelling) -> FeedbackController:
+    return run.part(run.backends.labeller)
+
+
+def by_people(run: Labelling) -> FeedbackController:
+    return run.part(run.people())
+
+
+def by_judge(run: Labelling) -> FeedbackController:
+    return run.part(judge_labeller(run.config.judge, run.journal), excluded=EXCLUDED)
+
+
+def by_models(run: Labelling) -> ScoredFeedbackController:
+    """Labels from reward and cost models."""
+    config = run.config
+    by_scores = config.signal == "cost_model"
+    return ScoredFeedbackController(_scored_labeller(run), run.journal, seed=config.seed, by_scores=by_scores)
+
+
+def by_model_and_people(run: Labelling) -> MixedComparisons:
+    """Comparisons by a model and people together; the model may be a world's truth with errors."""
+    config, settings = run.config, run.config.feedback
+    assert isinstance(settings, MixedFeedback)
+    if run.backends.further_labellers:
+        raise UserError("feedback.kind=mixed compares by one cost")
+    models = imperfect_model(config, noise=NOISE, bias=BIAS) if settings.model == "world" else _scored_labeller(run)
+    people = run.people(unsafe_chance(models))
+    unsure, random = settings.pairs_unsure, settings.pairs_random
+    return MixedComparisons(people, models, run.journal, unsure=unsure, random=random, seed=config.seed)
 
 
 def judge_labeller(settings: JudgeConfig, journal: Journal) -> JudgeLabeller:
@@ -164,12 +199,13 @@ def judge_labeller(settings: JudgeConfig, journal: Journal) -> JudgeLabeller:
 
 
 def labels_before(config: Config, journal: Journal, backends: Backends) -> FeedbackController | None:
-    """Who labelled what existed before the first round: where models or a judge answer in the rounds, a world's truth;
-    None: the labeller of the rounds.
+    """Who labelled what existed before the first round: where models, a judge or a package's labeller answer in the
+    rounds, a world's truth; None: the labeller of the rounds.
 
     It stands in for people whose preferences are there already.
     """
-    if backends.world is None or not isinstance(config.feedback, ModelFeedback | JudgeFeedback) or not config.compares:
+    machine = isinstance(config.feedback, ModelFeedback | JudgeFeedback | InstalledFeedback)
+    if backends.world is None or not machine or not config.compares:
         return None
     return FeedbackController({HARM: backends.labeller}, journal, seed=config.seed, source="world")
 
@@ -179,40 +215,6 @@ def estimator_of(config: Config, feedback: FeedbackController) -> Callable[[Sequ
     if isinstance(feedback, ScoredFeedbackController) and config.signal == "cost_model":
         return feedback.estimate_scores
     return partial(estimate_cost, labels_each=config.labels_each, cost_max=config.dual.cost_max, mode=config.signal)
-
-
-def _scored_feedback(
-    config: Config, journal: Journal, backends: Backends, rollout: RolloutController
-) -> ScoredFeedbackController:
-    """Labels from reward and cost models."""
-    settings = config.feedback
-    assert isinstance(settings, ModelFeedback)
-    labeller = _scored_labeller(config, settings, journal, backends, rollout)
-    return ScoredFeedbackController(labeller, journal, seed=config.seed, by_scores=config.signal == "cost_model")
-
-
-def _mixed_feedback(
-    config: Config,
-    settings: MixedFeedback,
-    journal: Journal,
-    backends: Backends,
-    rollout: RolloutController,
-    asking: Asking | None,
-) -> MixedComparisons:
-    """Comparisons by a model and people together; the model may be one that a world makes from its truth, with errors.
-
-    Raises UserError for a stated risk of no category.
-    """
-    if backends.further_labellers:
-        raise UserError("feedback.kind=mixed compares by one cost")
-    if settings.model == "world":
-        models = imperfect_model(config, noise=NOISE, bias=BIAS)
-    else:
-        models = _scored_labeller(config, settings, journal, backends, rollout)
-    risk_of = stated_risk(config, sets_of_prompts(backends), unsafe_chance(models))
-    people = people_labeller(config, journal, asking=asking, risk_of=risk_of)
-    unsure, random = settings.pairs_unsure, settings.pairs_random
-    return MixedComparisons(people, models, journal, unsure=unsure, random=random, seed=config.seed)
 
 
 def unsafe_chance(models: ScoredLabeller | None) -> RiskOf | None:
@@ -228,23 +230,19 @@ def measure_of(config: Config, backends: Backends, feedback: FeedbackController)
     return backends.measure if models is None else with_model(backends.measure, config.stated, models.costs)
 
 
-def _scored_labeller(
-    config: Config,
-    settings: ScoredFeedback,
-    journal: Journal,
-    backends: Backends,
-    rollout: RolloutController,
-) -> ScoredLabeller:
+def _scored_labeller(run: Labelling) -> ScoredLabeller:
     """Reward and cost models. On a world they learn from labels of the reference's answers; elsewhere from the offline
     pairs and the safety labels that their answers came with; without such labels nothing but their mean sets the zero.
     """
+    config, journal, backends, settings = run.config, run.journal, run.backends, run.config.feedback
+    assert isinstance(settings, ScoredFeedback)
 
     def data() -> tuple[Sequence[LabelledPair], Mapping[str, bool]]:
         if backends.world is None and backends.offline is not None:
             return backends.offline(config.seed), backends.offline_unsafe
         return labelled_reference_answers(
             journal,
-            rollout,
+            run.rollout,
             backends.prompts,
             backends.reference,
             backends.labeller,

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
+from pddpo_ray.config.registered import Installed, installed_variants
 from pddpo_ray.config.sections.scorers import StoredScorerConfig
 from pddpo_ray.config.sections.section import Strict
+from pddpo_ray.registry import Extension
 
 MINUTES_PER_LABEL = 0.5
 """A person's time for one label, for estimates of what a run costs with people; the report has the measured time."""
@@ -142,6 +147,34 @@ class MixedFeedback(LateLabels, ScoredFeedback):
     """Pairs per round that people compare whatever the model says."""
 
 
-Feedback = Annotated[
-    WorldFeedback | PeopleFeedback | MixedFeedback | ModelFeedback | JudgeFeedback, Field(discriminator="kind")
-]
+@dataclass(frozen=True)
+class FeedbackKind(Extension):
+    """Who labels. Its code takes a `scorers.labellers.Labelling` and returns the part of the run that asks."""
+
+    settings: type[FeedbackCommon] = FeedbackCommon
+    called: str = ""
+    """What certificates call it; empty: by its name."""
+    of_tables: bool = False
+    """Whether it can label answers of a table, which are no texts."""
+
+
+MAKERS = "pddpo_ray.scorers.labellers"
+WORLD = FeedbackKind(f"{MAKERS}:by_world", WorldFeedback, "the world's truth", of_tables=True)
+PEOPLE = FeedbackKind(f"{MAKERS}:by_people", PeopleFeedback, of_tables=True)
+MODEL = FeedbackKind(f"{MAKERS}:by_models", ModelFeedback, "reward and cost models")
+JUDGE = FeedbackKind(f"{MAKERS}:by_judge", JudgeFeedback, "a judge")
+MIXED = FeedbackKind(f"{MAKERS}:by_model_and_people", MixedFeedback, of_tables=True)
+
+
+class InstalledFeedback(FeedbackCommon, Installed):
+    """Labels by an installed package; its own settings stand beside `kind`."""
+
+    registry, where = "feedback", "feedback"
+
+
+if TYPE_CHECKING:
+    Feedback = WorldFeedback | PeopleFeedback | MixedFeedback | ModelFeedback | JudgeFeedback | InstalledFeedback
+else:
+    SHIPPED_FEEDBACK = WorldFeedback | PeopleFeedback | MixedFeedback | ModelFeedback | JudgeFeedback
+    EVERY_FEEDBACK = reduce(or_, installed_variants(InstalledFeedback), SHIPPED_FEEDBACK)
+    Feedback = Annotated[EVERY_FEEDBACK, Field(discriminator="kind")]

@@ -198,12 +198,12 @@ def test_labels_of_a_run_that_waits_are_the_same_when_nothing_is_late(tmp_path: 
 
 
 def slowed(patch: pytest.MonkeyPatch, looks: int | None, parks_at: set[str] | None = None) -> None:
-    of = labellers.labeller_of
+    part = labellers.Labelling.part
 
-    def slow(*given: Any, **named: Any) -> Slow:
-        return Slow(of(*given, **named), looks, parks_at)
+    def slow(run: labellers.Labelling, labeller: Any) -> Any:
+        return part(run, Slow(labeller, looks, parks_at))
 
-    patch.setattr(labellers, "labeller_of", slow)
+    patch.setattr(labellers.Labelling, "part", slow)
 
 
 @pytest.mark.slow

@@ -19,8 +19,11 @@ from pddpo_ray import registry
 from pddpo_ray.config import load
 from pddpo_ray.config.sections.explore import Bonus
 from pddpo_ray.errors import UserError
+from pddpo_ray.journal import read_journal
 from pddpo_ray.limits import rules
+from pddpo_ray.records import HARM, Verdict
 from pddpo_ray.registry import Extension
+from pddpo_ray.storage.whole_files import JOURNAL
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples" / "plugin"
@@ -119,7 +122,9 @@ def test_a_run_uses_method_world_bonus_dual_rule_and_tracker_of_an_installed_pac
 
 @pytest.mark.full
 @pytest.mark.run
-def test_a_run_holds_limits_on_a_rule_and_a_source_of_an_installed_package(site: Path, tmp_path: Path) -> None:
+def test_a_run_takes_labels_and_holds_limits_on_a_rule_and_a_source_of_an_installed_package(
+    site: Path, tmp_path: Path
+) -> None:
     sizes = ["rounds=1", "feedback.responses=32", "offline.pairs=200", "explore.prompts=8", "explore.picks=2"]
     quiet = [
         "report.tensorboard=false",
@@ -136,11 +141,21 @@ def test_a_run_holds_limits_on_a_rule_and_a_source_of_an_installed_package(site:
     }
     document["dual"]["first"] = None
     recipe.write_text(json.dumps(document))
-    done = pddpo(site, tmp_path, "train", "mine.yaml", "--run", "run", *sizes, *quiet)
+    feedback = "feedback={kind: brevity, responses: 24, words: 9}"
+    done = pddpo(site, tmp_path, "train", "mine.yaml", "--run", "run", *sizes, *quiet, feedback)
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["limits"]["loud"]["estimate"] == 0.0
-    names = ("sources/shouting", "rules/courtesies")
+    with read_journal(tmp_path / "run" / JOURNAL, "run") as journal:
+        labelled = [entry.labelled for entry in journal.pairs(1)]
+    longer = {one.pair.id: len(one.pair.first.text.split()) - len(one.pair.second.text.split()) for one in labelled}
+    verdicts = {True: Verdict.SECOND, False: Verdict.FIRST}
+    assert any(longer.values())
+    for one in labelled:
+        words = longer[one.pair.id]
+        assert one.helpful is (verdicts[words > 0] if words else Verdict.ABSTAIN)
+        assert one.label(HARM) is (verdicts[words < 0] if words else Verdict.ABSTAIN)
+    names = ("feedback/brevity", "sources/shouting", "rules/courtesies")
     assert result["provenance"]["extensions"] == dict.fromkeys(names, "pddpo-politeness 0.2.0")
 
 
@@ -154,7 +169,8 @@ def test_what_is_installed_is_explained_listed_and_checked(site: Path, tmp_path:
     listed = json.loads(pddpo(site, tmp_path, "recipes", "--json").stdout)["installed"]
     assert {(one["kind"], one["name"]) for one in listed if one["package"].startswith("pddpo-politeness")} == {
         ("method", "sparing"), ("world", "two-requests"), ("bonus", "seldom-asked"), ("dual rule", "signs"),
-        ("source", "shouting"), ("rule", "courtesies"), ("rule", "polite"), ("tracker", "csv"),
+        ("source", "shouting"), ("feedback kind", "brevity"),
+        ("rule", "courtesies"), ("rule", "polite"), ("tracker", "csv"),
     }  # fmt: skip
     wrong = pddpo(site, tmp_path, "train", "tabular", "--dry-run", "world={kind: two-requests, crt: 0.6}")
     assert wrong.stderr.endswith("`world`: unknown key `world.crt`; did you mean `curt`?\n")
@@ -162,6 +178,10 @@ def test_what_is_installed_is_explained_listed_and_checked(site: Path, tmp_path:
     assert refused.returncode == 2
     (line,) = refused.stderr.splitlines()
     assert line.endswith("`dual.rule`: unknown key `dual.rule.stp`; did you mean `step`?")
+    refused = pddpo(site, tmp_path, "train", "text-world", "--dry-run", "feedback={kind: brevity, wrds: 12}")
+    assert refused.stderr.endswith("`feedback`: unknown key `feedback.wrds`; did you mean `words`?\n")
+    refused = pddpo(site, tmp_path, "train", "tabular", "--dry-run", "feedback={kind: brevity, words: 12}")
+    assert "feedback.kind=brevity reads texts; a table has none" in refused.stderr
 
 
 @pytest.fixture
