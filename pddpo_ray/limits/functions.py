@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from pddpo_ray.errors import UserError
-from pddpo_ray.limits.quantities import Scale
-from pddpo_ray.limits.sources import Answer, Source, Unmeasured, one_by_one
+from pddpo_ray.limits.sources import Answer, Opening, Source, Unmeasured, one_by_one
+from pddpo_ray.limits.written_numbers import seconds_of
 
 ANSWER_SECONDS = 10.0
 """How long a function may take for one answer, unless the limit says otherwise."""
@@ -22,11 +22,14 @@ IMPORT_SECONDS = 120.0
 WORKER = Path(__file__).with_name("function_worker.py")
 
 
-def function_source(where: str, name: str, scale: Scale, folder: Path, seconds: float = ANSWER_SECONDS) -> Source:
+def function_source(given: Opening) -> Source:
     """A function called as name(prompt, response, row), `seconds` an answer. Raises UserError if it cannot be found.
 
     Its module may lie in `folder`, in the working directory, or where Python finds modules.
     """
+    where, name = given.where, given.what
+    seconds = seconds_of(f"{where}.seconds", given.options.get("seconds", ANSWER_SECONDS))
+    folder = Path(str(given.options.get("folder", given.folder)))
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise UserError(f"{where}: write package.module:name, got `{name}`")
@@ -35,7 +38,7 @@ def function_source(where: str, name: str, scale: Scale, folder: Path, seconds: 
         version = process.start()
     except ValueError as error:
         raise UserError(f"{where}: {name} {error}") from error
-    return Source(f"function {name}", f"function {name} {version}", one_by_one(process), scale)
+    return Source(f"function {name}", f"function {name} {version}", one_by_one(process), given.scale)
 
 
 class FunctionProcess:

@@ -12,7 +12,7 @@ import jsonschema
 from pddpo_ray.errors import UserError, one_line
 from pddpo_ray.limits import rules
 from pddpo_ray.limits.quantities import VERDICT
-from pddpo_ray.limits.sources import Answer, Source, fingerprint, one_by_one
+from pddpo_ray.limits.sources import Answer, Opening, Source, fingerprint, one_by_one
 
 
 def rule_source(where: str, name: str) -> Source:
@@ -60,9 +60,10 @@ def regex_source(where: str, name: str, folder: Path) -> Source:
     return Source(f"regex {name}", f"regex {fingerprint(text)}", one_by_one(matches), VERDICT)
 
 
-def json_schema_source(where: str, name: str, folder: Path) -> Source:
-    """Yes where the answer is JSON that the schema allows."""
-    text = text_of(where, folder / name)
+def json_schema_source(given: Opening) -> Source:
+    """Yes where the answer is JSON that the schema in a file allows."""
+    where, name = given.where, given.what
+    text = text_of(where, given.folder / name)
     try:
         schema = json.loads(text)
         validator = jsonschema.validators.validator_for(schema)

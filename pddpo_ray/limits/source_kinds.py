@@ -10,7 +10,11 @@ from dataclasses import dataclass
 from pddpo_ray.limits.quantities import VERDICT, Scale
 from pddpo_ray.registry import Extension
 
-OPENERS = "pddpo_ray.scoring.sources.openers"
+SOURCES = "pddpo_ray.scoring.sources"
+OPENERS = f"{SOURCES}.openers"
+ASKED = ("key_env", "workers", "timeout", "tries")
+OF_A_MODEL = ("model", "endpoint", "temperature", "max_tokens", "fields", *ASKED)
+"""How a service is asked, and a language model behind one."""
 FREE_SOURCES = ("rule", "regex", "json_schema", "function", "classifier", "score_model")
 """Kinds whose measurements cost nothing but time: no judge, service or person is asked."""
 
@@ -35,36 +39,19 @@ class SourceKind(Extension):
 
 RULE = SourceKind(f"{OPENERS}:open_rule", options=("tokenizer", "is"), scale=VERDICT)
 REGEX = SourceKind(f"{OPENERS}:open_regex", scale=VERDICT)
-JSON_SCHEMA = SourceKind(f"{OPENERS}:open_json_schema", scale=VERDICT)
-FUNCTION = SourceKind(f"{OPENERS}:open_function", options=("seconds", "folder"))
+JSON_SCHEMA = SourceKind("pddpo_ray.limits.local_sources:json_schema_source", scale=VERDICT)
+FUNCTION = SourceKind("pddpo_ray.limits.functions:function_source", options=("seconds", "folder"))
 CLASSIFIER = SourceKind(
     f"{OPENERS}:open_classifier",
     options=("label", "threshold", "template", "max_tokens", "batch"),
     scale=Scale("probability", low=0.0, high=1.0),
 )
 SCORE_MODEL = SourceKind(
-    f"{OPENERS}:open_score_model", options=("template", "scale", "shift", "max_tokens", "batch", "above")
+    f"{SOURCES}.models:score_model_source", options=("template", "scale", "shift", "max_tokens", "batch", "above")
 )
-JUDGE = SourceKind(
-    f"{OPENERS}:open_judge",
-    options=(
-        "question",
-        "model",
-        "endpoint",
-        "key_env",
-        "temperature",
-        "max_tokens",
-        "workers",
-        "timeout",
-        "tries",
-        "fields",
-    ),
-)
-ENDPOINT = SourceKind(f"{OPENERS}:open_endpoint", options=("url", "key_env", "workers", "timeout", "tries", "version"))
-GRADER = SourceKind(
-    f"{OPENERS}:open_grader",
-    options=("model", "endpoint", "key_env", "temperature", "max_tokens", "workers", "timeout", "tries", "fields"),
-)
+JUDGE = SourceKind(f"{SOURCES}.judge:judge_source", options=("question", *OF_A_MODEL))
+ENDPOINT = SourceKind(f"{SOURCES}.endpoint:endpoint_source", options=("url", *ASKED, "version"))
+GRADER = SourceKind(f"{SOURCES}.graders:grader_source", options=OF_A_MODEL)
 PEOPLE = SourceKind(f"{OPENERS}:open_people", options=("question", "labels_each"), scale=VERDICT)
 WORLD = SourceKind(f"{OPENERS}:open_world")
 MODEL = SourceKind(f"{OPENERS}:open_feedback", scale=Scale("score"))

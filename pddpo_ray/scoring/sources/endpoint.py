@@ -7,15 +7,13 @@ or an object {"value": ...} of one of these.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import httpx
 
 from pddpo_ray.errors import RunError, UserError
-from pddpo_ray.limits.quantities import Scale
-from pddpo_ray.limits.sources import Answer, Source, Unmeasured
+from pddpo_ray.limits.sources import Answer, Opening, Source, Unmeasured
 from pddpo_ray.limits.written_numbers import seconds_of
 from pddpo_ray.scoring.judges.endpoint import (
     IN_A_ROW,
@@ -94,11 +92,10 @@ class MeasuringEndpoint:
         return value
 
 
-def endpoint_source(
-    where: str, name: str, options: Mapping[str, Any], scale: Scale, environment: Mapping[str, str]
-) -> Source:
+def endpoint_source(given: Opening) -> Source:
     """An endpoint by its URL. Raises UserError for what is missing or of another type."""
-    url = name or options.get("url")
+    where, options = given.where, given.options
+    url = given.what or options.get("url")
     if not isinstance(url, str) or not url.startswith(("http://", "https://")):
         raise UserError(f"{where}: give its address, e.g. {{endpoint: {{url: http://127.0.0.1:9000/measure}}}}")
     counts = {"workers": 8, "tries": 4}
@@ -107,11 +104,11 @@ def endpoint_source(
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise UserError(f"{where}.{key} must be a whole number from 1 on, got `{value}`")
         counts[key] = value
-    secret = key_of(where, options.get("key_env"), environment)
+    secret = key_of(where, options.get("key_env"), given.environment)
     timeout = seconds_of(f"{where}.timeout", options.get("timeout", 30))
     version = f"endpoint {url} {options.get('version', 'of no stated version')}"
     measure = MeasuringEndpoint(url, secret, timeout, counts["workers"], counts["tries"])
-    return Source(f"endpoint {url}", version, measure, scale, BATCH)
+    return Source(f"endpoint {url}", version, measure, given.scale, BATCH)
 
 
 def _status(outcome: Outcome) -> int | None:

@@ -22,14 +22,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from pddpo_ray.errors import UserError
 from pddpo_ray.limits.local_sources import text_of
-from pddpo_ray.limits.quantities import Scale
-from pddpo_ray.limits.sources import Answer, Source, Unmeasured, fingerprint
+from pddpo_ray.limits.sources import Answer, Opening, Source, Unmeasured, fingerprint
 from pddpo_ray.scoring.judges.endpoint import ChatEndpoint, Lost
 from pddpo_ray.scoring.judges.replies import number_on_scale, without_thoughts
 from pddpo_ray.theory.seeds import seed_of
@@ -41,31 +39,21 @@ ROLES = {"developer": "system"}
 Grade = Callable[[Answer], "float | Unmeasured"]
 
 
-@dataclass(frozen=True)
-class Opening:
-    """What graders need to be opened."""
-
-    where: str
-    options: Mapping[str, Any]
-    """model, endpoint, key_env, ... of graders that ask a model; they override the grader's own `model`."""
-    environment: Mapping[str, str]
-
-
-def grader_source(
-    where: str, name: str, options: Mapping[str, Any], scale: Scale, folder: Path, environment: Mapping[str, str]
-) -> Source:
-    """The grader in a JSON file, itself or under `grader`.
+def grader_source(source: Opening) -> Source:
+    """The grader in a JSON file, itself or under `grader`; options (model, endpoint, key_env, ...) override its own.
 
     For a `rate` its value is compared with its `pass_threshold`, if it has one. Raises UserError with what is wrong.
     """
-    text = text_of(where, folder / name)
+    where, name, scale = source.where, source.what, source.scale
+    options = {**source.judge, **source.options}
+    text = text_of(where, source.folder / name)
     try:
         given = json.loads(text)
     except json.JSONDecodeError as error:
         raise UserError(f"{where}: {name} is not JSON: {error}") from error
     if isinstance(given, dict) and isinstance(given.get("grader"), dict):
         given = given["grader"]
-    grade = open_grader(given, Opening(where, options, environment))
+    grade = open_grader(given, replace(source, options=options))
     threshold = given.get("pass_threshold")
 
     def value(answer: Answer) -> object:
@@ -75,7 +63,7 @@ def grader_source(
         return number >= threshold if math.isfinite(number) else number
 
     shown = str(given.get("name") or name)
-    identity = f"grader {fingerprint(text, json.dumps(dict(options), sort_keys=True, default=str))}"
+    identity = f"grader {fingerprint(text, json.dumps(options, sort_keys=True, default=str))}"
 
     def measure(answers: Sequence[Answer]) -> list[object]:
         with ThreadPoolExecutor(BATCH) as threads:

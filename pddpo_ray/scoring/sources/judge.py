@@ -14,13 +14,12 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 from pddpo_ray.errors import UserError
 from pddpo_ray.limits.local_sources import question_text
 from pddpo_ray.limits.quantities import VERDICT, Scale
-from pddpo_ray.limits.sources import NO_REFERENCE, Answer, Source, Unmeasured, fingerprint
+from pddpo_ray.limits.sources import NO_REFERENCE, Answer, Opening, Source, Unmeasured, fingerprint
 from pddpo_ray.scoring.judges.endpoint import ChatEndpoint, Lost
 from pddpo_ray.scoring.judges.judge import Both, Judge, PairTexts, Question, Said, nothing_said, orders
 from pddpo_ray.scoring.judges.judge_prompts import SYSTEM_OWN, own_comparison, own_score, own_verdict
@@ -98,23 +97,18 @@ def _said(value_of: Callable[[str], Said | None], reply: str, wanted: str = "ver
     return nothing_said(reply, wanted) if value is None else value
 
 
-def judge_source(
-    where: str,
-    options: Mapping[str, Any],
-    scale: Scale,
-    form: Form,
-    folder: Path,
-    environment: Mapping[str, str],
-    labels_each: int = 1,
-) -> Source:
+def judge_source(given: Opening) -> Source:
     """A judge with a question in a file (or as text). Raises UserError where the model or the question is missing."""
-    question = options.get("question")
+    where, scale, labels_each = given.where, given.scale, given.labels_each or 1
+    form: Form = "score" if given.kind == "mean" else "comparison" if given.comparing else "verdict"
+    options = {**given.judge, **given.options}
+    question = given.what or options.get("question")
     if not isinstance(question, str) or not question.strip():
         raise UserError(f"{where}: say what the judge is asked: {{judge: {{question: brand.md, model: NAME}}}}")
-    text = question_text(where, question, folder)
+    text = question_text(where, question, given.folder)
     if form == "score" and (scale.low is None or scale.high is None):
         raise UserError(f"{where}: a judge's numbers need `bounds`, e.g. bounds: [0, 10]")
-    endpoint = ChatEndpoint.stated(where, options, environment)
+    endpoint = ChatEndpoint.stated(where, options, given.environment)
     settings = endpoint.settings
     decided = [form, text, str(settings.temperature), *([json.dumps(settings.fields)] if settings.fields else [])]
     version = f"judge {settings.endpoint} {settings.model} {fingerprint(*decided)}"

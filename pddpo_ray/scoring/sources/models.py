@@ -19,8 +19,8 @@ from scipy.special import expit
 
 from pddpo_ray.config import ScorerConfig
 from pddpo_ray.errors import UserError, one_line
-from pddpo_ray.limits.quantities import VERDICT, Scale
-from pddpo_ray.limits.sources import NO_REFERENCE, Answer, Measure, Source, fingerprint, one_by_one
+from pddpo_ray.limits.quantities import VERDICT
+from pddpo_ray.limits.sources import NO_REFERENCE, Answer, Measure, Opening, Source, fingerprint, one_by_one
 from pddpo_ray.limits.written_numbers import number_of
 from pddpo_ray.scoring.held_out import REPORT
 from pddpo_ray.scoring.interface import AskedText
@@ -36,11 +36,12 @@ Says = Literal["score", "verdict", "comparison"]
 SETTINGS = ("label", "template", "scale", "shift", "max_tokens", "batch")
 
 
-def classifier_source(where: str, name: str, options: Mapping[str, Any], scale: Scale, folder: Path) -> Source:
+def classifier_source(given: Opening) -> Source:
     """A classifier by folder or hub name. Raises UserError for a label that it has not."""
+    where, name, options, scale = given.where, given.what, given.options, given.scale
     threshold = number_of(f"{where}.threshold", options.get("threshold", 0.5), share=True)
     label = options.get("label")
-    source = _model_folder(where, name, folder)
+    source = _model_folder(where, name, given.folder)
     labels = _labels(where, source)
     if label is None and len(labels) > 1:
         raise UserError(f"{where}: {name} has the labels {', '.join(labels)}; say which with `label`")
@@ -54,11 +55,11 @@ def classifier_source(where: str, name: str, options: Mapping[str, Any], scale: 
     return Source(called, identity, measure, scale, BATCH)
 
 
-def score_model_source(
-    where: str, name: str, options: Mapping[str, Any], scale: Scale, folder: Path, says: Says = "score"
-) -> Source:
+def score_model_source(given: Opening) -> Source:
     """A reward or cost model. Raises UserError for a verdict by a model whose zero means nothing."""
-    source, settings = _model_folder(where, name, folder), _settings(where, options)
+    where, name, options = given.where, given.what, given.options
+    says: Says = "comparison" if given.comparing else "verdict" if given.kind == "rate" else "score"
+    source, settings = _model_folder(where, name, given.folder), _settings(where, options)
     above = number_of(f"{where}.above", options.get("above", 0.0), share=False)
     if says == "verdict" and "above" not in options and not _zero_is_known(source):
         raise UserError(
@@ -85,14 +86,15 @@ def score_model_source(
     measures: Mapping[Says, Measure] = {"score": measure, "verdict": verdict, "comparison": comparison}
     said = "" if says == "score" else f" {says} {above:g}" if says == "verdict" else f" {says}"
     identity = f"score model{said} {fingerprint(settings.model_dump_json(), scorer.template, _identity(source))}"
-    return Source(f"score model {name}", identity, measures[says], VERDICT if says != "score" else scale, BATCH)
+    return Source(f"score model {name}", identity, measures[says], VERDICT if says != "score" else given.scale, BATCH)
 
 
-def tokens_source(where: str, tokenizer: str, scale: Scale, folder: Path) -> Source:
+def tokens_source(given: Opening) -> Source:
     """Tokens by a model's own tokenizer, without those that mark beginning and end."""
     from transformers import AutoTokenizer
 
-    source = _model_folder(where, tokenizer, folder)
+    where, tokenizer = given.where, str(given.options["tokenizer"])
+    source = _model_folder(where, tokenizer, given.folder)
     try:
         loaded = AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError) as error:
@@ -101,7 +103,9 @@ def tokens_source(where: str, tokenizer: str, scale: Scale, folder: Path) -> Sou
     def count(answer: Answer) -> int:
         return len(loaded(answer.response, add_special_tokens=False)["input_ids"])
 
-    return Source("rule tokens", f"tokens {fingerprint(loaded.backend_tokenizer.to_str())}", one_by_one(count), scale)
+    return Source(
+        "rule tokens", f"tokens {fingerprint(loaded.backend_tokenizer.to_str())}", one_by_one(count), given.scale
+    )
 
 
 def _texts(answers: Sequence[Answer]) -> list[AskedText]:

@@ -21,6 +21,8 @@ from pddpo_ray.limits.reading import FEEDBACK, StatedLimit, settings_of, stated_
 from pddpo_ray.limits.sources import NO_REFERENCE, Answer, Opening, Source, Unmeasured
 from pddpo_ray.registry import code_of, package_of
 
+WINS = Scale("share of wins", True, 0.0, 1.0)
+
 
 @dataclass(frozen=True)
 class Surroundings:
@@ -102,6 +104,8 @@ def single_source(stated: StatedLimit, around: Surroundings) -> Source:
             environment=around.environment,
         )
     )
+    if stated.wins:
+        source = replace(source, scale=WINS)
     package = package_of("sources", name.kind)
     return source if package is None else replace(source, version=f"{source.version} of {package}")
 

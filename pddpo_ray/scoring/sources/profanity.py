@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
 
 from pddpo_ray.errors import UserError
-from pddpo_ray.limits.quantities import Scale
-from pddpo_ray.limits.sources import Answer, Source
+from pddpo_ray.limits.sources import Answer, Opening, Source
 from pddpo_ray.limits.written_numbers import number_of
 
 BATCH = 256
 PROFANITY = "alt-profanity-check"
 
 
-def profanity_source(where: str, options: Mapping[str, Any], scale: Scale) -> Source:
+def profanity_source(given: Opening) -> Source:
     """A linear classifier on word counts. Raises UserError for another label, and where it is not installed."""
-    threshold = number_of(f"{where}.threshold", options.get("threshold", 0.5), share=True)
-    label = options.get("label")
+    where, scale = given.where, given.scale
+    threshold = number_of(f"{where}.threshold", given.options.get("threshold", 0.5), share=True)
+    label = given.options.get("label")
     if label not in (None, "profane"):
         raise UserError(f"{where}: {PROFANITY} has the label profane; it has no label {label}")
     try:
