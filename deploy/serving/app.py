@@ -294,7 +294,7 @@ async def withdraw(body: WithdrawBody, parts: Parts, key: Caller) -> dict[str, A
 
 
 async def history(parts: Parts, key: Administrator) -> dict[str, Any]:
-    """Every release, refusal and rollback, and what they come to."""
+    """Every release and rollback, and what they come to."""
     lines = await asyncio.to_thread(parts.releases.history)
     return _served_now(parts) | {"history": [asdict(line) for line in lines]}
 

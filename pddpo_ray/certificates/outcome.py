@@ -73,8 +73,8 @@ class Outcome:
         named = f"Released: {self.policy}, the policy of round {self.round}"
         if self.by == RULE and self.certificate:
             return f"{named}. {self.certificate[0]}"
-        who = "by the rule of version 0.1" if self.by == RULE else f"by {self.by} ({self.reason})"
-        return f"{named}, {who}. {self.certificate[0] if self.certificate else 'It is not certified.'}"
+        said = self.certificate[0] if self.certificate else "It is not certified."
+        return f"{named}, by {self.by} ({self.reason}). {said}"
 
     @property
     def statement(self) -> str:

@@ -1,8 +1,7 @@
 """What is released now (`released_now`): a history that is only ever appended to, and what follows from replaying it.
 
 A certificate releases the best certified policy; people release, and roll back, by hand. All of it is in the journal,
-so a served endpoint follows a run by reading. Histories of version 0.1 hold refusals too, one for every round whose
-estimate was too high.
+so a served endpoint follows a run by reading.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from pddpo_ray.journal.schema import release as release_table
 from pddpo_ray.journal.schema import round_ as round_table
 from pddpo_ray.journal.transactions import Store
 
-RELEASE, REFUSE, ROLLBACK = "release", "refuse", "rollback"
+RELEASE, ROLLBACK = "release", "rollback"
 STAGE, UNSTAGE = "stage", "unstage"
 RULE = "rule"
 """Who decided, where no person did: a certificate."""
@@ -51,8 +50,7 @@ class ReleaseEntry:
 
 @dataclass(frozen=True)
 class Released:
-    """What a history comes to. `states` by round: released, staged, superseded, withdrawn or refused; others are
-    unreleased."""
+    """What a history comes to. `states` by round: released, staged, superseded or withdrawn; others are unreleased."""
 
     current: int | None = None
     """The released round."""
@@ -115,8 +113,8 @@ def policies_of(journal: JournalReader) -> dict[int, VersionEntry]:
 
 
 def _replay(history: Sequence[ReleaseEntry]) -> Released:
-    """The state after these entries: a release is put on a stack, a rollback takes it off, a refusal changes no other.
-    A stage lasts until its round is taken back, or until anything is released or rolled back."""
+    """The state after these entries: a release is put on a stack, a rollback takes it off. A stage lasts until its
+    round is taken back, or until anything is released or rolled back."""
     stack: list[int] = []
     states: dict[int, str] = {}
     reasons: dict[int, str] = {}
@@ -134,7 +132,7 @@ def _replay(history: Sequence[ReleaseEntry]) -> Released:
                 states[entry.round], stage = "withdrawn", None
                 stack = [number for number in stack if number != entry.round]
             continue
-        if stage is not None and entry.action != REFUSE:
+        if stage is not None:
             states[stage.round], stage = UNRELEASED, None
         if entry.action == ROLLBACK:
             if stack:
@@ -142,10 +140,7 @@ def _replay(history: Sequence[ReleaseEntry]) -> Released:
                 reasons[stack.pop()] = entry.reason
         elif entry.round is not None:
             reasons[entry.round] = entry.reason
-            if entry.action == REFUSE:
-                states[entry.round] = "refused"
-            else:
-                stack = [*(number for number in stack if number != entry.round), entry.round]
+            stack = [*(number for number in stack if number != entry.round), entry.round]
         states |= dict.fromkeys(stack, "superseded")
         if stack:
             states[stack[-1]] = "released"
@@ -267,7 +262,8 @@ class Releases:
         return self.now()
 
     def _history(self, connection: Connection) -> list[ReleaseEntry]:
-        mine = release_table.c.run == self._store.run
+        # version 0.1 noted refusals too, which released nothing
+        mine = (release_table.c.run == self._store.run) & (release_table.c.action != "refuse")
         rows = connection.execute(select(release_table).where(mine).order_by(release_table.c.id))
         return [record_of(ReleaseEntry, row) for row in rows]
 

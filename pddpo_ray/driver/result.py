@@ -64,14 +64,10 @@ def result_of(
 
 
 def read_result(run_dir: Path) -> dict[str, Any]:
-    """result.json of a run's folder, empty where there is none yet; names of version 0.1 are those of today."""
+    """result.json of a run's folder, empty where there is none yet."""
     path = run_dir / RESULT
     stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return {_today(name): value for name, value in stored.items()} if isinstance(stored, dict) else {}
-
-
-def _today(name: str) -> str:
-    return "weights_verified" if name == "weights_proven" else name.replace("merit_", "gap_", 1)
+    return stored if isinstance(stored, dict) else {}
 
 
 def _exact(world: WorldView | None, evaluation: Evaluation | None, offline: Evaluation | None) -> dict[str, Any]:

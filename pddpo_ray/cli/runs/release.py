@@ -43,7 +43,7 @@ def release(
     journal: DATABASE = None,
     as_json: JSON = False,
 ) -> None:
-    """Release a round by hand, at once or in stages, or show what was released and refused so far."""
+    """Release a round by hand, at once or in stages, or show what was released so far."""
     from pddpo_ray.certificates.staging import HOUR_MS
 
     with _releases(run, journal, to_read=round_ is None) as releases:

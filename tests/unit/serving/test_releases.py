@@ -41,14 +41,11 @@ def store(run: ServedRun) -> Iterator[Store]:
     ("history", "current", "states"),
     [
         ([], None, {}),
-        ([("refuse", 1)], None, {1: "refused"}),
-        ([("release", 1), ("refuse", 2)], 1, {1: "released", 2: "refused"}),
         ([("release", 1), ("release", 2)], 2, {1: "superseded", 2: "released"}),
         ([("release", 1), ("release", 2), ("rollback", 1)], 1, {1: "released", 2: "withdrawn"}),
         ([("release", 1), ("rollback", None)], None, {1: "withdrawn"}),
         ([("rollback", None)], None, {}),
         ([("release", 1), ("release", 2), ("release", 1), ("rollback", 2)], 2, {1: "withdrawn", 2: "released"}),
-        ([("refuse", 1), ("release", 1)], 1, {1: "released"}),
     ],
 )
 def test_what_is_served_follows_from_the_history(
@@ -56,6 +53,13 @@ def test_what_is_served_follows_from_the_history(
 ) -> None:
     now = released_now([entry(*line) for line in history], [], {1: "a", 2: "b"})
     assert (now.current, dict(now.states)) == (current, states)
+
+
+def test_a_refusal_that_version_0_1_noted_releases_nothing(store: Store) -> None:
+    releases = Releases(store)
+    before = releases.release(1, by="ana", force=True)
+    store.write(lambda connection: releases._add(connection, "refuse", 2, "rule", "the estimate is too high"))
+    assert releases.now() == before
 
 
 def mixture_of(*rounds: int) -> Certified:
