@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeVar
+from functools import reduce
+from operator import or_
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, create_model, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, create_model, model_validator
 from pydantic_core import CoreSchema, core_schema
 
 from pddpo_ray.config.sections.section import Strict
@@ -77,10 +79,9 @@ class Installed(Strict):
         return checked(self.registry, self.kind, self.model_dump(exclude={"kind"}), self.where)
 
 
-Variant = TypeVar("Variant", bound=Installed)
-
-
-def installed_variants(base: type[Variant]) -> list[type[Variant]]:
-    """A variant for each name that an installed package brings; nothing of it is loaded."""
+def variants(base: type[Installed], *shipped: Any) -> Any:
+    """The union, tagged by `kind`, of what ships and of a variant for each name that an installed package brings;
+    nothing of it is loaded."""
     tags: dict[str, Any] = {name: (Literal[name], name) for name in installed_names(base.registry)}
-    return [create_model(f"{base.__name__}_{name}", __base__=base, kind=tag) for name, tag in tags.items()]
+    brought = [create_model(f"{base.__name__}_{name}", __base__=base, kind=tag) for name, tag in tags.items()]
+    return Annotated[reduce(or_, [*shipped, *brought]), Field(discriminator="kind")]

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import reduce
-from operator import or_
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from pddpo_ray.config.registered import Installed, installed_variants
+from pddpo_ray.config.registered import Installed, variants
 from pddpo_ray.config.sections.section import Strict
 from pddpo_ray.errors import nearest_or_all
 from pddpo_ray.registry import Extension
@@ -95,8 +93,7 @@ class InstalledRule(Installed):
 if TYPE_CHECKING:
     DualRule = ProjectedRule | AnytimeRule | NewtonRule | LogRule | StepwiseRule | FixedRule | InstalledRule
 else:
-    SHIPPED_RULES = ProjectedRule | AnytimeRule | NewtonRule | LogRule | StepwiseRule | FixedRule
-    DualRule = Annotated[reduce(or_, installed_variants(InstalledRule), SHIPPED_RULES), Field(discriminator="kind")]
+    DualRule = variants(InstalledRule, ProjectedRule, AnytimeRule, NewtonRule, LogRule, StepwiseRule, FixedRule)
 
 
 OWN = ("rule", "rho", "upper", "first")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import reduce
-from operator import or_
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from pddpo_ray.config.registered import Installed, installed_variants
+from pddpo_ray.config.registered import Installed, variants
 from pddpo_ray.config.sections.scorers import StoredScorerConfig
 from pddpo_ray.config.sections.section import Strict
 from pddpo_ray.registry import Extension
@@ -175,6 +173,4 @@ class InstalledFeedback(FeedbackCommon, Installed):
 if TYPE_CHECKING:
     Feedback = WorldFeedback | PeopleFeedback | MixedFeedback | ModelFeedback | JudgeFeedback | InstalledFeedback
 else:
-    SHIPPED_FEEDBACK = WorldFeedback | PeopleFeedback | MixedFeedback | ModelFeedback | JudgeFeedback
-    EVERY_FEEDBACK = reduce(or_, installed_variants(InstalledFeedback), SHIPPED_FEEDBACK)
-    Feedback = Annotated[EVERY_FEEDBACK, Field(discriminator="kind")]
+    Feedback = variants(InstalledFeedback, WorldFeedback, PeopleFeedback, MixedFeedback, ModelFeedback, JudgeFeedback)

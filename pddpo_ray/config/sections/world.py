@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import reduce
-from operator import or_
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from pddpo_ray.config.registered import Installed, installed_variants
+from pddpo_ray.config.registered import Installed, variants
 from pddpo_ray.config.sections.data import SmallModelConfig
 from pddpo_ray.config.sections.section import Strict
 from pddpo_ray.registry import Extension
@@ -159,6 +157,4 @@ class InstalledWorld(Installed):
 if TYPE_CHECKING:
     World = TextWorldConfig | TabularWorldConfig | InstalledWorld | None
 else:
-    SHIPPED_WORLDS = TextWorldConfig | TabularWorldConfig
-    EVERY_WORLD = reduce(or_, installed_variants(InstalledWorld), SHIPPED_WORLDS)
-    World = Annotated[EVERY_WORLD | None, Field(discriminator="kind")]
+    World = variants(InstalledWorld, TextWorldConfig, TabularWorldConfig, None)
