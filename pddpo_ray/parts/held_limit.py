@@ -80,7 +80,7 @@ class HeldLimit:
 
     @property
     def clip(self) -> float | None:
-        """C, between whose negative and which logits lie; None of other costs."""
+        """C of a logit, which lies in [-C, C]; None of other costs."""
         if self.stated.limit.quantity.kind != "logit" or self.cost_range is None:
             return None
         low, high = self.cost_range
