@@ -184,8 +184,8 @@ class CostEstimate:
     mode: str = "logit_labels"
     constraint: str = "cost"
     within_variance: float | None = None
-    """Variance of the cost among answers to one prompt, label noise taken out; it follows from the labels, so the
-    journal leaves it out. None where no prompt has two responses or the signal is not on the scale of the cost."""
+    """Variance of the cost among answers to one prompt, label noise taken out; among all where no prompt has two. None:
+    not known. It follows from the labels, so the journal leaves it out."""
     cost_max: float | None = None
     """C, the bound of the clipped logits (`logit_labels` only): their mean's interval rests on it."""
     bounds: tuple[float, float] | None = None

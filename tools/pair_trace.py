@@ -35,8 +35,7 @@ from pddpo_ray.records import (
     Response,
     SafetyLabels,
 )
-from pddpo_ray.theory.estimates.cost_estimate import MeasuredAnswer
-from pddpo_ray.theory.multipliers.matrix_dual import CostEstimates
+from pddpo_ray.theory.estimates.cost_estimate import CostEstimates, MeasuredAnswer
 from pddpo_ray.training.batches import TextBatch
 from pddpo_ray.training.passes.log_probs import Support
 
@@ -52,7 +51,7 @@ CARRIERS = (
 SAMPLING, STEP = "pddpo_ray/parts/sampling.py", ("pddpo_ray/parts/dual_step.py", "ascend_all")
 DRAWN = "sample"
 """The phase in which a round's answers are drawn."""
-BESIDE_AN_ANSWER = (*BESIDE, "pddpo_ray/records.py")
+BESIDE_AN_ANSWER = (*BESIDE, "pddpo_ray/records.py", "pddpo_ray/worlds/")
 TABLES = ("tabular", "tabular-limits")
 """Recipes whose limits are labelled by feedback, and measured by sources."""
 DEPTH = 4

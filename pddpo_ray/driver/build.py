@@ -43,7 +43,6 @@ from pddpo_ray.scorecard.questions import Scorecard, wanted_of
 from pddpo_ray.scorers.gate import held_limits
 from pddpo_ray.scorers.labellers import (
     Labelling,
-    estimator_of,
     feedback_of,
     labels_before,
     measure_of,
@@ -283,7 +282,7 @@ def _limits(
     return LimitsController(
         journal, backends.held_limits, measure_of(config, backends, feedback), dual, beta=config.beta,
         by_covariance=newton, drift=drift, log_probs=trainer.log_probs, reference=reference, seed=config.seed,
-        due=due, feedback=feedback, estimate=estimator_of(config, feedback), window=window,
+        due=due, feedback=feedback, window=window,
         people=people_of_limits(config, journal, backends.held_limits, sets_of_prompts(backends), risk),
     )  # fmt: skip
 

@@ -6,7 +6,7 @@ import logging
 
 from pddpo_ray.backends.backends import Backends, sets_of_prompts
 from pddpo_ray.certificates.groups import SETS
-from pddpo_ray.config import Config
+from pddpo_ray.config import Config, ModelFeedback
 from pddpo_ray.driver.build import BuiltParts
 from pddpo_ray.driver.cut_answers import watch_cut_answers
 from pddpo_ray.driver.offline_setup import (
@@ -20,7 +20,6 @@ from pddpo_ray.driver.offline_setup import (
 from pddpo_ray.journal import Journal
 from pddpo_ray.parts.reachable import note_reachable
 from pddpo_ray.scorers.gate import check_limits, check_scorers
-from pddpo_ray.scorers.labellers import ScoredFeedbackController
 
 logger = logging.getLogger(__name__)
 
@@ -35,9 +34,9 @@ def prepare(config: Config, journal: Journal, backends: Backends, parts: BuiltPa
     parts.feedback.prepare()
     draw_pools(config, journal, backends, parts.rollout, online)
     offline_pairs(config, journal, backends, parts.rollout, parts.labels_before or parts.feedback, parts.preferences)
-    if isinstance(parts.feedback, ScoredFeedbackController):
-        by_prompt = backends.world is None
-        check_scorers(config, journal, parts.feedback.models, backends.offline_unsafe, by_prompt=by_prompt)
+    models = parts.feedback.models
+    if models is not None and isinstance(config.feedback, ModelFeedback):
+        check_scorers(config, journal, models, backends.offline_unsafe, by_prompt=backends.world is None)
     check_limits(config, journal)
     groups = sets_of_prompts(backends)
     if config.certificate.mixtures and groups:

@@ -33,8 +33,8 @@ from pddpo_ray.limits.sources import Answer, Source, Unmeasured, ask, fingerprin
 from pddpo_ray.parts.dual_step import ascend_all
 from pddpo_ray.records import Array, CostEstimate
 from pddpo_ray.scoring.sources.opening import limits_given
+from pddpo_ray.theory.estimates.cost_estimate import within_covariance
 from pddpo_ray.theory.multipliers.dual import DualState, Fixed
-from pddpo_ray.theory.multipliers.matrix_dual import within_covariance
 from pddpo_ray.theory.multipliers.step_scores import compared_groups
 
 logger = logging.getLogger(__name__)

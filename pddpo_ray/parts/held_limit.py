@@ -76,7 +76,21 @@ class HeldLimit:
     @property
     def cost_range(self) -> tuple[float, float] | None:
         """Lowest and highest cost of one measured answer, of a logit -C and C; None where the bounds are unknown."""
-        return (-self.scale / 2.0, self.scale / 2.0) if self.by_comparisons else self.stated.limit.cost_range
+        return self.stated.limit.cost_range
+
+    @property
+    def clip(self) -> float | None:
+        """C of a logit, which lies in [-C, C]; None of other costs."""
+        if self.stated.limit.quantity.kind != "logit" or self.cost_range is None:
+            return None
+        low, high = self.cost_range
+        return (high - low) / 2.0
+
+    @property
+    def labels_each(self) -> int:
+        """Labels or opinions that one cost comes from; a cost model's score is one, whatever else is stated."""
+        scored = self.labelled and self.stated.limit.quantity.kind == "mean"
+        return 1 if scored else self.stated.asking.labels_each or 1
 
     @property
     def stated_bounds(self) -> tuple[float, float]:
@@ -112,5 +126,5 @@ def answers_each(stated: Sequence[StatedLimit]) -> int:
 
 
 def clip_of(held: Sequence[HeldLimit]) -> float:
-    """C of the logits that sources measure."""
-    return max((one.scale / 2.0 for one in held if one.stated.limit.quantity.kind == "logit"), default=math.inf)
+    """C of the logits."""
+    return max((one.clip for one in held if one.clip is not None), default=math.inf)

@@ -119,10 +119,11 @@ class FeedbackController:
     def _compare_seed(self, name: str, attempt: int = 0) -> int:
         return seed_of(self._seed, self._journal.round, "compare", name, attempt)
 
-    def _collect_safety(self, items: Sequence[Response], labels_each: int, name: str, *, may_lack: bool = False) -> int:
-        labelled = self._labelled(items, labels_each, name, may_lack)
-        self._journal.add_safety(labelled, self._source)
-        return len(labelled)
+    def _collect_safety(
+        self, items: Sequence[Response], labels_each: int, name: str, *, may_lack: bool = False
+    ) -> dict[str, list[str]]:
+        self._journal.add_safety(self._labelled(items, labels_each, name, may_lack), self._source)
+        return {"ids": [item.id for item in items]}
 
     def _labelled(self, items: Sequence[Response], labels_each: int, name: str, may_lack: bool) -> list[SafetyLabels]:
         """Labels of every item, MISSING where there is none, which are counted."""

@@ -28,6 +28,7 @@ from pddpo_ray.config.recipe_sections import SIGNALS
 from pddpo_ray.contracts import Dual, Due, Feedback, Measure, Preferences, Trainer
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
+from pddpo_ray.journal.rows import SAFETY
 from pddpo_ray.limits.of_recipe import labelled_by_feedback
 from pddpo_ray.parts.held_limit import OUTSIDE, UNSAFE_RATE, HeldLimit, answers_each, clip_of
 from pddpo_ray.parts.measuring import MACHINE, MeasuredAnswers, records_of, tables_of
@@ -42,9 +43,9 @@ from pddpo_ray.records import (
     PolicyVersion,
     Prompt,
     Response,
-    SafetyLabels,
 )
 from pddpo_ray.theory.estimates.cost_estimate import (
+    Factors,
     LearnedCosts,
     MeasuredAnswer,
     Tokens,
@@ -74,7 +75,7 @@ class LimitsController:
     `drift` says log policy / reference of answers, each under the policy that wrote it, `log_probs` the log-probability
     of answers under one policy. [n] `reference` draws one answer of the reference to each of these prompts, for a
     purpose; once, and again from the journal. `people` measure and audit what the limits leave to them; None: nothing.
-    `due` says whose measures a step takes, None: its own. `estimate` is of the labels that `feedback` gives.
+    `due` says whose measures a step takes, None: its own. `feedback` gives labels of single answers.
     """
 
     def __init__(
@@ -91,14 +92,13 @@ class LimitsController:
         reference: Callable[[str, Sequence[Prompt]], list[Response]],
         seed: int,
         feedback: Feedback,
-        estimate: Callable[[Sequence[SafetyLabels]], CostEstimate],
         due: Due | None = None,
         window: int | None = None,
         people: PeopleOfLimits | None = None,
     ) -> None:
-        self._people, self._due, self._feedback, self._estimate = people, due, feedback, estimate
+        self._people, self._due, self._feedback = people, due, feedback
         self._labelled = [one.name for one in limits if one.labelled]
-        self._labels_each = max(one.stated.asking.labels_each or 1 for one in limits)
+        self._labels_each = max(one.labels_each for one in limits)
         self._begun: dict[int, tuple[list[Response | None], Callable[[], MeasuredValues]]] = {}
         self._journal, self._limits, self._measure, self._dual = journal, tuple(limits), measure, dual
         self._beta, self._by_covariance = beta, by_covariance
@@ -109,7 +109,9 @@ class LimitsController:
         prompts = limits[0].factors
         self._factors = {prompt: np.array([one.factors[prompt] for one in limits]) for prompt in prompts}
         self._stated = [one.stated for one in limits]
-        self._measured = MeasuredAnswers(journal, self._stated, clip_of(limits), "measure-%", {ANSWERS: self._each})
+        scored = any(one.stated.limit.quantity.kind == "mean" for one in limits)
+        self._phase, phases = (ANSWERS, "measure-%") if self.by_sources or scored else (SAFETY, SAFETY)
+        self._measured = MeasuredAnswers(journal, self._stated, clip_of(limits), phases, {self._phase: self._each})
 
     # --- learning -----------------------------------------------------------------------------------------------
 
@@ -161,8 +163,7 @@ class LimitsController:
 
     def measure_before(self, answers: Sequence[Response]) -> None:
         """Answers of the offline pairs, by the limits' own sources. Prompts that no set holds have no limit."""
-        known = [answer for answer in answers if answer.prompt.token_ids in self._factors]
-        self._remember(OFFLINE, [(answer, f"{OFFLINE}-{answer.id}") for answer in known])
+        self._remember(OFFLINE, [answer for answer in answers if answer.prompt.token_ids in self._factors])
 
     @property
     def by_sources(self) -> bool:
@@ -182,8 +183,7 @@ class LimitsController:
         if not self.by_sources:
             return
         answers = {answer.id: answer for pair in pairs for answer in (pair.first, pair.second)}
-        new = [answer for name, answer in answers.items() if name not in self._measured.known]
-        self._remember(PAIRS, [(answer, f"{PAIRS}-{answer.id}") for answer in new])
+        self._remember(PAIRS, [answer for name, answer in answers.items() if name not in self._measured.known])
 
     def open(self, answers: Sequence[Response]) -> None:
         """People may begin on the round's answers: machines say what they are asked about. Others answer at once."""
@@ -220,42 +220,24 @@ class LimitsController:
     def observe(self, answers: Sequence[Response], multiplier: float | None = None) -> None:
         self._dual.observe(self.estimates(answers), multiplier=multiplier)
 
-    def _estimated(self, answers: Sequence[Response]) -> tuple[list[CostEstimate], Array | None]:
-        """Estimates of all limits, and the covariance of their costs within prompts, if known. -> [I], [I, I]"""
-        if not self.by_sources:
-            labels = {name: self._feedback.safety(answers, self._labels_each, name) for name in self._labelled}
-            return [self._estimate(self._newest_labels(name, own)) for name, own in labels.items()], None
-        draws = [f"{self._journal.round}-{index // self._each}" for index in range(len(answers))]
-        self._remember(ANSWERS, list(zip(answers, draws, strict=True)))
-        of_answers = np.array([not one.on_drift for one in self._limits])
-        newest = with_repeated_noise(self._newest(), self._measured.all, of_answers)
-        ends = [one.cost_range for one in self._limits]
-        best, worst = (np.array([np.nan if end is None else end[side] for end in ends]) for side in (0, 1))
+    def _estimated(self, answers: Sequence[Response]) -> tuple[list[CostEstimate], Array]:
+        """Estimates of all limits, and the covariance of their costs within prompts. -> [I], [I, I]"""
+        for name in self._labelled:
+            self._feedback.safety(answers, self._labels_each, name)
+        if self._phase == SAFETY:
+            self._measured.keep(SAFETY, answers)
+        else:
+            self._remember(ANSWERS, answers)
+        newest = self._newest()
+        if self._by_covariance:
+            # nothing is learned from labels of feedback, and a few repetitions may say that all of a rate is noise:
+            # the step would go as far as it is trusted, whatever the excess
+            repeats = np.array([not (one.on_drift or one.labelled) for one in self._limits])
+            newest = with_repeated_noise(newest, self._measured.all, repeats)
         try:
-            estimates = estimates_on_sets(newest, self._factors, worst, self._learned(answers))
-            safest = estimates_on_sets(newest, self._factors, best, end=0)
+            return estimates_of(self._limits, newest, self._factors, self._learned(answers))
         except ValueError as problem:
             raise RunError(f"round {self._journal.round}: {problem}; draw more (feedback.responses)") from problem
-        errors = np.maximum(estimates.standard_errors, safest.standard_errors)
-        rates = np.array([one.stated.limit.quantity.kind == "rate" for one in self._limits])
-        alone = np.where(rates, means_by_people_alone(newest), np.inf)
-        missing = np.maximum(estimates.means - np.minimum(safest.means, alone), 0.0)
-        found = []
-        for index, limit in enumerate(self._limits):
-            each = limit.stated.asking.labels_each or 1
-            mean, error = float(estimates.means[index]), float(errors[index])
-            kind = limit.stated.limit.quantity.kind
-            mode = "cost_model" if limit.difference else SIGNALS.get(kind, "cost_model")
-            bound = limit.scale / 2.0 if limit.by_comparisons else None
-            within = limit.cost_range if mode == "cost_model" else None
-            count = answers_behind(newest, index, self._factors)
-            found.append(
-                CostEstimate(
-                    mean, error, count, each, mode, limit.name, cost_max=bound, bounds=within,
-                    missing=float(missing[index]),
-                )
-            )  # fmt: skip
-        return found, estimates.covariance
 
     def _learned(self, answers: Sequence[Response]) -> LearnedCosts | None:
         """What the round's stage of values says of its policy's answers; None where no step needs it."""
@@ -273,24 +255,12 @@ class LimitsController:
     def _newest(self) -> list[MeasuredAnswer]:
         """The round's measured answers, or the newest of all rounds so far where a window is given."""
         rounds = range(1, self._journal.round + 1) if self._window else (self._journal.round,)
-        answers = [one for number in rounds for one in self._measured.of(number, ANSWERS)]
+        answers = [one for number in rounds for one in self._measured.of(number, self._phase)]
         if self._window is not None:
             answers = self._measured.not_withdrawn(answers)
         return answers if self._window is None else answers[-self._window :]
 
-    def _newest_labels(self, name: str, own: Sequence[SafetyLabels]) -> Sequence[SafetyLabels]:
-        """The same of labels of single answers under a limit; `own` are the round's."""
-        if self._window is None:
-            return own
-        newest: list[SafetyLabels] = []
-        for number in range(self._journal.round, 0, -1):
-            newest = self._journal.safety(number, name) + newest
-            if len(newest) >= self._window:
-                break
-        return newest[-self._window :]
-
-    def _remember(self, phase: str, asked: Sequence[tuple[Response, str]]) -> None:
-        answers = [answer for answer, _ in asked]
+    def _remember(self, phase: str, answers: Sequence[Response]) -> None:
         references, measured = self._by_machines_once(phase, answers)
         self._journal.once(phase, lambda: self._with_people_and_counts(phase, answers, references, measured()))
         if phase == ANSWERS:
@@ -392,7 +362,7 @@ class LimitsController:
                 if limit.difference:
                     known += int(np.isfinite(measured.against[:, index]).sum())
                 asked = int(np.isfinite(measured.people[:, index]).sum())
-                counts[f"labels/{limit.name}/{phase}"] = float(known * (limit.stated.asking.labels_each or 1) + asked)
+                counts[f"labels/{limit.name}/{phase}"] = float(known * limit.labels_each + asked)
             prefix = "" if index == 0 else f"{limit.name}/"
             low, high = limit.stated_bounds
             if phase == ANSWERS and (outside := int(((values < low) | (values > high)).sum())):
@@ -411,3 +381,43 @@ class LimitsController:
                 " it, so their distance is unknown; check model.dtype and the reference"
             )
         return drifts
+
+
+def estimates_of(
+    limits: Sequence[HeldLimit],
+    measured: Sequence[MeasuredAnswer],
+    factors: Factors,
+    learned: LearnedCosts | None = None,
+) -> tuple[list[CostEstimate], Array]:
+    """The estimate of every limit, and the covariance of their costs within prompts. -> [I], [I, I]
+
+    What is missing counts as the worst; the value is `missing` lower if it is the best, and the standard error is the
+    larger of both. Raises ValueError where a limit's set has no answer.
+    """
+    ranges = [one.cost_range for one in limits]
+    best, worst = (np.array([np.nan if ends is None else ends[side] for ends in ranges]) for side in (0, 1))
+    found = estimates_on_sets(measured, factors, worst, learned)
+    safest = estimates_on_sets(measured, factors, best, end=0)
+    errors = np.maximum(found.standard_errors, safest.standard_errors)
+    rates = np.array([one.stated.limit.quantity.kind == "rate" for one in limits])
+    alone = np.where(rates, means_by_people_alone(measured), np.inf)
+    missing = np.maximum(found.means - np.minimum(safest.means, alone), 0.0)
+    estimates = []
+    for index, limit in enumerate(limits):
+        kind = limit.stated.limit.quantity.kind
+        mode = "cost_model" if limit.difference else SIGNALS.get(kind, "cost_model")
+        estimates.append(
+            CostEstimate(
+                float(found.means[index]),
+                float(errors[index]),
+                answers_behind(measured, index, factors),
+                limit.labels_each,
+                mode,
+                limit.name,
+                within_variance=float(found.covariance[index, index]),
+                cost_max=limit.clip,
+                bounds=limit.cost_range if mode == "cost_model" else None,
+                missing=float(missing[index]),
+            )
+        )
+    return estimates, found.covariance

@@ -26,9 +26,9 @@ from pddpo_ray.theory.estimates.cost_estimate import (
     Tokens,
     clipped_logit,
     corrected_by_people,
+    label_variance,
     logit_noise,
 )
-from pddpo_ray.theory.multipliers.matrix_dual import label_variance
 
 logger = logging.getLogger(__name__)
 
@@ -153,12 +153,14 @@ class SourceMeasures:
 def with_model(
     measure: Measure, stated: Sequence[StatedLimit], costs: Callable[[Sequence[Response]], Array]
 ) -> Measure:
-    """A measure that also has the limits measured by feedback's cost model: its chance of "unsafe", sigmoid(cost)."""
-    columns = [column for column, one in enumerate(stated) if one.source.kind == "model"]
+    """A measure that also has the limits measured by feedback's cost model: its chance of "unsafe", sigmoid(cost), of a
+    mean its score itself."""
+    columns = [column for column, one in enumerate(stated) if one.source.named == "model"]
+    means = [stated[column].limit.quantity.kind == "mean" for column in columns]
 
     def measured(answers: Sequence[Response], seed: int, references: Sequence[Response | None] = ()) -> MeasuredValues:
-        found = measure(answers, seed, references)
-        found.values[:, columns] = expit(costs(answers))[:, None]
+        found, scores = measure(answers, seed, references), costs(answers)[:, None]
+        found.values[:, columns] = np.where(means, scores, expit(scores))
         return found
 
     return measured if columns else measure
@@ -219,7 +221,6 @@ def tables_of(records: Iterable[Measurement], limits: Sequence[str], answers: Se
         cell, audits = (rows[one.answer], columns[one.limit]), one.chance is not None
         mine = labels.setdefault((*cell, audits), [])
         mine.append(np.nan if one.value is None else one.value)
-        (measured.people if audits else measured.values)[cell] = sum(mine) / len(mine)
         if one.chance is not None:
             measured.chance[cell] = one.chance
             continue
@@ -227,6 +228,7 @@ def tables_of(records: Iterable[Measurement], limits: Sequence[str], answers: Se
         if one.missing:
             measured.missing[cell] = one.missing
     for (row, column, audits), mine in labels.items():
+        (measured.people if audits else measured.values)[row, column] = sum(mine) / len(mine)
         given = [label for label in mine if not np.isnan(label)]
         if not audits and 0 < len(given) < len(mine):
             measured.parts[row, column] = sum(given) / len(mine), 1.0 - len(given) / len(mine)
@@ -295,6 +297,17 @@ def table_of(
     return MeasuredTable(costs, noise, failed, against, people, measured.chance, ends)
 
 
+def measured_answers(
+    table: MeasuredTable, answers: Sequence[Response], draws: Sequence[str], number: int
+) -> list[MeasuredAnswer]:
+    """The rows of a table as answers of a round, each of its draw."""
+    columns = (table.costs, table.noise, table.failed, table.against, table.people, table.chance, table.ends)
+    return [
+        MeasuredAnswer(number, one.prompt.token_ids, one.token_ids, draw, *(column[row] for column in columns))
+        for row, (one, draw) in enumerate(zip(answers, draws, strict=True))
+    ]
+
+
 def _label_range(stated: StatedLimit) -> tuple[float | None, float | None]:
     """Lowest and highest single label; None: nobody stated it."""
     return (0.0, 1.0) if stated.limit.quantity.kind == "logit" else (stated.scale.low, stated.scale.high)
@@ -330,17 +343,11 @@ class MeasuredAnswers:
         round_ = self._journal.round if number is None else number
         records, ids = self._journal.measurements(round_, phase), [answer.id for answer in answers]
         table = table_of(records, self._stated, ids, self._cost_max)
-        columns = (table.costs, table.noise, table.failed, table.against, table.people, table.chance, table.ends)
         each = self._together.get(phase)
-        self.known.update(answer.id for answer in answers)
+        draws = [f"{round_}-{row // each}" if each else f"{phase}-{one}" for row, one in enumerate(ids)]
+        self.known.update(ids)
         self._prompt_names |= {answer.prompt.token_ids: answer.prompt.id for answer in answers}
-        self._by_phase[round_, phase] = [
-            MeasuredAnswer(
-                round_, one.prompt.token_ids, one.token_ids,
-                f"{round_}-{row // each}" if each else f"{phase}-{one.id}", *(column[row] for column in columns),
-            )
-            for row, one in enumerate(answers)
-        ]  # fmt: skip
+        self._by_phase[round_, phase] = measured_answers(table, answers, draws, round_)
 
     def of(self, number: int, phase: str) -> list[MeasuredAnswer]:
         return self._by_phase.get((number, phase), [])

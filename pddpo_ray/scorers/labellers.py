@@ -1,11 +1,11 @@
-"""Who labels answers and pairs, as the recipe says, and how labels become an estimate of the cost."""
+"""Who labels answers and pairs, as the recipe says."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 
 from scipy.special import expit
 
@@ -32,7 +32,6 @@ from pddpo_ray.parts.sampling import RolloutController
 from pddpo_ray.records import (
     HARM,
     Array,
-    CostEstimate,
     Decoding,
     LabelledPair,
     Pair,
@@ -49,7 +48,6 @@ from pddpo_ray.scoring.interface import AnswerScorer
 from pddpo_ray.scoring.judges.endpoint import ChatEndpoint
 from pddpo_ray.scoring.judges.judge import Judge, JudgeLabeller
 from pddpo_ray.scoring.scored_labeller import ScoredLabeller
-from pddpo_ray.theory.estimates.cost_estimate import estimate_cost, estimate_from_scores, within_prompt_variance
 from pddpo_ray.theory.estimates.score_spread import spread_of
 from pddpo_ray.theory.seeds import seed_of
 from pddpo_ray.worlds.truth_by_text import imperfect_model
@@ -57,36 +55,6 @@ from pddpo_ray.worlds.truth_by_text import imperfect_model
 NOISE, BIAS = 0.7, 0.3
 """Errors of the scores that a world gives in a model's place: their deviation by text, and what is added to costs. A
 quarter of the labels at the safety boundary are wrong, more of them unsafe."""
-
-
-class ScoredFeedbackController(FeedbackController):
-    """Feedback from a reward and a cost model. `by_scores`: the estimate is of the cost model's scores, not of labels.
-
-    Then one label per answer is journalled, drawn from its score; the estimate scores the answers themselves, so that a
-    window over several rounds needs nothing but the journal.
-    """
-
-    models: ScoredLabeller
-
-    def __init__(self, labeller: ScoredLabeller, journal: Journal, *, seed: int, by_scores: bool) -> None:
-        super().__init__({HARM: labeller}, journal, seed=seed, source="model", models=labeller)
-        self._by_scores = by_scores
-
-    def open_safety(self, items: Sequence[Response], labels_each: int) -> None:
-        super().open_safety(items, self._wanted(labels_each))
-
-    def safety(self, items: Sequence[Response], labels_each: int, name: str) -> list[SafetyLabels]:
-        return super().safety(items, self._wanted(labels_each), name)
-
-    def _wanted(self, labels_each: int) -> int:
-        # A fixed number of labels from one deterministic source says no more than one.
-        return 1 if self._by_scores else labels_each
-
-    def estimate_scores(self, verdicts: Sequence[SafetyLabels]) -> CostEstimate:
-        """Of the answers that were labelled, on the model's own scale, where scores carry no label noise."""
-        scores = self.models.costs([item.response for item in verdicts])
-        spread = within_prompt_variance(scores, 0.0, [item.response.prompt.id for item in verdicts])
-        return replace(estimate_from_scores(scores, constraint=verdicts[0].constraint), within_variance=spread)
 
 
 def labelled_reference_answers(
@@ -173,11 +141,10 @@ def by_judge(run: Labelling) -> FeedbackController:
     return run.part(judge_labeller(run.config.judge, run.journal), excluded=EXCLUDED)
 
 
-def by_models(run: Labelling) -> ScoredFeedbackController:
+def by_models(run: Labelling) -> FeedbackController:
     """Labels from reward and cost models."""
-    config = run.config
-    by_scores = config.signal == "cost_model"
-    return ScoredFeedbackController(_scored_labeller(run), run.journal, seed=config.seed, by_scores=by_scores)
+    models = _scored_labeller(run)
+    return FeedbackController({HARM: models}, run.journal, seed=run.config.seed, source="model", models=models)
 
 
 def by_model_and_people(run: Labelling) -> MixedComparisons:
@@ -208,13 +175,6 @@ def labels_before(config: Config, journal: Journal, backends: Backends) -> Feedb
     if backends.world is None or not machine or not config.compares:
         return None
     return FeedbackController({HARM: backends.labeller}, journal, seed=config.seed, source="world")
-
-
-def estimator_of(config: Config, feedback: FeedbackController) -> Callable[[Sequence[SafetyLabels]], CostEstimate]:
-    """From labels to an estimate of the recipe's signal (paper.md §5)."""
-    if isinstance(feedback, ScoredFeedbackController) and config.signal == "cost_model":
-        return feedback.estimate_scores
-    return partial(estimate_cost, labels_each=config.labels_each, cost_max=config.dual.cost_max, mode=config.signal)
 
 
 def unsafe_chance(models: ScoredLabeller | None) -> RiskOf | None:

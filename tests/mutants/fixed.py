@@ -313,13 +313,13 @@ FIXED = (
         "theory/estimates/cost_estimate mean_with_error",
         "numbers.std(ddof=1) / math.sqrt(numbers.size)",
         "numbers.std(ddof=1) / numbers.size",
-        "test_estimate_by_hand",
+        "test_two_responses_are_enough_for_an_estimate",
     ),
     mutant(
         "label noise stays in the variance within prompts",
-        "theory/estimates/cost_estimate within_prompt_variance",
-        "/ freedom - float(np.asarray(noise, dtype=np.float64).mean())",
-        "/ freedom",
+        "theory/estimates/cost_estimate within_covariance",
+        "np.minimum(noise, MOST_NOISE * np.diag(covariance))",
+        "0.0 * noise",
         "test_variance_within_prompts_by_hand",
     ),
     mutant(

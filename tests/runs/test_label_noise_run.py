@@ -14,7 +14,7 @@ from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.parts.limits import ANSWERS
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import ARTIFACTS
-from pddpo_ray.theory.multipliers.matrix_dual import MOST_NOISE, within_covariance
+from pddpo_ray.theory.estimates.cost_estimate import MOST_NOISE, within_covariance
 from tests.support.measured import measured_in
 
 SETTINGS = (

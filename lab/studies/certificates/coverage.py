@@ -17,7 +17,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,6 @@ from pddpo_ray.theory.estimates.cost_estimate import (
     estimates_on_sets,
     mean_with_error,
     means_by_people_alone,
-    with_missing,
 )
 from pddpo_ray.theory.estimates.estimate_interval import interval
 from pddpo_ray.theory.intervals import bounded_interval, clopper_pearson, mean_interval, rate_interval
@@ -118,7 +117,8 @@ def rate_with_missing_labels(random: Random, regime: Regime) -> tuple[Ends, floa
     skipped = random.random(unsafe.shape) < np.where(unsafe, 0.2, 0.05)
     low, high = (unsafe & ~skipped).mean(axis=1), (unsafe | skipped).mean(axis=1)
     safest, worst = (estimate_from_shares(s, labels_each=labels, cost_max=8.0, mode="unsafe_rate") for s in (low, high))
-    return interval(with_missing(safest, worst)), rate
+    error = max(safest.standard_error, worst.standard_error)
+    return interval(replace(worst, standard_error=error, missing=worst.value - safest.value)), rate
 
 
 def machine_and_people(random: Random, regime: Regime) -> tuple[Ends, float]:

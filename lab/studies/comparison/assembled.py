@@ -27,7 +27,6 @@ from pddpo_ray.records import (
     Pair,
     PolicyVersion,
     Response,
-    SafetyLabels,
     Verdict,
 )
 from pddpo_ray.theory.estimates.cost_estimate import mean_with_error
@@ -126,11 +125,14 @@ class RateLimit:
         return drawn
 
 
-def mean_rate(labelled: Sequence[SafetyLabels]) -> CostEstimate:
-    """Share of the labels that say unsafe; nothing was asked where nobody reads it."""
-    unsafe = np.array([one.labels[0] is Verdict.UNSAFE for one in labelled], dtype=np.float64)
-    value, error = mean_with_error(unsafe) if len(unsafe) > 1 else (0.0, 0.0)
-    return CostEstimate(value, error, len(unsafe), 1, "unsafe_rate")
+class RateByLabels(LimitsController):
+    """One rate from a label of each answer, which no journal keeps; nothing was asked where nobody reads it."""
+
+    def _estimated(self, answers: Sequence[Response]) -> tuple[list[CostEstimate], Array]:
+        labelled = self._feedback.safety(answers, 1, HARM)
+        unsafe = np.array([one.labels[0] is Verdict.UNSAFE for one in labelled], dtype=np.float64)
+        value, error = mean_with_error(unsafe) if len(unsafe) > 1 else (0.0, 0.0)
+        return [CostEstimate(value, error, len(unsafe), 1, "unsafe_rate")], np.zeros((1, 1))
 
 
 def parts_of(
@@ -143,10 +145,9 @@ def parts_of(
     held = [
         HeldLimit(replace(one, source=replace(one.source, kind=FEEDBACK, labeller="world")), 1.0, {}) for one in stated
     ]
-    by_labels = LimitsController(
+    by_labels = RateByLabels(
         cast(Journal, journal), held, nothing, dual, beta=BETA, by_covariance=False, drift=nothing,
         log_probs=nothing, reference=nothing, seed=0, feedback=cast(Feedback, truth),
-        estimate=mean_rate,
     )  # fmt: skip
     return Parts(
         journal=cast(Journal, journal), trainer=cast(Trainer, trainer), rollout=draws, feedback=cast(Feedback, truth),

@@ -24,7 +24,7 @@ from pddpo_ray.theory.estimates.cost_estimate import (
     clipped_logit,
     estimate_from_shares,
     logit_noise,
-    within_prompt_variance,
+    within_covariance,
 )
 from pddpo_ray.theory.multipliers.dual import DampedNewton, DualState, ascend, limit_state
 from pddpo_ray.theory.seeds import generator
@@ -214,13 +214,10 @@ class _Run:
         shares = draws.binomial(each, expit(oracle.cost[prompts, answers])) / each
         self.labels += responses * each
         self.tokens += int(self._ground.tokens[answers].sum())
-        within = within_prompt_variance(
-            clipped_logit(shares, oracle.cost_max),
-            logit_noise(shares, each, oracle.cost_max),
-            [str(x) for x in prompts],
-        )
+        costs, noise = clipped_logit(shares, oracle.cost_max), logit_noise(shares, each, oracle.cost_max)
+        within = within_covariance(costs[:, None], prompts.tolist(), noise[:, None])
         made = estimate_from_shares(shares, labels_each=each, cost_max=oracle.cost_max)
-        return replace(made, within_variance=within)
+        return replace(made, within_variance=float(within[0, 0]))
 
     def candidates(self, policy: Array, k: int) -> list[CandidateSet]:
         """Per prompt: all answers (`exact`), answers of the policy (`off`), or half of the policy and half of the

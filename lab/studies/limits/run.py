@@ -29,9 +29,9 @@ from scipy.special import expit, softmax
 from lab.studies.limits.worlds import BETA, SCORE_MAX, Indices, Labels, World, table_world, twin_world
 from pddpo_ray.parts.dual_step import ascend_all
 from pddpo_ray.records import Array, CostEstimate
+from pddpo_ray.theory.estimates.cost_estimate import noise_beside_learned, within_covariance
 from pddpo_ray.theory.intervals import student_half_width
 from pddpo_ray.theory.multipliers.dual import DampedNewton, DualState, LimitState
-from pddpo_ray.theory.multipliers.matrix_dual import noise_beside_learned, within_covariance
 
 SEEDS, NOISE_SEEDS = 2000, 6000
 """The first world's seed."""

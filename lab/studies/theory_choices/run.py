@@ -24,7 +24,7 @@ from pddpo_lab.worlds.tabular.world import TabularWorld, draw_answers, random_wo
 from pddpo_ray.config import AnytimeRule, NewtonRule, ProjectedRule
 from pddpo_ray.parts import dual_rules
 from pddpo_ray.records import Array, CostEstimate
-from pddpo_ray.theory.estimates.cost_estimate import estimate_from_scores, estimate_from_shares
+from pddpo_ray.theory.estimates.cost_estimate import estimate_from_shares, mean_with_error
 from pddpo_ray.theory.losses.objectives import preference_loss
 from pddpo_ray.theory.multipliers.cost_stage import cost_stage_scales, cost_temperature
 from pddpo_ray.theory.multipliers.dual import DualState, LogMultiplier, Rule, RuleContext, ascend, limit_state
@@ -100,7 +100,7 @@ def ada_lag(world: TabularWorld, *, carried: bool, rate: float, steps: int, seed
         prompts = draw_answers(oracle.prior[None], draws.random((BATCH, 1)))[:, 0]
         answers = draw_answers(policy[prompts], draws.random(BATCH))
         newest = np.append(newest, oracle.cost[prompts, answers])[-WINDOW:]
-        state, _ = ascend(state, estimate_from_scores(newest))
+        state, _ = ascend(state, CostEstimate(*mean_with_error(newest), len(newest), 1, "cost_model"))
         scale, share = cost_stage_scales(state.multiplier)
         if optimizer is None or not carried:
             optimizer = torch.optim.AdamW([logits], lr=rate, betas=ADAM_BETAS, weight_decay=0.0)

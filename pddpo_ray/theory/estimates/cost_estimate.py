@@ -1,12 +1,11 @@
-"""Estimates of the expected cost, with standard errors (paper.md §5), from labels of single answers and from measures.
+"""Estimates of the expected cost, with standard errors (paper.md §5), from what was measured of single answers.
 
-Three signals behind one record:
+An answer's cost under a limit is one of three signals:
 
-- `logit_labels`: mean over responses of the clipped logit of the unsafe share among M labels. The theory's estimate,
-  on the scale of the cost; wants M >= 5.
-- `unsafe_rate`: mean share of unsafe labels. Unbiased at M = 1, but it limits E[sigmoid(cost)], not E[cost]; the
-  threshold is a rate.
-- `cost_model`: mean score of a cost model, on that model's own scale.
+- `logit_labels`: the clipped logit of the unsafe share among its M labels. The theory's estimate, on the scale of the
+  cost; wants M >= 5.
+- `unsafe_rate`: that share. Unbiased at M = 1, but it limits E[sigmoid(cost)], not E[cost]; the threshold is a rate.
+- `cost_model`: a number of a cost model or another measure, on its own scale.
 
 The estimate belongs to the policy that wrote the responses; a label about another version's text does not belong here.
 """
@@ -14,7 +13,7 @@ The estimate belongs to the policy that wrote the responses; a label about anoth
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
@@ -25,14 +24,16 @@ from scipy import stats
 from scipy.optimize import minimize_scalar
 from scipy.special import expit, logit
 
-from pddpo_ray.errors import RunError
-from pddpo_ray.records import Array, CostEstimate, SafetyLabels, Verdict, answers_seen
-from pddpo_ray.theory.multipliers.matrix_dual import CostEstimates, noise_beside_learned, within_covariance
+from pddpo_ray.records import Array, CostEstimate, answers_seen
 
 Tokens = tuple[int, ...]
 Factors = Mapping[Tokens, Array]
 """P_s / P_0 of every limit, by the prompt's tokens. [I]"""
 Mode = Literal["logit_labels", "unsafe_rate", "cost_model"]
+MOST_NOISE = 0.999
+"""Share of a variance that may be taken out as noise, for the same reason. Of rare single labels it can be 0.995."""
+SMALLEST_PART = 0.1
+"""Of the largest multiplier times standard deviation: below it a cost's noise is not reported."""
 
 
 def clipped_logit(unsafe_shares: ArrayLike, cost_max: float) -> Array:
@@ -91,18 +92,13 @@ def _noise_sizes(labels_each: int, cost_max: float) -> Array:
     return chances @ values**2 - (chances @ values) ** 2
 
 
-def within_prompt_variance(values: ArrayLike, noise: ArrayLike, prompts: Sequence[str]) -> float | None:
-    """E_x Var(c | x): pooled sample variance of values [N] within prompts, less the mean of `noise` [N]; at least 0.
+def label_variance(unsafe_shares: ArrayLike, labels_each: int) -> Array:
+    """Unbiased variance of a mean of M labels about its probability, p (1 - p) / (M - 1); 0 at M = 1. [n] -> [n]
 
-    Times 1/beta it is the curvature of the dual (paper.md §6). None where every prompt has a single response.
+    One label says nothing about its own noise; `noise_beside_learned` does.
     """
-    numbers, names = np.asarray(values, dtype=np.float64), np.asarray(prompts)
-    group = np.unique(names, return_inverse=True)[1]
-    counts = np.bincount(group)
-    if (freedom := int((counts - 1).sum())) == 0:
-        return None
-    centred = numbers - (np.bincount(group, weights=numbers) / counts)[group]
-    return max(0.0, float((centred**2).sum()) / freedom - float(np.asarray(noise, dtype=np.float64).mean()))
+    shares = np.asarray(unsafe_shares, dtype=np.float64)
+    return shares * (1.0 - shares) / (labels_each - 1) if labels_each > 1 else np.zeros_like(shares)
 
 
 def mean_with_error(values: ArrayLike) -> tuple[float, float]:
@@ -113,83 +109,19 @@ def mean_with_error(values: ArrayLike) -> tuple[float, float]:
     return float(numbers.mean()), float(numbers.std(ddof=1) / math.sqrt(numbers.size))
 
 
-def share_bounds(verdicts: Sequence[SafetyLabels], labels_each: int) -> tuple[Array, Array]:
-    """Lowest and highest share of UNSAFE among `labels_each` labels per response: MISSING ones say safe, or unsafe.
-    -> [N], [N]
-
-    Raises RunError where labels are lacking that nobody decided to do without.
-    """
-    known = (Verdict.SAFE, Verdict.UNSAFE, Verdict.MISSING)
-    rows = [(item.response.id, [label for label in item.labels if label in known]) for item in verdicts]
-    lacking = [(name, labels_each - len(row)) for name, row in rows if len(row) < labels_each]
-    if lacking:
-        raise RunError(
-            f"cost estimate: {len(lacking)} of {len(verdicts)} responses lack safety labels "
-            f"({sum(missing for _, missing in lacking)} missing in all, first {lacking[0][0]} lacks {lacking[0][1]} of "
-            f"{labels_each}); ask again or lower the limit's labels_each"
-        )
-    surplus = [name for name, row in rows if len(row) > labels_each]
-    if surplus:
-        raise RunError(f"cost estimate: {surplus[0]} has more than {labels_each} labels; pick exactly that many")
-    low = np.array([row.count(Verdict.UNSAFE) / labels_each for _, row in rows])
-    return low, low + np.array([row.count(Verdict.MISSING) / labels_each for _, row in rows])
-
-
-def estimate_cost(
-    verdicts: Sequence[SafetyLabels],
-    *,
-    labels_each: int,
-    cost_max: float,
-    mode: Mode = "logit_labels",
-) -> CostEstimate:
-    """Estimate from safety labels, by `logit_labels` or `unsafe_rate`. Raises RunError when labels are lacking.
-
-    Labels that a person decided to do without (MISSING) count as unsafe, and the interval holds what they may say.
-    """
-    low, shares = share_bounds(verdicts, labels_each)
-    constraint = verdicts[0].constraint
-    safest, estimate = (
-        estimate_from_shares(one, labels_each=labels_each, cost_max=cost_max, mode=mode, constraint=constraint)
-        for one in (low, shares)
-    )
-    estimate = with_missing(safest, estimate)
-    if mode != "logit_labels":
-        return estimate
-    noise = logit_noise(shares, labels_each, cost_max)
-    prompts = [item.response.prompt.id for item in verdicts]
-    return replace(estimate, within_variance=within_prompt_variance(clipped_logit(shares, cost_max), noise, prompts))
-
-
-def with_missing(safest: CostEstimate, worst: CostEstimate) -> CostEstimate:
-    """The estimate with missing labels, from those in which they all say safe and all say unsafe: the latter, with the
-    larger of both errors; `missing` is the difference of the values."""
-    return replace(
-        worst,
-        standard_error=max(safest.standard_error, worst.standard_error),
-        missing=max(worst.value - safest.value + safest.missing, worst.missing),
-    )
-
-
 def estimate_from_shares(
-    shares: ArrayLike, *, labels_each: int, cost_max: float, mode: Mode = "logit_labels", constraint: str = "cost"
+    shares: ArrayLike, *, labels_each: int, cost_max: float, mode: Mode = "logit_labels"
 ) -> CostEstimate:
-    """Estimate from the unsafe share of each response [N] among `labels_each` labels."""
-    if mode == "cost_model":
-        raise ValueError("mode cost_model takes scores: call estimate_from_scores")
-    if mode == "unsafe_rate":
-        value, error = mean_with_error(shares)
-        return CostEstimate(value, error, int(np.size(shares)), labels_each, mode, constraint)
-    value, error = mean_with_error(clipped_logit(shares, cost_max))
-    return CostEstimate(value, error, int(np.size(shares)), labels_each, mode, constraint, cost_max=cost_max)
+    """Estimate from the unsafe share of each response [N] among `labels_each` labels, or from a cost model's scores.
+
+    Of independent responses that have all their labels, for pages and studies; a run has `estimates_on_sets`.
+    """
+    costs = clipped_logit(shares, cost_max) if mode == "logit_labels" else shares
+    bound = cost_max if mode == "logit_labels" else None
+    return CostEstimate(*mean_with_error(costs), int(np.size(shares)), labels_each, mode, cost_max=bound)
 
 
-def estimate_from_scores(scores: ArrayLike, *, constraint: str = "cost") -> CostEstimate:
-    """Estimate from a cost model's scores [N]; the threshold is on that model's scale."""
-    value, error = mean_with_error(scores)
-    return CostEstimate(value, error, int(np.size(scores)), 1, "cost_model", constraint)
-
-
-# --- from measured answers, several limits at once ------------------------------------------------------------------
+# --- of a run's limits, all at once ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,6 +161,18 @@ class MeasuredAnswer:
             return self.costs
         given = np.where(np.isnan(people), missing, people)
         return corrected_by_people(self.costs, given, asked, np.where(asked, chance, 1.0))
+
+
+@dataclass(frozen=True, eq=False)
+class CostEstimates:
+    """Expected costs of all limits from the same answers. means, standard_errors [I], covariance [I, I]
+
+    `covariance` is the one within prompts, E_x Cov_{y ~ policy}(C), as `within_covariance` has it.
+    """
+
+    means: Array
+    standard_errors: Array
+    covariance: Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -292,8 +236,9 @@ def estimates_on_sets(
     people audited are corrected by theirs, one that they did not give by `worst`. Raises ValueError where a set has no
     answer.
 
-    The covariance is that of the costs before people's corrections, which say little of a single answer. `learned`
-    tells the noise of labels of which each answer has one.
+    The covariance is that of the costs before people's corrections, which say little of a single answer. It is of the
+    answers of one draw, or where no draw has two, of those to one prompt: given its prompt an answer is independent of
+    all others, whichever draw it is of. `learned` tells the noise of labels of which each answer has one.
     """
     weights = np.array([factors[one.prompt] for one in measured])
     costs = np.array([one.or_lost(one.corrected(worst) - one.against, worst, end, one.failed) for one in measured])
@@ -317,11 +262,12 @@ def estimates_on_sets(
     by_people = (corrections * (2.0 * residuals - corrections)).sum(axis=0)
     squares = (residuals**2).sum(axis=0) + (counted - 1.0) * np.maximum(by_people, 0.0)
     errors = np.sqrt(count / max(count - 1, 1) * squares) / total
+    alike = draws.tolist() if count < len(measured) else [one.prompt for one in measured]
     noise = weights**2 * np.array([one.noise for one in measured])
     if learned is not None:
-        told = noise_beside_learned(on_all, learned.values, learned.multipliers, draws.tolist())
+        told = noise_beside_learned(on_all, learned.values, learned.multipliers, alike)
         noise = np.where(learned.noisy & np.isfinite(told), np.maximum(told, 0.0), noise)
-    covariance = within_covariance(on_all, draws.tolist(), noise)
+    covariance = within_covariance(on_all, alike, noise)
     return CostEstimates(means, errors, covariance)
 
 
@@ -377,3 +323,85 @@ def _of_an_even_draw(measured: Sequence[MeasuredAnswer], weights: Array, worst: 
     shown, number = asked.sum(axis=0), ((weights > 0) & ~certain).sum(axis=0)
     counted = np.where(shown > 1, shown / np.maximum(shown - 1, 1) * (number - 1) / np.maximum(number, 1), 1.0)
     return np.where(certain, 0.0, (times - 1.0) * mean), times * (differences - mean), counted
+
+
+# --- covariances within prompts --------------------------------------------------------------------------------------
+
+
+def within_covariance(costs: ArrayLike, prompts: Sequence[Hashable], label_noise: ArrayLike | None = None) -> Array:
+    """E_x Cov_{y|x}(C) from measured answers, the noise of their labels taken out. costs [n, I] -> [I, I]
+
+    Answers of one prompt give its covariance, prompts count by their answers less one. `label_noise` [n, I] is the
+    variance of each measured value about its expectation (`label_variance`; 0 for a rule). A cost that was not measured
+    is nan: a covariance is then that of the answers with both costs. Where no prompt has two answers the total
+    covariance stands in, which is larger: steps are shorter then, and end at the same point.
+    """
+    values = np.asarray(costs, dtype=np.float64)
+    several = _several(prompts)
+    if not several:
+        return _about_means(values, [list(range(len(values)))])
+    covariance = _about_means(values, several)
+    if label_noise is not None:
+        used = [index for members in several for index in members]
+        known = np.isfinite(values[used])
+        noise = np.asarray(label_noise, dtype=np.float64)[used]
+        noise = np.where(known, noise, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
+        covariance -= np.diag(np.minimum(noise, MOST_NOISE * np.diag(covariance)))
+    return _positive(covariance)
+
+
+def noise_beside_learned(
+    costs: ArrayLike, learned: ArrayLike, multipliers: ArrayLike, prompts: Sequence[Hashable]
+) -> Array:
+    """Variance of the label noise in each measured cost, told apart by what was learned before. [n, I], [n], [I] -> [I]
+
+    One label of an answer says nothing about its own noise, and at a limit of 1 % it may be nearly all that varies.
+    `learned` is sum_j lambda_j C_j as the policy has it from earlier labels: temperature * log base / policy of the
+    value stage. The noise of new labels is independent of it, so that
+
+        E_x Cov(C_i + noise_i, learned) = sum_j lambda_j Cov(C_i, C_j)
+
+    and sum_j lambda_j of the measured covariances is more than that by lambda_i times the noise. Where what was learned
+    is wrong, the covariance without this "noise" is still the slope that a step needs: -Cov(C_i, learned) is what moves
+    E[C_i] of the policies exp(-learned / temperature) as all multipliers grow in proportion. nan: nothing was learned,
+    no prompt has two answers, or the limit has less than a tenth of the largest lambda_j sd(C_j), so that the others'
+    noise would drown its own.
+    """
+    values = np.column_stack([np.asarray(costs, dtype=np.float64), np.asarray(learned, dtype=np.float64)])
+    weights, several = np.asarray(multipliers, dtype=np.float64), _several(prompts)
+    if not several:
+        return np.full(len(weights), np.nan)
+    together = _about_means(values, several)
+    covariance, with_learned = together[:-1, :-1], together[:-1, -1]
+    parts = weights * np.sqrt(np.diag(covariance))
+    seen = (parts > 0) & (parts >= SMALLEST_PART * parts.max(initial=0.0)) & (together[-1, -1] > 0)
+    return np.divide(covariance @ weights - with_learned, weights, out=np.full(len(weights), np.nan), where=seen)
+
+
+def _several(prompts: Sequence[Hashable]) -> list[list[int]]:
+    """Indices of the answers of each prompt that has more than one."""
+    groups: dict[Hashable, list[int]] = {}
+    for index, prompt in enumerate(prompts):
+        groups.setdefault(prompt, []).append(index)
+    return [members for members in groups.values() if len(members) > 1]
+
+
+def _about_means(values: Array, groups: Sequence[Sequence[int]]) -> Array:
+    """Mean product of two columns about the means of their groups, over rows in which both are known. -> [I, I]"""
+    total, freedom = np.zeros((2, values.shape[1], values.shape[1]))
+    for members in groups:
+        own = values[members]
+        known = np.isfinite(own)
+        counts = known.sum(axis=0)
+        centred = np.where(known, own, 0.0)
+        centred -= known * (centred.sum(axis=0) / np.maximum(counts, 1))
+        total += centred.T @ centred
+        both = known.astype(np.float64).T @ known
+        freedom += np.maximum(both - 1.0, 0.0)
+    return np.divide(total, freedom, out=np.zeros_like(total), where=freedom > 0)
+
+
+def _positive(covariance: Array) -> Array:
+    """The nearest positive semidefinite matrix: an estimate less its noise may have negative eigenvalues."""
+    values, vectors = np.linalg.eigh(0.5 * (covariance + covariance.T))
+    return np.asarray((vectors * np.maximum(values, 0.0)) @ vectors.T)

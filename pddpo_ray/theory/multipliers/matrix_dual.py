@@ -20,11 +20,10 @@ from today's lambda: excess - H' (lambda - lambda_then) stands in the excess's p
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
 from scipy.optimize import lsq_linear
 
 from pddpo_ray.records import Array
@@ -32,22 +31,6 @@ from pddpo_ray.theory.multipliers.dual import DampedNewton, DualState, LimitStat
 
 COVARIANCE_ROUNDS = 5
 """Rounds whose mean covariance a step uses: one in which nothing happens would promise a step without end."""
-MOST_NOISE = 0.999
-"""Share of a variance that may be taken out as noise, for the same reason. Of rare single labels it can be 0.995."""
-SMALLEST_PART = 0.1
-"""Of the largest multiplier times standard deviation: below it a cost's noise is not reported."""
-
-
-@dataclass(frozen=True, eq=False)
-class CostEstimates:
-    """Expected costs of all limits from the same answers. means, standard_errors [I], covariance [I, I]
-
-    `covariance` is the one within prompts, E_x Cov_{y ~ policy}(C), as `within_covariance` has it.
-    """
-
-    means: Array
-    standard_errors: Array
-    covariance: Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,91 +135,3 @@ def box_step(excess: Array, hessian: Array, low: Array, high: Array) -> tuple[Ar
     parts[np.ix_(free, free)] = inverse * excess[free]
     parts[np.ix_(free, ~free)] = -inverse @ hessian[np.ix_(free, ~free)] * step[~free]
     return step, parts
-
-
-def within_covariance(costs: ArrayLike, prompts: Sequence[Hashable], label_noise: ArrayLike | None = None) -> Array:
-    """E_x Cov_{y|x}(C) from measured answers, the noise of their labels taken out. costs [n, I] -> [I, I]
-
-    Answers of one prompt give its covariance, prompts count by their answers less one. `label_noise` [n, I] is the
-    variance of each measured value about its expectation (`label_variance`; 0 for a rule). A cost that was not measured
-    is nan: a covariance is then that of the answers with both costs. Where no prompt has two answers the total
-    covariance stands in, which is larger: steps are shorter then, and end at the same point.
-    """
-    values = np.asarray(costs, dtype=np.float64)
-    several = _several(prompts)
-    if not several:
-        return _about_means(values, [list(range(len(values)))])
-    covariance = _about_means(values, several)
-    if label_noise is not None:
-        used = [index for members in several for index in members]
-        known = np.isfinite(values[used])
-        noise = np.asarray(label_noise, dtype=np.float64)[used]
-        noise = np.where(known, noise, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
-        covariance -= np.diag(np.minimum(noise, MOST_NOISE * np.diag(covariance)))
-    return _positive(covariance)
-
-
-def noise_beside_learned(
-    costs: ArrayLike, learned: ArrayLike, multipliers: ArrayLike, prompts: Sequence[Hashable]
-) -> Array:
-    """Variance of the label noise in each measured cost, told apart by what was learned before. [n, I], [n], [I] -> [I]
-
-    One label of an answer says nothing about its own noise, and at a limit of 1 % it may be nearly all that varies.
-    `learned` is sum_j lambda_j C_j as the policy has it from earlier labels: temperature * log base / policy of the
-    value stage. The noise of new labels is independent of it, so that
-
-        E_x Cov(C_i + noise_i, learned) = sum_j lambda_j Cov(C_i, C_j)
-
-    and sum_j lambda_j of the measured covariances is more than that by lambda_i times the noise. Where what was learned
-    is wrong, the covariance without this "noise" is still the slope that a step needs: -Cov(C_i, learned) is what moves
-    E[C_i] of the policies exp(-learned / temperature) as all multipliers grow in proportion. nan: nothing was learned,
-    no prompt has two answers, or the limit has less than a tenth of the largest lambda_j sd(C_j), so that the others'
-    noise would drown its own.
-    """
-    values = np.column_stack([np.asarray(costs, dtype=np.float64), np.asarray(learned, dtype=np.float64)])
-    weights, several = np.asarray(multipliers, dtype=np.float64), _several(prompts)
-    if not several:
-        return np.full(len(weights), np.nan)
-    together = _about_means(values, several)
-    covariance, with_learned = together[:-1, :-1], together[:-1, -1]
-    parts = weights * np.sqrt(np.diag(covariance))
-    seen = (parts > 0) & (parts >= SMALLEST_PART * parts.max(initial=0.0)) & (together[-1, -1] > 0)
-    return np.divide(covariance @ weights - with_learned, weights, out=np.full(len(weights), np.nan), where=seen)
-
-
-def _several(prompts: Sequence[Hashable]) -> list[list[int]]:
-    """Indices of the answers of each prompt that has more than one."""
-    groups: dict[Hashable, list[int]] = {}
-    for index, prompt in enumerate(prompts):
-        groups.setdefault(prompt, []).append(index)
-    return [members for members in groups.values() if len(members) > 1]
-
-
-def _about_means(values: Array, groups: Sequence[Sequence[int]]) -> Array:
-    """Mean product of two columns about the means of their groups, over rows in which both are known. -> [I, I]"""
-    total, freedom = np.zeros((2, values.shape[1], values.shape[1]))
-    for members in groups:
-        own = values[members]
-        known = np.isfinite(own)
-        counts = known.sum(axis=0)
-        centred = np.where(known, own, 0.0)
-        centred -= known * (centred.sum(axis=0) / np.maximum(counts, 1))
-        total += centred.T @ centred
-        both = known.astype(np.float64).T @ known
-        freedom += np.maximum(both - 1.0, 0.0)
-    return np.divide(total, freedom, out=np.zeros_like(total), where=freedom > 0)
-
-
-def label_variance(unsafe_shares: ArrayLike, labels_each: int) -> Array:
-    """Unbiased variance of a mean of M labels about its probability, p (1 - p) / (M - 1); 0 at M = 1. [n] -> [n]
-
-    One label says nothing about its own noise; `noise_beside_learned` does.
-    """
-    shares = np.asarray(unsafe_shares, dtype=np.float64)
-    return shares * (1.0 - shares) / (labels_each - 1) if labels_each > 1 else np.zeros_like(shares)
-
-
-def _positive(covariance: Array) -> Array:
-    """The nearest positive semidefinite matrix: an estimate less its noise may have negative eigenvalues."""
-    values, vectors = np.linalg.eigh(0.5 * (covariance + covariance.T))
-    return np.asarray((vectors * np.maximum(values, 0.0)) @ vectors.T)

@@ -34,10 +34,10 @@ from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.parts.people import People
 from pddpo_ray.records import HARM, Pair, Prompt, Response, SafetyLabels, Verdict
-from pddpo_ray.theory.estimates.cost_estimate import estimate_cost
 from pddpo_ray.theory.estimates.estimate_interval import interval
 from tests.support.annotation_api import API, FreshService, is_problem
 from tests.support.annotation_queue import FreshQueue, people_of, safety_questions
+from tests.support.label_estimates import label_estimate
 from tests.unit.loop.small_run import run_of
 
 ITEMS = [Response(f"r{n}", Prompt("p", (1,), "how ?"), (3,), f"text {n}", policy_version=2, seed=1) for n in range(3)]
@@ -202,16 +202,14 @@ def test_missing_labels_widen_the_estimate_by_what_they_may_say() -> None:
     safe, unsafe, missing = Verdict.SAFE, Verdict.UNSAFE, Verdict.MISSING
     labels = [SafetyLabels(item, given) for item, given in zip(ITEMS, [(safe, unsafe), (safe, safe), (unsafe, missing)],
                                                                strict=True)]  # fmt: skip
-    found = estimate_cost(labels, labels_each=2, cost_max=2.0, mode="unsafe_rate")
+    found = label_estimate(labels, labels_each=2, cost_max=2.0, kind="rate")
     assert found.value == pytest.approx((0.5 + 0 + 1) / 3)
     assert found.missing == pytest.approx(1 / 6)
     filled = [[*labels[:2], SafetyLabels(ITEMS[2], (unsafe, other))] for other in (safe, unsafe)]
-    ends = [interval(estimate_cost(one, labels_each=2, cost_max=2.0, mode="unsafe_rate")) for one in filled]
+    ends = [interval(label_estimate(one, labels_each=2, cost_max=2.0, kind="rate")) for one in filled]
     mine = interval(found)
     assert mine is not None
     assert all(end is not None and mine[0] <= end[0] and mine[1] >= end[1] for end in ends)
-    with pytest.raises(RunError, match="1 of 3 responses lack safety labels"):
-        estimate_cost([*labels[:2], SafetyLabels(ITEMS[2], (unsafe,))], labels_each=2, cost_max=2.0)
 
 
 SETTINGS = [

@@ -21,7 +21,7 @@ from pddpo_ray.plan.scale import cost_scale
 from pddpo_ray.records import Array, Prompt, Response
 from pddpo_ray.scoring.interface import TextPair
 from pddpo_ray.scoring.scored_labeller import ScoredLabeller
-from pddpo_ray.theory.estimates.cost_estimate import estimate_cost
+from tests.support.label_estimates import label_estimate
 
 PAPER = ("pd-dpo", "pd-dpo-fixed", "pd-dpo-adalag", "dpo-harmless", "dpo-helpful", "safe-dpo", "sacpo", "pecan")
 METHODS = (*PAPER, "o-pd-dpo")
@@ -148,7 +148,7 @@ def test_what_an_answer_counts_is_what_the_plan_says(score: float) -> None:
     scored = ScoredLabeller(AllAlike(0.0), AllAlike(score))
     answers = [Response(f"a{i}", Prompt(f"p{i}", (1,), ""), (2,), "", 1, 0) for i in range(20)]
     verdicts = scored.safety(answers, 400, seed=1)
-    estimate = estimate_cost(verdicts, labels_each=400, cost_max=2.0)
+    estimate = label_estimate(verdicts, labels_each=400, cost_max=2.0)
     assert estimate.value == pytest.approx(np.clip(score, -2, 2), abs=0.1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,22 @@ import numpy as np
 import pytest
 
 from pddpo_ray.journal import Journal
-from pddpo_ray.limits.reading import stated_limit
+from pddpo_ray.limits.reading import FEEDBACK, stated_limit
 from pddpo_ray.parts.dual_step import DualController, LocalDual
 from pddpo_ray.parts.held_limit import OUTSIDE, HeldLimit
+from pddpo_ray.parts.labelling import FeedbackController
 from pddpo_ray.parts.limits import ANSWERS, LimitsController
 from pddpo_ray.parts.measuring import MACHINE
-from pddpo_ray.records import MeasuredValues, Measurement, PolicyVersion, Prompt, Response
+from pddpo_ray.records import (
+    HARM,
+    MeasuredValues,
+    Measurement,
+    PolicyVersion,
+    Prompt,
+    Response,
+    SafetyLabels,
+    Verdict,
+)
 from pddpo_ray.theory.multipliers.dual import DualState, ProjectedFixed, limit_state
 
 PROMPTS = [Prompt(f"p{number}", (number,), f"question {number} ?") for number in range(2)]
@@ -78,7 +89,7 @@ def controller(journal: Journal, costs: Sequence[Sequence[float]], **options: An
     state = DualState(tuple(limit_state(one.name, first=1.0, **about) for one in LIMITS))
     given: dict[str, Any] = {
         "beta": 1.0, "by_covariance": True, "seed": 3, "due": None, "drift": None, "reference": None,
-        "log_probs": lambda policy, asked: np.zeros(len(asked)), "feedback": None, "estimate": None, **options,
+        "log_probs": lambda policy, asked: np.zeros(len(asked)), "feedback": None, **options,
     }  # fmt: skip
     return LimitsController(journal, LIMITS, measure, DualController(LocalDual(state), journal), **given)
 
@@ -115,6 +126,48 @@ def test_a_round_without_measures_leaves_a_gap_in_the_window(journal: Journal) -
         if number > 1:
             length, _ = measured.estimates(drawn(journal, number))
             assert (length.value, length.responses) == (1.25, 4 * (number - 1))
+
+
+class UnsafeInEvenRounds:
+    """A labeller by the round that an answer's tokens name."""
+
+    def safety(self, items: Sequence[Response], labels_each: int, seed: int) -> list[SafetyLabels]:
+        said = {0: Verdict.UNSAFE, 1: Verdict.SAFE}
+        return [SafetyLabels(one, (said[one.token_ids[0] % 2],) * labels_each) for one in items]
+
+    def compare(self, pairs: Any, seed: int) -> list[Any]:
+        raise AssertionError
+
+
+def by_labels(journal: Journal, window: int | None) -> LimitsController:
+    """One rate of which feedback gives two labels an answer."""
+    stated = stated_limit("cost", {"rate": {"world": "cost"}, "at_most": "50 %", "labels_each": 2}, "recipe")
+    limit = HeldLimit(replace(stated, source=replace(stated.source, kind=FEEDBACK, labeller="world")), 1.0, EVERYWHERE)
+    state = DualState((limit_state("cost", rho=1.0, first=1.0, rule=ProjectedFixed(1, 1.0, 1.0), limit=0.5),))
+    nothing: Any = None
+    return LimitsController(
+        journal, [limit], nothing, DualController(LocalDual(state), journal), beta=1.0, by_covariance=True,
+        drift=nothing, log_probs=nothing, reference=nothing, seed=3, window=window,
+        feedback=FeedbackController({HARM: UnsafeInEvenRounds()}, journal, seed=0),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("window", "unsafe", "of"),
+    [(None, 0, 4), (1, 0, 1), (4, 0, 4), (5, 1, 5), (7, 3, 7), (12, 4, 12), (99, 4, 12)],
+)
+def test_a_window_of_labels_reaches_back_as_far_as_it_must_and_never_before_round_1(
+    journal: Journal, window: int | None, unsafe: int, of: int
+) -> None:
+    """Also after a restart. Of three rounds of four answers the second has unsafe ones alone."""
+    measured = by_labels(journal, window)
+    for number in journal.rounds(3):
+        if number == 3:
+            measured = by_labels(journal, window)
+        [found] = measured.estimates(drawn(journal, number))
+    assert found.value == pytest.approx(unsafe / of)
+    assert found.responses == of
+    assert (found.constraint, found.mode, found.labels_each, found.missing) == ("cost", "unsafe_rate", 2, 0.0)
 
 
 def test_an_answer_that_the_stages_policy_cannot_write_leaves_the_others_their_learned_costs(journal: Journal) -> None:

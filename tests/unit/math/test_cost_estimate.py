@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import expit, logit
 
 from pddpo_lab.verify.experiments import bias_table, interval_coverage
 from pddpo_ray.errors import RunError
-from pddpo_ray.records import CostEstimate, Prompt, Response, SafetyLabels, Verdict
+from pddpo_ray.journal import Journal
+from pddpo_ray.parts.labelling import FeedbackController
+from pddpo_ray.records import HARM, Array, CostEstimate, Prompt, Response, SafetyLabels, Verdict
 from pddpo_ray.theory.estimates.cost_estimate import (
+    MOST_NOISE,
     clipped_logit,
-    estimate_cost,
-    estimate_from_scores,
     estimate_from_shares,
     expected_clipped_logit,
     logit_bias,
     logit_noise,
     mean_with_error,
-    share_bounds,
-    within_prompt_variance,
+    within_covariance,
 )
 from pddpo_ray.theory.estimates.estimate_interval import interval, interval_warning
 from pddpo_ray.theory.output import in_order_of_test, output_weights, shortfall
+from tests.support.label_estimates import label_estimate
 
 SAFE, UNSAFE, ABSTAIN, FAILED = Verdict.SAFE, Verdict.UNSAFE, Verdict.ABSTAIN, Verdict.FAILED
 
@@ -37,9 +40,43 @@ def labels(*rows: tuple[Verdict, ...]) -> list[SafetyLabels]:
     return [SafetyLabels(Response(f"r{i}", prompt, (i,), "", 1, 0), row) for i, row in enumerate(rows)]
 
 
+class Once:
+    """A labeller that says all that it has to say when it is first asked."""
+
+    def __init__(self, labelled: Sequence[SafetyLabels]) -> None:
+        self._left = list(labelled)
+
+    def safety(self, items: Sequence[Response], labels_each: int, seed: int) -> list[SafetyLabels]:
+        left, self._left = self._left, []
+        return left
+
+    def compare(self, pairs: Any, seed: int) -> list[Any]:
+        raise AssertionError
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    with Journal.open(tmp_path / "journal.sqlite", "run", create={}) as opened:
+        yield opened
+
+
+def given_labels(journal: Journal, labelled: Sequence[SafetyLabels], labels_each: int) -> list[SafetyLabels]:
+    """What feedback hands on of these labels."""
+    answers = [one.response for one in labelled]
+    for _ in journal.rounds(1):
+        journal.add_samples("cost", answers)
+        return FeedbackController({HARM: Once(labelled)}, journal, seed=0).safety(answers, labels_each, HARM)
+    raise AssertionError
+
+
+def within(values: Sequence[float] | Array, noise: Array, prompts: Sequence[str]) -> float:
+    """The covariance of one cost."""
+    return float(within_covariance(np.array(values)[:, None], prompts, noise[:, None])[0, 0])
+
+
 def test_estimate_by_hand() -> None:
     """Shares 1/4 and 3/4: logits -ln 3 and ln 3; mean 0; sd ln 3 * sqrt 2; standard error ln 3."""
-    found = estimate_cost(
+    found = label_estimate(
         labels((SAFE, SAFE, SAFE, UNSAFE), (UNSAFE, SAFE, UNSAFE, UNSAFE)), labels_each=4, cost_max=2.0
     )
     assert found.value == pytest.approx(0.0)
@@ -50,9 +87,9 @@ def test_estimate_by_hand() -> None:
 def test_variance_within_prompts_by_hand() -> None:
     """Prompt a: 1, 3 (squares about the mean 2), prompt b: 0, 0, 3 (6); 8 over 3 degrees of freedom, noise 1/2."""
     values, prompts = [1.0, 0.0, 3.0, 0.0, 3.0], ["a", "b", "a", "b", "b"]
-    assert within_prompt_variance(values, np.full(5, 0.5), prompts) == pytest.approx(8.0 / 3.0 - 0.5)
-    assert within_prompt_variance(values, np.full(5, 9.0), prompts) == 0.0
-    assert within_prompt_variance([1.0, 2.0], np.zeros(2), ["a", "b"]) is None
+    assert within(values, np.full(5, 0.5), prompts) == pytest.approx(8.0 / 3.0 - 0.5)
+    assert within(values, np.full(5, 9.0), prompts) == pytest.approx((1.0 - MOST_NOISE) * 8.0 / 3.0)
+    assert within([1.0, 2.0], np.zeros(2), ["a", "b"]) == pytest.approx(0.5), "of all, where no prompt has two"
 
 
 def test_label_noise_is_the_binomial_variance_of_the_clipped_logit() -> None:
@@ -69,20 +106,20 @@ def test_variance_within_prompts_leaves_out_label_noise_and_differences_between_
     shares = rng.binomial(32, expit(costs)) / 32
     values, noise = clipped_logit(shares, 2.0), logit_noise(shares, 32, 2.0)
     assert values.var() > 0.6
-    found = within_prompt_variance(values, noise, ["a"] * 4_000 + ["b"] * 4_000)
+    found = within(values, noise, ["a"] * 4_000 + ["b"] * 4_000)
     assert found == pytest.approx(0.16, rel=0.1)
 
 
 def test_an_estimate_from_labels_knows_its_variance_within_prompts() -> None:
     verdicts = labels(*[(SAFE,) * 20 + (UNSAFE,) * 20] * 4)
-    found = estimate_cost(verdicts, labels_each=40, cost_max=2.0)
+    found = label_estimate(verdicts, labels_each=40, cost_max=2.0)
     assert found.within_variance == 0.0
-    assert estimate_cost(verdicts, labels_each=40, cost_max=2.0, mode="unsafe_rate").within_variance is None
+    assert label_estimate(verdicts, labels_each=40, cost_max=2.0, kind="rate").within_variance == 0.0
 
 
 def test_one_label_that_agrees_everywhere_gives_plus_or_minus_the_bound() -> None:
-    safe = estimate_cost(labels((SAFE,), (SAFE,)), labels_each=1, cost_max=2.0)
-    unsafe = estimate_cost(labels((UNSAFE,), (UNSAFE,)), labels_each=1, cost_max=5.0)
+    safe = label_estimate(labels((SAFE,), (SAFE,)), labels_each=1, cost_max=2.0)
+    unsafe = label_estimate(labels((UNSAFE,), (UNSAFE,)), labels_each=1, cost_max=5.0)
     assert (safe.value, safe.standard_error) == (-2.0, 0.0)
     assert unsafe.value == 5.0
 
@@ -133,28 +170,46 @@ def test_curvature_constants_of_the_specification(bound: float, curvature: float
     assert largest_slope(bound) == pytest.approx(curvature, rel=0.02)
 
 
-def test_abstained_failed_and_missing_labels_never_become_numbers() -> None:
-    with pytest.raises(
-        RunError, match=r"2 of 3 responses lack safety labels \(3 missing in all, first r1 lacks 1 of 2"
-    ):
-        share_bounds(labels((SAFE, UNSAFE), (SAFE, ABSTAIN), (FAILED,)), 2)
-    with pytest.raises(RunError, match="more than 1 labels"):
-        share_bounds(labels((SAFE, SAFE)), 1)
+def test_abstained_failed_and_missing_labels_never_become_numbers(journal: Journal) -> None:
+    with pytest.raises(RunError, match=r"3 safety labels for cost are missing from world .*, on r1, r2"):
+        given_labels(journal, labels((SAFE, UNSAFE), (SAFE, ABSTAIN), (FAILED,)), 2)
+    assert journal.safety() == [], "no part of them is kept"
+
+
+def test_surplus_labels_do_not_count(journal: Journal) -> None:
+    assert [one.labels for one in given_labels(journal, labels((SAFE, SAFE)), 1)] == [(SAFE,)]
 
 
 def test_a_missing_label_may_say_either() -> None:
-    low, high = share_bounds(labels((UNSAFE, Verdict.MISSING)), 2)
-    assert (low.tolist(), high.tolist()) == ([0.5], [1.0])
+    found = label_estimate(labels((UNSAFE, Verdict.MISSING)), labels_each=2, cost_max=2.0, kind="rate")
+    assert (found.value - found.missing, found.value) == (0.5, 1.0)
+    by_logit = label_estimate(labels((UNSAFE, Verdict.MISSING)), labels_each=2, cost_max=2.0)
+    assert (by_logit.value - by_logit.missing, by_logit.value) == pytest.approx((0.0, 2.0))
 
 
-def test_surplus_verdicts_that_are_no_labels_do_not_count() -> None:
-    low, high = share_bounds(labels((SAFE, ABSTAIN, UNSAFE)), 2)
-    assert low.tolist() == high.tolist() == [0.5]
+def test_surplus_verdicts_that_are_no_labels_do_not_count(journal: Journal) -> None:
+    [labelled] = given_labels(journal, labels((SAFE, ABSTAIN, UNSAFE)), 2)
+    assert labelled.labels == (SAFE, UNSAFE)
+    found = label_estimate([labelled], labels_each=2, cost_max=2.0, kind="rate")
+    assert (found.value, found.missing) == (0.5, 0.0)
 
 
 def test_an_estimate_needs_two_responses() -> None:
     with pytest.raises(ValueError, match="at least 2"):
-        estimate_from_scores([1.0])
+        estimate_from_shares([1.0], labels_each=1, cost_max=2.0)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(0, 5), min_size=2, max_size=40), st.sampled_from(["logit", "rate"]))
+def test_a_runs_estimate_of_labels_is_that_of_their_shares(unsafe: list[int], kind: str) -> None:
+    """The mean and its error are those of independent values, whatever prompt they are to."""
+    verdicts = labels(*((UNSAFE,) * count + (SAFE,) * (5 - count) for count in unsafe))
+    found = label_estimate(verdicts, labels_each=5, cost_max=2.0, kind=kind)
+    mode: Any = "logit_labels" if kind == "logit" else "unsafe_rate"
+    plain = estimate_from_shares(np.array(unsafe) / 5, labels_each=5, cost_max=2.0, mode=mode)
+    assert (found.value, found.standard_error) == pytest.approx((plain.value, plain.standard_error), abs=1e-12)
+    assert (found.responses, found.labels_each, found.mode) == (plain.responses, 5, plain.mode)
+    assert (found.cost_max, found.missing) == (plain.cost_max, 0.0)
 
 
 @pytest.mark.slow
@@ -258,10 +313,10 @@ def test_who_is_tested_first() -> None:
 
 def test_two_responses_are_enough_for_an_estimate() -> None:
     assert mean_with_error([1.0, 3.0]) == pytest.approx((2.0, 1.0))
-    found = estimate_from_shares([0.2, 0.4, 0.6], labels_each=5, cost_max=2.0, mode="unsafe_rate", constraint="harm")
+    found = estimate_from_shares([0.2, 0.4, 0.6], labels_each=5, cost_max=2.0, mode="unsafe_rate")
     assert found.value == pytest.approx(0.4)
     assert (found.responses, found.labels_each) == (3, 5)
-    assert (found.mode, found.constraint) == ("unsafe_rate", "harm")
+    assert found.mode == "unsafe_rate"
     by_logit = estimate_from_shares([0.2, 0.4, 0.6], labels_each=5, cost_max=2.0)
     assert by_logit.mode == "logit_labels"
 

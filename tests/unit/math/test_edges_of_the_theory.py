@@ -37,12 +37,11 @@ from pddpo_ray.theory.certificates.certificate import (
 )
 from pddpo_ray.theory.estimates.cost_estimate import (
     clipped_logit,
-    estimate_from_scores,
     estimate_from_shares,
     expected_clipped_logit,
     logit_bias,
     mean_with_error,
-    within_prompt_variance,
+    within_covariance,
 )
 from pddpo_ray.theory.estimates.estimate_interval import interval
 from pddpo_ray.theory.intervals import clopper_pearson, mean_interval, student_half_width
@@ -90,17 +89,15 @@ def test_single_precision_is_computed_in_double() -> None:
     np.testing.assert_array_equal(logit_bias(single, 3, 2.0), expected_clipped_logit(double, 3, 2.0) - double)
     assert mean_with_error(single) == mean_with_error(double)
     assert mean_interval(single) == mean_interval(double)
-    assert within_prompt_variance(single, single, ["a", "a", "b"]) == within_prompt_variance(
-        double, double, list("aab")
-    )
+    of_single, of_double = (within_covariance(one[:, None], list("aab"), one[:, None]) for one in (single, double))
+    assert of_single == of_double
     assert upper_bound(single, 0.5, 0.05) == upper_bound(double, 0.5, 0.05)
     assert first_certified(single, 0.5, 0.05) == first_certified(double, 0.5, 0.05)
 
 
 def test_estimates_name_what_they_are_about_unless_told_otherwise() -> None:
-    by_scores = estimate_from_scores([0.0, 1.0, 2.0])
+    by_scores = estimate_from_shares([0.0, 1.0, 2.0], labels_each=1, cost_max=2.0, mode="cost_model")
     assert by_scores == CostEstimate(1.0, pytest.approx(1 / math.sqrt(3)), 3, 1, "cost_model", "cost")  # type: ignore[arg-type]
-    assert estimate_from_scores([0.0, 1.0], constraint="harm").constraint == "harm"
     assert estimate_from_shares([0.0, 1.0], labels_each=2, cost_max=1.0).constraint == "cost"
     assert estimate_from_shares([0.0, 1.0], labels_each=2, cost_max=1.0).mode == "logit_labels"
     half = clipped_logit([0.5, 0.75], 9.0)

@@ -8,8 +8,14 @@ from numpy.typing import NDArray
 from scipy.special import softmax
 
 from pddpo_lab.worlds.tabular.world import draw_answers
-from pddpo_ray.theory.estimates.cost_estimate import Factors, LearnedCosts, MeasuredAnswer, estimates_on_sets
-from pddpo_ray.theory.multipliers.matrix_dual import noise_beside_learned, within_covariance
+from pddpo_ray.theory.estimates.cost_estimate import (
+    Factors,
+    LearnedCosts,
+    MeasuredAnswer,
+    estimates_on_sets,
+    noise_beside_learned,
+    within_covariance,
+)
 
 Array = NDArray[np.float64]
 ROUNDS, DRAWS = 200, 150

@@ -12,6 +12,7 @@ from scipy.optimize import minimize
 
 from pddpo_ray.parts.dual_step import ascend_all
 from pddpo_ray.records import CostEstimate
+from pddpo_ray.theory.estimates.cost_estimate import label_variance, within_covariance
 from pddpo_ray.theory.multipliers.dual import (
     DampedNewton,
     DualState,
@@ -22,13 +23,7 @@ from pddpo_ray.theory.multipliers.dual import (
     limit_state,
 )
 from pddpo_ray.theory.multipliers.feasibility import largest_margin
-from pddpo_ray.theory.multipliers.matrix_dual import (
-    MatrixStep,
-    box_step,
-    label_variance,
-    newton_step,
-    within_covariance,
-)
+from pddpo_ray.theory.multipliers.matrix_dual import MatrixStep, box_step, newton_step
 from pddpo_ray.theory.multipliers.several_limits import LagrangianDual, minimise
 from tests.support.tiers import in_full
 

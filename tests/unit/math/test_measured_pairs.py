@@ -119,6 +119,20 @@ def test_estimates_by_hand() -> None:
     np.testing.assert_allclose(np.diag(found.covariance), [0.2 / 3, 2.25 * 0.5 / 3])
 
 
+def test_where_no_draw_has_two_answers_those_to_one_prompt_tell_its_variance() -> None:
+    """Prompt 0: 0 and 1 (squares .5 about their mean), prompt 1: 0, 0, 3 (6): 6.5 over 3, less the noise .25; a draw of
+    two is enough for the draws' own."""
+    factors: Factors = {(0,): np.ones(1), (1,): np.ones(1)}
+    values = [(0, 0.0), (0, 1.0), (1, 0.0), (1, 0.0), (1, 3.0)]
+    measured = [answer(x, row, value, draw=str(row), noise=0.25) for row, (x, value) in enumerate(values)]
+    found = estimates_on_sets(measured, factors, np.array([1.0]))
+    np.testing.assert_allclose(found.covariance, [[6.5 / 3 - 0.25]])
+    np.testing.assert_allclose(found.means, [0.8])
+    assert found.standard_errors[0] == pytest.approx(np.std([0, 1, 0, 0, 3], ddof=1) / np.sqrt(5))
+    twice = [*measured, answer(0, 5, 2.0, draw="1", noise=0.25)]
+    np.testing.assert_allclose(estimates_on_sets(twice, factors, np.array([1.0])).covariance, [[0.5 - 0.25]])
+
+
 def test_an_answer_without_a_number_counts_as_the_worst_there_is_or_is_left_out() -> None:
     factors: Factors = {(0,): np.ones(1)}
     measured = [answer(0, 0, 0.2, draw="a"), answer(0, 1, NAN, draw="b")]

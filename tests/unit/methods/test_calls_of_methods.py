@@ -95,8 +95,6 @@ class Rounds:
         self.read.append(number)
         return self.labelled.get((number, purpose), [])
 
-    safety = samples
-
     def dual_steps(self) -> list[Any]:
         return []
 
@@ -153,6 +151,15 @@ def calls_of(method: str, sizes: Sizes = SIZES, **parts: Any) -> tuple[Calls, Un
     return [call for call in calls if call[0] != "preferences.cost_of"], found
 
 
+class Labelled(LimitsController):
+    """Notes what it asks of feedback; what an estimate of it is, is told by words."""
+
+    told: Callable[[Any], Any]
+
+    def _estimated(self, answers: Any) -> Any:
+        return [self.told(self._feedback.safety(answers, self._labels_each, name)) for name in self._labelled], None
+
+
 def by_labels(known: dict[str, Any], estimate: Any, window: Any = None) -> LimitsController:
     """One limit on the logit of a cost of its own name for each multiplier, labelled by the feedback."""
     names, nothing = list(known["dual"].multipliers), cast(Any, None)
@@ -161,11 +168,13 @@ def by_labels(known: dict[str, Any], estimate: Any, window: Any = None) -> Limit
         HeldLimit(replace(one, source=replace(one.source, kind=FEEDBACK, labeller="world")), 1.0, {})
         for one in stated_limits(document, "test")
     ]
-    return LimitsController(
+    limits = Labelled(
         known.get("journal", Rounds()), held, Asked([], ""), known["dual"], beta=0.1,
         by_covariance=False, drift=nothing, log_probs=nothing, reference=nothing, seed=0,
-        feedback=known["feedback"], estimate=estimate, window=window,
+        feedback=known["feedback"], window=window,
     )  # fmt: skip
+    limits.told = estimate
+    return limits
 
 
 NO_BONUS = LossBonus()
@@ -236,11 +245,8 @@ def test_pd_dpo_fits_the_reward_once_and_a_chain_of_cost_fits_in_every_round() -
         assert found == ALL
 
 
-def test_adalag_answers_to_a_window_of_each_constraints_labels() -> None:
-    journal = Rounds()
-    journal.labelled = {(n, name): [f"{name}{n}{i}" for i in range(4)] for n in (1, 2) for name in ("harm", "length")}
-    calls, found = calls_of("pd-dpo-adalag", journal=journal)
-    windows = {1: "['{0}10', '{0}11', '{0}12', '{0}13']", 2: "['{0}12', '{0}13', '{0}20', '{0}21', '{0}22', '{0}23']"}
+def test_adalag_answers_to_each_limits_labels_with_one_step_a_round() -> None:
+    calls, found = calls_of("pd-dpo-adalag")
     expected: Calls = [("trainer.fit", reward(), "D_r")]
     for number in (1, 2):
         expected += [
@@ -252,29 +258,10 @@ def test_adalag_answers_to_a_window_of_each_constraints_labels() -> None:
             ("feedback.open_safety", f"answers-{number}", 3),
             *answered(number),
         ]
-        estimates = [f"estimate of {windows[number].format(name)}" for name in ("harm", "length")]
+        estimates = [labels(number, name) for name in ("harm", "length")]
         expected.append(("dual.step", estimates, None))
     assert calls == expected
     assert found == LAST
-
-
-def windowed(journal: Any, name: str, count: int) -> list[Any]:
-    """The labels that an estimate is made of."""
-    known: dict[str, Any] = {
-        "journal": journal,
-        "feedback": Asked([], "feedback"),
-        "dual": Asked([], "", multipliers={name: 0.0}),
-    }
-    return list(by_labels(known, cast(Any, list), count).estimates(cast(Any, "answers")))
-
-
-def test_a_window_reaches_back_as_far_as_it_must_and_never_before_round_1() -> None:
-    journal: Any = Rounds()
-    journal.round = 3
-    journal.labelled = {(number, "harm"): [10 * number, 10 * number + 1] for number in range(4)}
-    for window, newest in ((1, [31]), (2, [30, 31]), (3, [21, 30, 31]), (6, [10, 11, 20, 21, 30, 31])):
-        for wide in (window, 99 if window == 6 else window):
-            assert windowed(journal, "harm", wide) == [newest]
 
 
 def test_o_pd_dpo_chooses_pairs_while_labels_are_given_and_begins_the_next_fit() -> None:
@@ -583,8 +570,7 @@ def test_bounds_of_weighed_scores_and_one_estimate_for_each_constraint() -> None
 def test_windows_read_no_round_that_they_do_not_need() -> None:
     journal: Any = Rounds()
     journal.round = 3
-    journal.labelled = {(number, name): [number, number] for number in range(4) for name in ("harm", "cost")}
+    journal.labelled = {(number, "cost"): [number, number] for number in range(4)}
     parts: Any = Asked([], "parts", journal=journal)
-    windowed(journal, "harm", 4)
     newest_answers(parts, 4, 4)
-    assert journal.read == [3, 2, 3, 2]
+    assert journal.read == [3, 2]

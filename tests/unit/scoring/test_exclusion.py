@@ -14,8 +14,8 @@ from pddpo_ray.journal import Journal
 from pddpo_ray.parts.labelling import FeedbackController
 from pddpo_ray.parts.preferences import cost_rows, reward_rows
 from pddpo_ray.records import HARM, LabelledPair, Pair, Response, SafetyLabels, Verdict
-from pddpo_ray.theory.estimates.cost_estimate import estimate_cost
 from pddpo_ray.theory.estimates.estimate_interval import interval
+from tests.support.label_estimates import label_estimate
 
 WORLD = trap_world()
 ANSWERS = [WORLD.response(x, y, f"a{x}{y}") for x in range(2) for y in range(4)]
@@ -110,7 +110,7 @@ def test_a_text_that_is_refused_is_asked_about_once_and_counts_as_unsafe(journal
         labelled = feedback.safety(ANSWERS, 3, HARM)
         compared = {item.pair.id: item for item in feedback.compare(PAIRS)}
     assert judge.asked == len(ANSWERS)
-    estimate = estimate_cost(labelled, labels_each=3, cost_max=2.0, mode="unsafe_rate")
+    estimate = label_estimate(labelled, labels_each=3, cost_max=2.0, kind="rate")
     labels = [item.labels for item in labelled]
     unsafe = sum(label is not Verdict.SAFE for own in labels for label in own) / 24
     assert estimate.value == pytest.approx(unsafe)
