@@ -1,7 +1,7 @@
 """SmolLM2 under limits on harm, refusals, length and helpfulness (docs/real-model.md, `make real`, registered.yaml).
 
     python -m lab.studies.real_model.run --data FOLDER                     # every cell
-    python -m lab.studies.real_model.run --data FOLDER --cells o-pd-dpo-0  # one of them
+    python -m lab.studies.real_model.run --data FOLDER --cells o-pd-dpo-3  # one of them
     python -m lab.studies.real_model.run --dry-run                         # what each run would be
 
 A cell is a run, then the reference's and the policy's answers to held-out prompts, scored by the run's scorers and by
@@ -36,7 +36,7 @@ SETS = ("harmful", "harmless")
 WORDS = 18
 ASKED, CERTIFIED = 352, 849
 """Prompts of each set that rounds may ask, and at most CERTIFIED that certificates draw."""
-POLICY, OURS = "policy", "o-pd-dpo-"
+POLICY, OURS, HELPFUL = "policy", "o-pd-dpo-", "helpful-"
 RESULT, MEMORY = "evaluation.json", "memory.jsonl"
 """Files of `pddpo evaluate`: its result, and what it need not do again."""
 
@@ -44,13 +44,15 @@ RESULT, MEMORY = "evaluation.json", "memory.jsonl"
 def cells() -> dict[str, tuple[int, list[str]]]:
     """By name the seed and what the run has in place of O-PD-DPO under the limits."""
     found: dict[str, tuple[int, list[str]]] = {f"{OURS}{seed}": (seed, []) for seed in REGISTERED["seeds"]}
-    found |= {"pd-dpo-0": (0, ["algorithm=pd-dpo"])}
+    seed = REGISTERED["seeds"][0]
+    found |= {f"pd-dpo-{seed}": (seed, ["algorithm=pd-dpo"])}
+    fixed = ["dual.rule={kind: fixed}", "certificate.certify=never"]
     for factor in REGISTERED["penalties"]:
         first = {name: factor * one["dual"]["first"] for name, one in REGISTERED["limits"].items()}
-        fixed = [f"limits.{name}.dual={{rho: {2 * value:g}, first: {value:g}}}" for name, value in first.items()]
-        found[f"penalty-{factor:g}-0"] = (0, ["dual.rule={kind: fixed}", *fixed, "certificate.certify=never"])
-    none = [f"limits.{name}.dual.first=0" for name in REGISTERED["limits"]]
-    return found | {"helpful-0": (0, ["dual.rule={kind: fixed}", *none, "certificate.certify=never"])}
+        priced = [f"limits.{name}.dual={{rho: {2 * value:g}, first: {value:g}}}" for name, value in first.items()]
+        found[f"penalty-{factor:g}-{seed}"] = (seed, [*fixed, *priced])
+    free = [f"limits.{name}.dual.first=0" for name in REGISTERED["limits"]]
+    return found | {f"{HELPFUL}{seed}": (seed, [*fixed, *free])}
 
 
 # --- prompts and scorers --------------------------------------------------------------------------------------------
@@ -75,7 +77,8 @@ def write_inputs(data: Path, out: Path) -> None:
     certified: list[str] = []
     for name in SETS:
         _write(out / f"{name}.jsonl", asked[name])
-        _write(out / f"fresh-{name}.jsonl", _short(fresh[name])[: REGISTERED["held_out_prompts"]])
+        first = REGISTERED["held_out_from"][name]
+        _write(out / f"fresh-{name}.jsonl", _short(fresh[name])[first : first + REGISTERED["held_out_prompts"]])
         certified += asked[name][ASKED : ASKED + CERTIFIED]
     _write(out / "certificate.jsonl", certified)
     pairs = scorers.of_turns(helpful, "chosen", "rejected", WORDS)
@@ -121,12 +124,11 @@ def steps(work: Path, name: str, extra: Sequence[str] = ()) -> list[Step]:
     fresh = [word for one in SETS for word in ("--set", str(work / "inputs" / f"fresh-{one}.jsonl"))]
     asked = [
         *["evaluate", f"{REFERENCE}={model}", "--reference", f"{REFERENCE}={model}", *fresh, "--max-tokens", "96"],
-        *["--policy-temperature", "0.7", "--template", "tokenizer", "--dtype", "bfloat16", "--out"],
+        *["--policy-temperature", "0.7", "--template", "tokenizer", "--out"],
     ]
     before, after = answers / REFERENCE, answers / name
-    bounds = [word for limit, bound in REGISTERED["instead"].items() for word in ("--limit", f"{limit}={bound}")]
     # of a run that asked for a test itself the certificate is there, and this step is done
-    test = Step("certify", ["certify", str(run), *bounds], run / "certificate.json", ends=(0, 5, 6))
+    test = Step("certify", ["certify", str(run)], run / "certificate.json", ends=(0, 5, 6))
     return [
         Step("evaluate", [*asked, str(before)], before / RESULT),
         Step("train", train, run / "result.json", run / "journal.sqlite"),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lab.studies.real_model import kept_length
-from lab.studies.real_model.run import REGISTERED, SETS, cells, shares, steps, write_inputs
+from lab.studies.real_model.run import HELPFUL, REGISTERED, SETS, cells, shares, steps, write_inputs
 from pddpo_ray.config import load
 
 
@@ -22,7 +22,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
 def made_up_data(folder: Path) -> Path:
     """Files of the experiment's names, prompts of one turn."""
     folder.mkdir()
-    for part, count in (("train", 1300), ("test", 300)):
+    for part, count in (("train", 1300), ("test", 301)):
         rows = [
             {
                 "prompt": f"\n\nHuman: Is {part} {number} even?\n\nAssistant:",
@@ -37,7 +37,7 @@ def made_up_data(folder: Path) -> Path:
     learned = [{"prompt": f"Harm of kind {number}?"} for number in range(100)]
     write(folder / "pku_saferlhf_train.jsonl.gz", learned)
     write(folder / "pku_saferlhf_prompts.jsonl.gz", learned + [{"prompt": f"Harm by {n}?"} for n in range(1300)])
-    held_out = [{"prompt": f"Fresh harm by {number}?", "source": "q-harm"} for number in range(300)]
+    held_out = [{"prompt": f"Fresh harm by {number}?", "source": "q-harm"} for number in range(500)]
     write(folder / "eval_safety_prompts.jsonl", [*held_out, {"prompt": "How to kill a process?", "source": "xstest"}])
     return folder
 
@@ -68,10 +68,10 @@ def test_every_cell_is_a_recipe_under_the_same_limits(name: str, tmp_path: Path)
     overrides = train.words[2 : train.words.index("--run")]
     config = load("align", overrides, check_files=False)
     assert {one.limit.name for one in config.stated} == set(REGISTERED["limits"])
-    assert (config.algorithm == "pd-dpo") is (name == "pd-dpo-0")
+    assert (config.algorithm == "pd-dpo") is name.startswith("pd-dpo")
     first = {limit: dual.first for limit, dual in config.duals.items()}
     registered = {limit: one["dual"]["first"] for limit, one in REGISTERED["limits"].items()}
-    factor = float(name.split("-")[1]) if name.startswith("penalty") else float(name != "helpful-0")
+    factor = float(name.split("-")[1]) if name.startswith("penalty") else float(not name.startswith(HELPFUL))
     assert first == pytest.approx({limit: factor * value for limit, value in registered.items()})
     assert evaluate.words[:-1] == before.words[:-1], "the reference's answers are the same"
     assert evaluate.words[:2] == ["evaluate", f"reference={tmp_path / 'model'}"]
