@@ -149,7 +149,7 @@ class SharedLimits(Handle[LimitControllerActor]):
         try:
             self._answerer.ask("the opening of its limits", LimitControllerActor.begin, settings)
         except PddpoError:
-            # one that never opened its limits would refuse whoever has mended them
+            # one that never opened its limits would refuse them after they were corrected
             if not self._answerer.ask("whether it has begun", LimitControllerActor.has_begun):
                 self.close()
             raise

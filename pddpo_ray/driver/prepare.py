@@ -6,7 +6,7 @@ import logging
 
 from pddpo_ray.backends.backends import Backends, sets_of_prompts
 from pddpo_ray.certificates.groups import SETS
-from pddpo_ray.config import Config, ModelFeedback
+from pddpo_ray.config import Config
 from pddpo_ray.driver.build import BuiltParts
 from pddpo_ray.driver.cut_answers import watch_cut_answers
 from pddpo_ray.driver.offline_setup import (
@@ -20,6 +20,7 @@ from pddpo_ray.driver.offline_setup import (
 from pddpo_ray.journal import Journal
 from pddpo_ray.parts.reachable import note_reachable
 from pddpo_ray.scorers.gate import check_limits, check_scorers
+from pddpo_ray.scorers.labellers import judging_models
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +35,7 @@ def prepare(config: Config, journal: Journal, backends: Backends, parts: BuiltPa
     parts.feedback.prepare()
     draw_pools(config, journal, backends, parts.rollout, online)
     offline_pairs(config, journal, backends, parts.rollout, parts.labels_before or parts.feedback, parts.preferences)
-    models = parts.feedback.models
-    if models is not None and isinstance(config.feedback, ModelFeedback):
+    if (models := judging_models(config, parts.feedback)) is not None:
         check_scorers(config, journal, models, backends.offline_unsafe, by_prompt=backends.world is None)
     check_limits(config, journal)
     groups = sets_of_prompts(backends)

@@ -232,10 +232,10 @@ class LimitsController:
         if self._by_covariance:
             # nothing is learned from labels of feedback, and a few repetitions may say that all of a rate is noise:
             # the step would go as far as it is trusted, whatever the excess
-            repeats = np.array([not (one.on_drift or one.labelled) for one in self._limits])
-            newest = with_repeated_noise(newest, self._measured.all, repeats)
+            repeatable = np.array([not (one.on_drift or one.labelled) for one in self._limits])
+            newest = with_repeated_noise(newest, self._measured.all, repeatable)
         try:
-            return estimates_of(self._limits, newest, self._factors, self._learned(answers))
+            return cost_estimates(self._limits, newest, self._factors, self._learned(answers))
         except ValueError as problem:
             raise RunError(f"round {self._journal.round}: {problem}; draw more (feedback.responses)") from problem
 
@@ -383,7 +383,7 @@ class LimitsController:
         return drifts
 
 
-def estimates_of(
+def cost_estimates(
     limits: Sequence[HeldLimit],
     measured: Sequence[MeasuredAnswer],
     factors: Factors,

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from pddpo_ray.backends.backends import Backends
-from pddpo_ray.config import Config, ModelFeedback, StoredScorerConfig
+from pddpo_ray.config import Config, StoredScorerConfig
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.limits.source_kinds import FREE_SOURCES
@@ -25,6 +25,7 @@ from pddpo_ray.parts.labelling import FeedbackController
 from pddpo_ray.records import Array, LabelledPair, Prompt, Response
 from pddpo_ray.scorecard.cards import HELD_OUT, SCORERS, trials_of
 from pddpo_ray.scorers.fits import ScorerOrder, given_scorer, stored_scorer
+from pddpo_ray.scorers.labellers import judging_models
 from pddpo_ray.scoring.held_out import KINDS, REPORT, Kind, Text, Trials, compared_on, comparisons, rows_of
 from pddpo_ray.scoring.interface import AnswerScorer
 from pddpo_ray.scoring.learned_prompts import hashes_of, learned_by, opening_of
@@ -44,8 +45,7 @@ Score = Callable[[Sequence[Response]], Array]
 
 def own_scores(config: Config, feedback: FeedbackController) -> dict[str, Score]:
     """By `reward` and `cost`, what the run learns from where that is a score: models, or a computed reward."""
-    models = feedback.models
-    if models is not None and isinstance(config.feedback, ModelFeedback):
+    if (models := judging_models(config, feedback)) is not None:
         scores = {"reward": models.rewards, "cost": models.costs}
         return {kind: scores[kind] for kind in models.kinds}
     stated = config.computed_reward

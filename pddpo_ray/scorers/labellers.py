@@ -184,6 +184,11 @@ def unsafe_chance(models: ScoredLabeller | None) -> RiskOf | None:
     return lambda items: expit(models.costs(items)).tolist()
 
 
+def judging_models(config: Config, feedback: FeedbackController) -> ScoredLabeller | None:
+    """The models whose verdicts on pairs the run learns from; None: others give them, people beside models too."""
+    return feedback.models if isinstance(config.feedback, ModelFeedback) else None
+
+
 def measure_of(config: Config, backends: Backends, feedback: FeedbackController) -> Measure:
     """What measures the limits: the backends' sources, and the cost model of feedback."""
     models = feedback.models

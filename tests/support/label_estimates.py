@@ -10,7 +10,7 @@ import numpy as np
 from pddpo_ray.journal.rows import label_measurements
 from pddpo_ray.limits.reading import FEEDBACK, stated_limit
 from pddpo_ray.parts.held_limit import HeldLimit
-from pddpo_ray.parts.limits import estimates_of
+from pddpo_ray.parts.limits import cost_estimates
 from pddpo_ray.parts.measuring import measured_answers, table_of
 from pddpo_ray.records import CostEstimate, SafetyLabels
 
@@ -28,5 +28,5 @@ def label_estimate(
     held = HeldLimit(stated, 1.0, dict.fromkeys(prompts, 1.0))
     table = table_of(label_measurements(labelled, "test"), [stated], ids, cost_max)
     factors = dict.fromkeys(prompts, np.ones(1))
-    [estimate], _ = estimates_of([held], measured_answers(table, answers, ids, 1), factors)
+    [estimate], _ = cost_estimates([held], measured_answers(table, answers, ids, 1), factors)
     return estimate

@@ -31,7 +31,8 @@ Factors = Mapping[Tokens, Array]
 """P_s / P_0 of every limit, by the prompt's tokens. [I]"""
 Mode = Literal["logit_labels", "unsafe_rate", "cost_model"]
 MOST_NOISE = 0.999
-"""Share of a variance that may be taken out as noise, for the same reason. Of rare single labels it can be 0.995."""
+"""Share of a variance that may be taken out as noise: without variance Newton's step has no end. Of rare single labels
+it can be 0.995."""
 SMALLEST_PART = 0.1
 """Of the largest multiplier times standard deviation: below it a cost's noise is not reported."""
 
@@ -199,13 +200,13 @@ def corrected_by_people(machine: ArrayLike, people: ArrayLike, asked: ArrayLike,
 
 
 def with_repeated_noise(
-    newest: Sequence[MeasuredAnswer], measured: Sequence[MeasuredAnswer], of_answers: NDArray[np.bool_]
+    newest: Sequence[MeasuredAnswer], measured: Sequence[MeasuredAnswer], repeatable: NDArray[np.bool_]
 ) -> list[MeasuredAnswer]:
     """The newest answers with the noise of each measurement as its repetitions show it.
 
     One label of an answer says nothing about its own noise. Where the same answer was measured more than once, in any
     round, the variance of those measurements is the noise of one; elsewhere it stays as it is, and so does that of a
-    measure that is not `of_answers` alone [I] but of the policy too.
+    limit whose repetitions tell nothing, which is not `repeatable` [I]: its cost is of the policy too, say.
     """
     known: dict[tuple[Tokens, Tokens], list[Array]] = {}
     for one in measured:
@@ -214,7 +215,7 @@ def with_repeated_noise(
     answers = []
     for one in newest:
         spread = spreads.get((one.prompt, one.answer))
-        noise = one.noise if spread is None else np.where(np.isfinite(spread) & of_answers, spread, one.noise)
+        noise = one.noise if spread is None else np.where(np.isfinite(spread) & repeatable, spread, one.noise)
         answers.append(replace(one, noise=noise))
     return answers
 
