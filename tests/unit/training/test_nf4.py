@@ -49,8 +49,9 @@ def store(tmp_path: Path) -> ArtifactStore:
     return ArtifactStore(tmp_path / "store")
 
 
-def stored(store: ArtifactStore, tmp_path: Path, dtype: str = "float32") -> PolicyVersion:
-    return store_reference(store, save_policy(tmp_path / "checkpoint", seed=4), dtype=dtype, in_nf4=True)
+def stored(store: ArtifactStore, tmp_path: Path, dtype: str = "float32", *, tied: bool = False) -> PolicyVersion:
+    checkpoint = save_policy(tmp_path / "checkpoint", seed=4, tied=tied)
+    return store_reference(store, checkpoint, dtype=dtype, in_nf4=True)
 
 
 def trainer_of(store: ArtifactStore, reference: PolicyVersion, dtype: str = "float32") -> LoraTrainer:
@@ -63,9 +64,10 @@ def command(reference: PolicyVersion) -> FitCommand:
 
 
 @pytest.mark.slow
-def test_the_reference_holds_the_numbers_that_four_bits_hold(store: ArtifactStore, tmp_path: Path) -> None:
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_reference_holds_the_numbers_that_four_bits_hold(tied: bool, store: ArtifactStore, tmp_path: Path) -> None:
     """By hand: in blocks of 64 the nearest of 16 values, times the block's largest number, itself kept in 8 bits."""
-    reference = stored(store, tmp_path)
+    reference = stored(store, tmp_path, tied=tied)
     before, after = (
         load_file(tmp_path / "checkpoint" / "model.safetensors"),
         store.read_torch(reference.path, reference.sha256),
