@@ -42,7 +42,7 @@ def model_card(run: Path, config: Config, journal: JournalReader, policy: Served
 
 
 def base_of(config: Config) -> str | None:
-    """What an exported adapter goes on, as the recipe names it; None where the run made, merged or rounded it."""
+    """What an exported adapter is put on, as the recipe names it; None where the run made, merged or rounded it."""
     named = config.model.reference
     return None if named is None or is_adapter(named) or config.model.in_nf4 else named
 
