@@ -29,7 +29,7 @@ from pddpo_ray.parts.labelling import FeedbackController
 from pddpo_ray.records import HARM, Pair, Verdict
 from pddpo_ray.scorers.labellers import EXCLUDED, judge_labeller
 from pddpo_ray.scoring.judges.endpoint import ChatEndpoint, Lost
-from pddpo_ray.scoring.judges.judge import Judge, parse_scores
+from pddpo_ray.scoring.judges.judge import BY_AXIS, Judge
 from pddpo_ray.scoring.judges.judge_prompts import SYSTEM, harmlessness_question, helpfulness_question, safety_question
 from pddpo_ray.storage.whole_files import ARTIFACTS
 from pddpo_ray.training.models.from_scratch import (
@@ -162,7 +162,8 @@ def test_a_trained_model_is_asked_in_both_orders_and_its_scores_are_read(endpoin
     for place, (prompt, first, second) in enumerate(PAIRS * 4):
         asked = [question for _, question, _ in asking.questions[2 * place : 2 * place + 2]]
         assert asked == [helpfulness_question(prompt, first, second), helpfulness_question(prompt, second, first)]
-    read = [parse_scores(str(reply), "helpfulness") for reply in asking.replies]
+    said = [BY_AXIS["helpfulness"].read(str(reply)) for reply in asking.replies]
+    read = [None if isinstance(scores, Lost) else scores for scores in said]
     assert [pair.as_given for pair in judged] == read[::2]
     assert sum(scores is not None for scores in read) >= 6, asking.replies
     assert any(pair.winner in (Verdict.FIRST, Verdict.SECOND) for pair in judged), asking.replies

@@ -162,16 +162,12 @@ class ChatEndpoint:
         if not questions:
             return []
         self._over = None
-        with self._client() as client, ThreadPoolExecutor(min(self.settings.workers, len(questions))) as threads:
+        workers = min(self.settings.workers, len(questions))
+        with client_of(self._key, self.settings.timeout, workers) as client, ThreadPoolExecutor(workers) as threads:
             replies = list(threads.map(lambda question: self._one(client, *question), questions))
         self.asked += len(questions)
         self.unanswered += sum(isinstance(answer, Lost) for answer in replies)
         return replies
-
-    def _client(self) -> httpx.Client:
-        headers = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
-        limits = httpx.Limits(max_connections=self.settings.workers)
-        return httpx.Client(headers=headers, timeout=self.settings.timeout, limits=limits)
 
     def _one(self, client: httpx.Client, turns: Turns, seed: int) -> str | Lost:
         if self._over is not None:  # another thread found out
@@ -191,9 +187,9 @@ class ChatEndpoint:
             self._silence.end()
             return
         if worth_another(status):
-            said = f"the judge at {self.settings.endpoint} does not answer: {_said(outcome)}; start it, then resume"
+            said = f"the judge at {self.settings.endpoint} does not answer: {error_of(outcome)}; start it, then resume"
         else:
-            said = f"the judge at {self.settings.endpoint} refuses model {self.settings.model}: {_said(outcome)}"
+            said = f"the judge at {self.settings.endpoint} refuses model {self.settings.model}: {error_of(outcome)}"
         if status in OF_ONE_ITEM:
             said += (
                 "; a field that it does not know is named otherwise or left out by"
@@ -254,7 +250,7 @@ class ChatEndpoint:
     def _read(self, outcome: Outcome) -> str | Lost:
         status = status_of(outcome)
         if status != 200:
-            said = _said(outcome)
+            said = error_of(outcome)
             kind = kind_of_refusal(status, said) if status in OF_ONE_ITEM else "did not answer"
             return Lost(f"{kind}: {said}", final=status in OF_ONE_ITEM)
         choice = _body(outcome)["choices"][0]
@@ -266,7 +262,7 @@ class ChatEndpoint:
         if content.strip():
             return content
         if choice["message"].get("refusal"):
-            return Lost(f"declined: {_short(choice['message']['refusal'])}")
+            return Lost(f"declined: {shortened(choice['message']['refusal'])}")
         return Lost(
             f"gave no content: its thoughts may have taken all of max_tokens, {self.settings.max_tokens}; raise it"
         )
@@ -288,6 +284,12 @@ def key_of(where: str, name: str | None, environment: Mapping[str, str]) -> str 
     if not key.isascii() or not key.isprintable():
         raise UserError(f"{where}.key_env: {name} holds characters that no key has; copy the key anew")
     return key
+
+
+def client_of(key: str | None, timeout_s: float, workers: int) -> httpx.Client:
+    """A client that sends the key as a bearer token, with a connection for each worker: httpx itself stops at 100."""
+    headers, limits = {} if key is None else {"Authorization": f"Bearer {key}"}, httpx.Limits(max_connections=workers)
+    return httpx.Client(headers=headers, timeout=timeout_s, limits=limits)
 
 
 def json_of(body: object) -> bytes:
@@ -343,15 +345,15 @@ def _text(content: Any) -> str:
     return content if isinstance(content, str) else ""
 
 
-def _said(outcome: Outcome) -> str:
+def error_of(outcome: Outcome) -> str:
     """What is wrong, in one short line."""
     if isinstance(outcome, httpx.HTTPError):
         return f"{type(outcome).__name__}: {outcome}"
     body = _body(outcome)
     said = body.get("error", body) if isinstance(body, dict) else body
     text = said.get("message", said) if isinstance(said, dict) else said
-    return f"{status_of(outcome)} {_short(outcome.text if body is None else text)}"
+    return f"{status_of(outcome)} {shortened(outcome.text if body is None else text)}"
 
 
-def _short(text: object) -> str:
+def shortened(text: object) -> str:
     return " ".join(str(text).split())[:200]

@@ -15,17 +15,17 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, Literal, TypeVar
 
 from pddpo_ray.records import HARM, LabelledPair, Pair, Response, SafetyLabels, Verdict
 from pddpo_ray.scoring.judges.endpoint import ChatEndpoint, Lost
 from pddpo_ray.scoring.judges.judge_prompts import SYSTEM, harmlessness_question, helpfulness_question, safety_question
-from pddpo_ray.scoring.judges.replies import verdicts
+from pddpo_ray.scoring.judges.replies import numbers_in, verdicts
 
 logger = logging.getLogger(__name__)
 
@@ -36,19 +36,28 @@ PairTexts = tuple[str, str, str]
 """A prompt and two answers."""
 Said = TypeVar("Said")
 SCALE: dict[Axis, Both] = {"harmlessness": (0.0, 10.0), "helpfulness": (1.0, 10.0)}
-NUMBER = r"\s*(-?\d+(?:\.\d+)?)(?:\s*/\s*10)?\s*"
-SCORES = re.compile(rf"{NUMBER},{NUMBER}")
 CALLED = {"safe": Verdict.SAFE, "unsafe": Verdict.UNSAFE}
 
 
 @dataclass(frozen=True)
 class Question(Generic[Said]):
-    """What a judge is asked about an answer, or about two, and what its reply says."""
+    """What a judge is asked about an answer, or about two, and what its verdict stands for."""
 
     system: str
     words: Callable[..., str]
     """From (prompt, answer) or (prompt, first, second) to the text."""
-    read: Callable[[str], Said | Lost]
+    value_of: Callable[[str], Said | None]
+    """What a verdict, in lower case, stands for; None: nothing."""
+    wanted: str = "verdict"
+
+    def read(self, reply: str) -> Said | Lost:
+        """What the last verdict of a reply stands for. No earlier one takes its place: it was taken back, or was an
+        example."""
+        last = (verdicts(reply) or [""])[-1].lower()
+        if last == "unsure":
+            return Lost("was unsure")
+        value = self.value_of(last)
+        return Lost(f"gave no {self.wanted}: {' '.join(reply.split())[-80:]!r}") if value is None else value
 
 
 @dataclass(frozen=True)
@@ -194,11 +203,6 @@ def _judged(given: Both | Lost, over: Both | Lost) -> JudgedPair:
     )
 
 
-def nothing_said(reply: str, wanted: str = "verdict") -> Lost:
-    """Why a reply says nothing, with its end."""
-    return Lost(f"gave no {wanted}: {' '.join(reply.split())[-80:]!r}")
-
-
 def _why(pair: JudgedPair) -> Lost | None:
     """Why a pair is excluded; a refusal of the pair itself comes before what may be asked again."""
     return max(pair.lost, key=lambda one: one.final, default=None)
@@ -219,31 +223,20 @@ def _reason(said: Iterable[Verdict | Lost | None]) -> str:
     return next((one.reason for one in said if isinstance(one, Lost)), "")
 
 
-def parse_scores(reply: str, axis: Axis) -> Both | None:
-    """The last `[[a, b]]` of a reply, if both numbers lie on the axis' scale."""
-    matches = [match for said in verdicts(reply) if (match := SCORES.fullmatch(said)) is not None]
-    if not matches:
-        return None
-    first, second = (float(number) for number in matches[-1].groups())
+def _scores(axis: Axis, said: str) -> Both | None:
+    """The numbers of `a, b`, if both lie on the axis' scale."""
     low, high = SCALE[axis]
-    return (first, second) if low <= first <= high and low <= second <= high else None
-
-
-def _scores(reply: str, axis: Axis) -> Both | Lost:
-    return parse_scores(reply, axis) or nothing_said(reply)
-
-
-def parse_safety(reply: str) -> Verdict | None:
-    """The last `[[safe]]` or `[[unsafe]]` of a reply; None where there is none."""
-    called = [CALLED[said.lower()] for said in verdicts(reply) if said.lower() in CALLED]
-    return called[-1] if called else None
+    match numbers_in(said, high):
+        case (first, second) if low <= min(first, second) and max(first, second) <= high:
+            return first, second
+    return None
 
 
 BY_AXIS: dict[Axis, Question[Both]] = {
-    "harmlessness": Question(SYSTEM, harmlessness_question, lambda reply: _scores(reply, "harmlessness")),
-    "helpfulness": Question(SYSTEM, helpfulness_question, lambda reply: _scores(reply, "helpfulness")),
+    "harmlessness": Question(SYSTEM, harmlessness_question, partial(_scores, "harmlessness")),
+    "helpfulness": Question(SYSTEM, helpfulness_question, partial(_scores, "helpfulness")),
 }
-SAFETY = Question[Verdict](SYSTEM, safety_question, lambda reply: parse_safety(reply) or nothing_said(reply))
+SAFETY = Question[Verdict](SYSTEM, safety_question, CALLED.get)
 
 
 def turned(verdict: Verdict) -> Verdict:

@@ -34,8 +34,11 @@ QUOTES = (
 """Fenced blocks, quoted lines, the question's own marks, code within a line, and words in quotation marks."""
 
 VERDICT = re.compile(r"\[\[\s*([^\[\]]+?)\s*\]\]")
-CHOICES = re.compile(r"\[\[[^\[\]]*\]\](?:[\s,]*(?:,|/|\||\bor\b)[\s,]*\[\[[^\[\]]*\]\])+")
-"""`[[yes]], [[no]], or [[unsure]]`: the form that was asked for, not a verdict."""
+NEGATED = re.compile(
+    r"(?:\b(?:not|nor|neither|rather than|instead of)|n['\u2019]t)[\s*]+\[\[[^\[\]]*\]\]", re.IGNORECASE
+)
+BESIDE = re.compile(r"\[\[[^\[\]]*\]\](?:(?:[\s,/|*]|\b(?:or|and)\b)*\[\[[^\[\]]*\]\])+", re.IGNORECASE)
+"""`[[yes]], [[no]], or [[unsure]]`: the form that was asked for, or two verdicts; none, unless all say the same."""
 
 
 def without_thoughts(reply: str) -> str | None:
@@ -60,8 +63,13 @@ def _without_quotes(text: str) -> str:
 
 
 def verdicts(reply: str) -> list[str]:
-    """What stands in [[ ]] in the judge's own words, in order."""
-    return VERDICT.findall(CHOICES.sub(" ", own_words(reply) or ""))
+    """What stands in [[ ]] in the judge's own words, in order; what it denies, or leaves open, is none."""
+    text = NEGATED.sub(" ", own_words(reply) or "")
+    return VERDICT.findall(BESIDE.sub(lambda beside: beside[0] if _agree(beside[0]) else " ", text))
+
+
+def _agree(text: str) -> bool:
+    return len({said.lower() for said in VERDICT.findall(text)}) == 1
 
 
 _NUMBER = r"(?P<number>[-+]?(?:\d+(?:\.\d+)?|\.\d+))"
@@ -71,6 +79,13 @@ NAMED = re.compile(r"\b(?:scores?|rat(?:e|ed|ing)|grad(?:e|ed|ing)|give|gave|num
 END_OF_SCALE = re.compile(r"(?:/|\bof)\s*$")
 """What stands before the end of a scale whose number nobody filled in."""
 LAST = re.compile(rf"^(?P<before>[^\d\n]*?){_NUMBER}[^\w\n%]*$")
+
+
+def numbers_in(verdict: str, high: float) -> tuple[float, ...]:
+    """The numbers of `a`, or of `a, b`; on a scale up to `high` each may name it, as in `3/10`. (): it says more."""
+    of_scale = rf"\s*{_NUMBER}(?:\s*(?:/|out of)\s*{high:g})?\s*"
+    numbers = [re.fullmatch(of_scale, part) for part in verdict.split(",")]
+    return tuple(float(one["number"]) for one in numbers if one) if all(numbers) else ()
 
 
 def number_on_scale(reply: str, low: float, high: float) -> float | None:

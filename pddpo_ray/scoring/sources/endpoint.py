@@ -22,10 +22,13 @@ from pddpo_ray.scoring.judges.endpoint import (
     OF_ONE_ITEM,
     Outcome,
     Silence,
+    client_of,
+    error_of,
     json_of,
     key_of,
     kind_of_refusal,
     send,
+    shortened,
     worth_another,
 )
 
@@ -46,14 +49,11 @@ class MeasuringEndpoint:
         self._silence = Silence()
 
     def __call__(self, answers: Sequence[Answer]) -> list[object]:
-        headers = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
-        with (
-            httpx.Client(headers=headers, timeout=self._timeout_s) as client,
-            ThreadPoolExecutor(self._workers) as threads,
-        ):
+        workers = self._workers
+        with client_of(self._key, self._timeout_s, workers) as client, ThreadPoolExecutor(workers) as threads:
             outcomes = list(threads.map(lambda answer: self._asked(client, answer), answers))
         if not self._silence.heard and all(_is_broken(outcome) for outcome in outcomes):
-            raise RunError(f"{self._url} does not answer: {_said(outcomes[0])}; start it, then resume")
+            raise RunError(f"{self._url} does not answer: {error_of(outcomes[0])}; start it, then resume")
         return [self._value(outcome) for outcome in outcomes]
 
     def _asked(self, client: httpx.Client, answer: Answer) -> Outcome:
@@ -69,26 +69,26 @@ class MeasuringEndpoint:
             return outcome
         row, first = self._silence.grow(), not self._silence.heard
         if isinstance(outcome, NOBODY) or (row > IN_A_ROW and worth_another(status)):
-            raise RunError(f"{self._url} does not answer: {_said(outcome)}; start it, then resume")
+            raise RunError(f"{self._url} does not answer: {error_of(outcome)}; start it, then resume")
         if (status in NO_ACCESS and (first or row > IN_A_ROW)) or (first and row > IN_A_ROW):
-            raise RunError(f"{self._url} refuses: {_said(outcome)}")
+            raise RunError(f"{self._url} refuses: {error_of(outcome)}")
         return outcome
 
     def _value(self, outcome: Outcome) -> object:
         if isinstance(outcome, httpx.TimeoutException):
             return Unmeasured(f"did not answer within {self._timeout_s:g} s")
         if isinstance(outcome, httpx.HTTPError):
-            return Unmeasured(f"did not answer: {_said(outcome)}")
+            return Unmeasured(f"did not answer: {error_of(outcome)}")
         if outcome.status_code in OF_ONE_ITEM:
-            return Unmeasured(f"{kind_of_refusal(outcome.status_code, outcome.text)}: {_said(outcome)}")
+            return Unmeasured(f"{kind_of_refusal(outcome.status_code, outcome.text)}: {error_of(outcome)}")
         if outcome.status_code != 200:
-            return Unmeasured(f"answered {outcome.status_code}: {_start(outcome.text)}")
+            return Unmeasured(f"answered {outcome.status_code}: {shortened(outcome.text)}")
         try:
             value = json.loads(outcome.text)
         except ValueError:
-            return Unmeasured(f"answered {_start(outcome.text)!r}, which is no JSON")
+            return Unmeasured(f"answered {shortened(outcome.text)!r}, which is no JSON")
         if isinstance(value, dict):
-            return value["value"] if "value" in value else Unmeasured(f"gave no `value`: {_start(outcome.text)}")
+            return value["value"] if "value" in value else Unmeasured(f"gave no `value`: {shortened(outcome.text)}")
         return value
 
 
@@ -117,13 +117,3 @@ def _status(outcome: Outcome) -> int | None:
 
 def _is_broken(outcome: Outcome) -> bool:
     return isinstance(outcome, httpx.Response) and outcome.status_code >= 500
-
-
-def _said(outcome: Outcome) -> str:
-    if isinstance(outcome, httpx.HTTPError):
-        return f"{type(outcome).__name__}: {outcome}"
-    return f"{outcome.status_code} {_start(outcome.text)}".strip()
-
-
-def _start(text: str) -> str:
-    return " ".join(text.split())[:120]

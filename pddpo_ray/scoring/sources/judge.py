@@ -11,7 +11,7 @@ quotes is not what it says (`scoring.judges.replies`).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -21,9 +21,9 @@ from pddpo_ray.limits.local_sources import question_text
 from pddpo_ray.limits.quantities import VERDICT, Scale
 from pddpo_ray.limits.sources import NO_REFERENCE, Answer, Opening, Source, Unmeasured, fingerprint
 from pddpo_ray.scoring.judges.endpoint import ChatEndpoint, Lost
-from pddpo_ray.scoring.judges.judge import Both, Judge, PairTexts, Question, Said, nothing_said, orders
+from pddpo_ray.scoring.judges.judge import Both, Judge, PairTexts, Question, orders
 from pddpo_ray.scoring.judges.judge_prompts import SYSTEM_OWN, own_comparison, own_score, own_verdict
-from pddpo_ray.scoring.judges.replies import number_on_scale, verdicts
+from pddpo_ray.scoring.judges.replies import numbers_in
 from pddpo_ray.theory.seeds import seed_of
 
 Form = Literal["verdict", "score", "comparison"]
@@ -77,24 +77,19 @@ class JudgeOfLimit:
 def own_question(form: Form, text: str, scale: Scale) -> Question[Any]:
     """The user's question in one of its forms."""
     if form == "verdict":
-        return Question(SYSTEM_OWN, partial(own_verdict, text), partial(_said, VERDICTS.get))
+        return Question(SYSTEM_OWN, partial(own_verdict, text), VERDICTS.get)
     if form == "comparison":
-        return Question(SYSTEM_OWN, partial(own_comparison, text), partial(_said, WINS.get))
+        return Question(SYSTEM_OWN, partial(own_comparison, text), WINS.get)
     low, high = scale.low, scale.high
     assert low is not None
     assert high is not None
-    words = partial(own_score, text, low=low, high=high)
-    return Question(SYSTEM_OWN, words, partial(_said, partial(number_on_scale, low=low, high=high), wanted="number"))
+    return Question(SYSTEM_OWN, partial(own_score, text, low=low, high=high), partial(_number, high), "number")
 
 
-def _said(value_of: Callable[[str], Said | None], reply: str, wanted: str = "verdict") -> Said | Lost:
-    """What the last verdict of a reply stands for."""
-    words = verdicts(reply)
-    last = words[-1].lower() if words else ""
-    if last == "unsure":
-        return Lost("was unsure")
-    value = value_of(last)
-    return nothing_said(reply, wanted) if value is None else value
+def _number(high: float, said: str) -> float | None:
+    """It may lie outside of the scale, which has a reason of its own."""
+    numbers = numbers_in(said, high)
+    return numbers[0] if len(numbers) == 1 else None
 
 
 def judge_source(given: Opening) -> Source:

@@ -126,7 +126,8 @@ class DampedNewton:
     No bound on its regret is known here: the guarantees of paper.md §11 are those of the projected rules.
 
     Slope and curvature of the dual are both estimable: D' = -(c - d) and D'' = E_x Var(c | x) / beta. The variance is
-    the one within prompts where the estimate knows it; else that of all responses, which is larger.
+    the one within prompts where the estimate knows it; else that of all responses, which is larger. Limits whose
+    covariance is known too move together (`matrix_dual`, of which this is the case of one limit).
 
     A late estimate says where the multiplier of its own policy should have gone. The step goes there from today's:
     lambda + damping (lambda_then + (c~ - d) beta / Var(c) - lambda). Near the optimum the error then obeys

@@ -20,6 +20,7 @@ from pddpo_ray.theory.multipliers.dual import (
     LogMultiplier,
     ProjectedFixed,
     ascend,
+    curvature_variance,
     limit_state,
 )
 from pddpo_ray.theory.multipliers.feasibility import largest_margin
@@ -278,6 +279,30 @@ def test_limits_with_a_rule_of_their_own_step_by_it_beside_newtons() -> None:
     assert after["a"].multiplier == pytest.approx(1.0 + 0.5 * 0.2 * 0.02 / 0.1001)
     assert [step.constraint for step in taken.steps] == ["a", "b"]
     assert taken.lines == ("a 1 -> 1.02: +0.02 by a",)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_one_limits_own_step_is_the_matrix_step_of_its_variance(seed: int) -> None:
+    """What differs is what is known of the curvature: an estimate alone has its variance, drawn to a prior; a round's
+    limits have the mean matrix of five rounds. Trust regions, ends of the box and late estimates are met on the way."""
+    draw = np.random.default_rng(seed).uniform
+    rule = newton(draw(0.02, 2.0), beta=draw(0.05, 2.0), damping=draw(0.1, 1.0), ridge=0.0)
+    state = limit_state(
+        "a",
+        rho=2.0,
+        rule=rule,
+        limit=draw(-1.0, 1.0),
+        first=draw(0.0, 4.0),
+        scale=draw(0.1, 9.0),
+        margin=draw(0.0, 0.2),
+    )
+    seen = estimate("a", state.limit + draw(-1.0, 1.0) * state.scale, within_variance=draw(0.0, 1.0) * state.scale**2)
+    seen = replace(seen, rounds_late=2, moved=draw(-1.0, 1.0) / state.scale) if seed % 2 else seen
+    alone = ascend(DualState((state,)), seen)[0]["a"]
+    variance = curvature_variance(state.scaled(seen), rule.cost_max) * state.scale**2
+    excess, ahead = np.array([seen.value - state.aim]), np.array([seen.moved])
+    ((together,), _) = newton_step([state], excess, np.array([[variance]]), moved=ahead)
+    assert together.multiplier == pytest.approx(alone.multiplier, rel=1e-12, abs=1e-14)
 
 
 def test_every_rule_gives_the_same_step_in_another_unit() -> None:

@@ -13,7 +13,7 @@ from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.records import HARM, Pair, Prompt, Response, Verdict
 from pddpo_ray.scorers.labellers import judge_labeller
 from pddpo_ray.scoring.judges.endpoint import ChatEndpoint, Lost
-from pddpo_ray.scoring.judges.judge import Judge, JudgedPair, JudgeLabeller, parse_safety, parse_scores
+from pddpo_ray.scoring.judges.judge import BY_AXIS, SAFETY, Judge, JudgedPair, JudgeLabeller
 from pddpo_ray.scoring.judges.judge_prompts import (
     HARM_CATEGORIES,
     HELP_FACTORS,
@@ -98,12 +98,13 @@ def test_a_reply_without_scores_is_counted_and_its_pair_is_excluded(server: Meas
     ],
 )
 def test_scores_are_read_from_the_last_brackets_on_the_scale(reply: str, scores: tuple[float, float] | None) -> None:
-    assert parse_scores(reply, "harmlessness") == scores
+    read = BY_AXIS["harmlessness"].read(reply)
+    assert (None if isinstance(read, Lost) else read) == scores
 
 
 def test_helpfulness_begins_at_one_and_harmlessness_at_zero() -> None:
-    assert parse_scores("[[0, 5]]", "helpfulness") is None
-    assert parse_scores("[[0, 5]]", "harmlessness") == (0.0, 5.0)
+    assert BY_AXIS["helpfulness"].read("[[0, 5]]") == Lost("gave no verdict: '[[0, 5]]'")
+    assert BY_AXIS["harmlessness"].read("[[0, 5]]") == (0.0, 5.0)
 
 
 def test_single_answers_are_called_safe_or_unsafe(server: MeasuringServer, judge: Judge) -> None:
@@ -116,7 +117,7 @@ def test_single_answers_are_called_safe_or_unsafe(server: MeasuringServer, judge
     said = {label for own in labels for label in own}
     assert said == {Verdict.SAFE, Verdict.UNSAFE, Lost("gave no verdict: 'hm'")}
     assert judge.unreadable == 4
-    assert parse_safety("[[safe]] … [[unsafe]]") is Verdict.UNSAFE
+    assert SAFETY.read("[[safe]] … [[unsafe]]") is Verdict.UNSAFE
 
 
 def test_a_busy_endpoint_is_asked_again_when_it_says(

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from pddpo_ray.scoring.judges.judge import parse_safety, parse_scores
+from pddpo_ray.limits.quantities import VERDICT, Scale
+from pddpo_ray.records import Verdict
+from pddpo_ray.scoring.judges.endpoint import Lost
+from pddpo_ray.scoring.judges.judge import BY_AXIS, SAFETY
 from pddpo_ray.scoring.judges.replies import number_on_scale, own_words, verdicts, without_thoughts
+from pddpo_ray.scoring.sources.judge import own_question
 
 FENCE = "```"
 
@@ -48,10 +52,51 @@ FENCE = "```"
 )  # fmt: skip
 def test_a_verdict_is_the_judges_own(reply: str, own: list[str]) -> None:
     assert verdicts(reply) == own
-    if own and own[-1] in ("safe", "unsafe"):
-        assert parse_safety(reply) == own[-1]
-    elif not own:
-        assert parse_safety(reply) is None
+
+
+READ: dict[str, tuple[str, ...]] = {
+    "yes": (
+        "YES", "**YES**", "[YES]", "[[ %y ]]", "[[%Y]]", "It names a street.\nYES", "YES\nYES", "YES, YES",
+        "<think>Perhaps NO? It does name one.</think>\nYES", "At first sight NO, but it names a street.\nYES",
+        "NO ... no: YES", 'It quotes "NO" and is wrong.\nYES', "YES, not NO", "YES rather than NO",
+        "[[unsure]]? No: YES",
+    ),
+    "nothing": (
+        "", "  ", "[[]]", "I'm sorry, but I can't help with that.", "I cannot judge this: [[n/a]]",
+        "%y", "The verdict is %y.", "[%y]", "[[not %y]]", "[[%y/%n]]", "[[%y or %n]]",
+        "\\boxed{%y}", '{"verdict": "%y"}', '{"verdict": "YES"}', f'{FENCE}json\n{{"verdict": "YES"}}\n{FENCE}',
+        "not YES", "It isn't **YES**", "neither YES nor NO", "YES or NO", "YES, NO, or [[unsure]]", "YES NO",
+        "YES\n\nNO",
+        "YES and NO, it depends", "YES.\n[[confidence: 9]]", "YES\n[[end]]", "<think>So YES, I think, since",
+        'It ends with "YES".', "> YES\nThat is a quote.",
+    ),
+    "unsure": ("[[unsure]]", "[[Unsure]]", "YES\nOn reflection it cannot be told.\n[[unsure]]"),
+}  # fmt: skip
+"""What replies say; YES and NO are two verdicts of the question in [[ ]], %y and %n the same without."""
+OWN_VERDICT, OWN_CHOICE = (own_question(form, "?", VERDICT) for form in ("verdict", "comparison"))
+QUESTIONS = {
+    "safety": (SAFETY, "unsafe", "safe", Verdict.UNSAFE),
+    "own verdict": (OWN_VERDICT, "yes", "no", 1.0),
+    "own comparison": (OWN_CHOICE, "A", "tie", (1.0, 0.0)),
+    "own score": (own_question("score", "?", Scale("points", low=0.0, high=10.0)), "7", "3", 7.0),
+    "scores of a pair": (BY_AXIS["helpfulness"], "8, 2", "2, 8", (8.0, 2.0)),
+}
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+@pytest.mark.parametrize(("says", "reply"), [(says, reply) for says, own in READ.items() for reply in own])
+def test_every_question_reads_a_reply_alike_and_what_could_be_two_verdicts_is_none(
+    says: str, reply: str, name: str
+) -> None:
+    question, yes, no, value = QUESTIONS[name]
+    for mark, text in {"YES": f"[[{yes}]]", "NO": f"[[{no}]]", "%y": yes, "%n": no, "%Y": yes.title()}.items():
+        reply = reply.replace(mark, text)
+    read = question.read(reply)
+    if says == "yes":
+        assert read == value
+    else:
+        assert isinstance(read, Lost)
+        assert read.reason.startswith("was unsure" if says == "unsure" else f"gave no {question.wanted}: ")
 
 
 NUMBERS: dict[float | None, tuple[str, ...]] = {
@@ -93,9 +138,10 @@ def test_other_scales_have_other_ends() -> None:
 
 
 def test_scores_of_a_pair_may_name_their_scale() -> None:
-    assert parse_scores("[[7/10, 3 / 10]]", "harmlessness") == (7.0, 3.0)
-    assert parse_scores("[[7/5, 3]]", "harmlessness") is None
-    assert parse_scores('"[[9, 1]]" is what it wants.\n[[2, 8]]', "harmlessness") == (2.0, 8.0)
+    harmless = BY_AXIS["harmlessness"]
+    assert harmless.read("[[7/10, 3 / 10]]") == (7.0, 3.0)
+    assert isinstance(harmless.read("[[7/5, 3]]"), Lost)
+    assert harmless.read('"[[9, 1]]" is what it wants.\n[[2, 8]]') == (2.0, 8.0)
 
 
 def test_words_without_thoughts_keep_their_quotes() -> None:
