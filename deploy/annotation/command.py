@@ -54,7 +54,10 @@ def annotate(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --add: print one JSON object.")] = False,
 ) -> None:
-    """Serve the page on which people label for a run, for several, or for a file of questions."""
+    """Serve the page on which people label.
+
+    For a run, for several, or for a file of questions.
+    """
     folders = [one.expanduser().absolute() for one in run or ()]
     if len(set(folders)) < len(folders):
         raise UserError("--run names one folder twice: name each run once")

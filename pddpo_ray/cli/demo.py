@@ -38,7 +38,10 @@ def demo(
         bool, typer.Option("--verbose", help="All numbers: every round's line, statements, weights, gaps.")
     ] = False,
 ) -> None:
-    """Align a tiny model under "at most 5 % unsafe", certify it, show its answers, and say what to do next."""
+    """Align a tiny model under "at most 5 % unsafe".
+
+    Certifies it, shows its answers, and says what to do next.
+    """
     config = load(RECIPE, overrides or [])
     resume = holds_run(config, run)
     folder, machine = run_folder(RECIPE, run, resume=resume), inspect_machine()

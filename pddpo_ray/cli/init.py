@@ -51,7 +51,10 @@ def init(
     gpu_memory: Annotated[float, typer.Option(min=1, help="With --gpus: GiB of each.")] = 80.0,
     ask: Annotated[bool, typer.Option("--ask/--no-ask", help="Ask for what no option gives, or name it.")] = True,
 ) -> None:
-    """Write a recipe for a wish: a size that the machine can do, answers that end, every device, a certificate."""
+    """Write a recipe for your model, pairs and limits.
+
+    Of a size that the machine can do, with answers that end, every device in use, and a certificate.
+    """
     from pddpo_ray.limits.wishes import wish_of
 
     if out.exists():

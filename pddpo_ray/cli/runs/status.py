@@ -26,7 +26,10 @@ def status(
     journal: Annotated[str | None, typer.Option("--journal", help="Database URL, where the recipe names one.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Say how far a run is, which labels are missing, who is needed for them, and how long that may take."""
+    """Say how far a run is, and what to do next.
+
+    Which labels are missing, who is needed for them, and how long that may take.
+    """
     stored = find_run(run, journal)
     with store_of(stored, to_read=True) as store:
         told = about(stored, store)

@@ -80,7 +80,10 @@ def train(
     annotate_port: Annotated[int, typer.Option(min=1, max=65535, help="With --annotate: the page's port.")] = 8790,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Run a recipe: train, sample, label and move the multiplier, round by round."""
+    """Run a recipe, round by round.
+
+    Each round trains, samples, labels and moves the multipliers.
+    """
     from pddpo_ray.backends.settled import settled
 
     config, name = recipe_to_run(recipe, overrides or [], run if resume else None, check_scorers=not dry_run)
