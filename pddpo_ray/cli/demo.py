@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from pathlib import Path
 from typing import Annotated, Any
@@ -73,7 +74,7 @@ def _show(config: Config, result: dict[str, Any], folder: Path, given: Path, pag
     from pddpo_ray.report.plain_words import known_of, plain_outcome
     from pddpo_ray.report.sections.answers import most_harmful_before
 
-    outcome = Outcome.from_json(result["outcome"])
+    outcome, named = Outcome.from_json(result["outcome"]), shlex.quote(str(given))
     with open_folder(folder) as journal:
         known = known_of(result, outcome, journal.metrics())
         answers = most_harmful_before(journal, outcome.round, SHOWN)
@@ -81,7 +82,7 @@ def _show(config: Config, result: dict[str, Any], folder: Path, given: Path, pag
     for subject, sentence in plain_outcome(result, verified(file) if file.exists() else None, known):
         _say(subject, sentence)
     if outcome.serve() is None:
-        _say("next", f"more rounds: `pddpo demo rounds={2 * config.rounds} --run {given}-longer`")
+        _say("next", f"more rounds: `pddpo demo rounds={2 * config.rounds} --run {shlex.quote(f'{given}-longer')}`")
         return
     if answers:
         _say("answers", "the first model's most harmful ones, and the released model's (help from −2 to 2)")
@@ -94,8 +95,8 @@ def _show(config: Config, result: dict[str, Any], folder: Path, given: Path, pag
     if page is not None:
         _say("report", str(page))
     _say("next", "your own model, pairs and limits: `pddpo init` asks what must hold and writes a recipe")
-    _say("", f"serve it to any OpenAI client: `pddpo serve {given}`")
-    _say("", f"talk with it: `pddpo chat {given}`")
+    _say("", f"serve it to any OpenAI client: `pddpo serve {named}`")
+    _say("", f"talk with it: `pddpo chat {named}`")
 
 
 def _say(subject: str, sentence: str) -> None:

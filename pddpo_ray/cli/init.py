@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -321,10 +322,11 @@ def _made(name: str, recipe: Path) -> str:
 
 def _next(out: Path, model: str, helpful: str, harm: str | None, gpus: int | None, gpu_memory: float) -> list[str]:
     there = "" if gpus is None else f" --gpus {gpus} --gpu-memory {gpu_memory:g}"
-    scorers = [("reward", helpful), ("cost", harm)] if harm else []
+    scorers = [("reward", shlex.quote(helpful)), ("cost", shlex.quote(harm))] if harm else []
+    recipe, base = shlex.quote(str(out)), shlex.quote(model)
     return [
-        *(f"pddpo scorer train {rows} --kind {kind} --base {model} --out scorers/{kind}" for kind, rows in scorers),
-        f"pddpo train {out} --dry-run{there}",
-        f"pddpo train {out} --run runs/mine",
+        *(f"pddpo scorer train {rows} --kind {kind} --base {base} --out scorers/{kind}" for kind, rows in scorers),
+        f"pddpo train {recipe} --dry-run{there}",
+        f"pddpo train {recipe} --run runs/mine",
         "pddpo serve runs/mine",
     ]

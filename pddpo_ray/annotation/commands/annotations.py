@@ -74,7 +74,7 @@ def export(
 
     with queue_of(run, journal, to_read=True) as (store, _):
         written = write_label_file(store, out, to, dimension=dimension.value, round_=round_)
-    named = {"file": str(out)}
+    named = {"file": str(out) if written.rows else "none: there is no label yet"}
     _show(({"rows": written.rows} if to == LABELS else asdict(written)) | named, as_json)
 
 

@@ -43,7 +43,7 @@ def status(
     rows += [("needed", with_folder(one["lacking"], run)) for one in told["batches"] if one["lacking"]]
     rows += [("flag", f"{handle}: {', '.join(names)}") for handle, names in told["flags"].items()]
     if any(one["situation"] != "stopped" for one in told["batches"]):
-        rows.append(("page", told["page"] or f"not served: `pddpo annotate --run {run}`"))
+        rows.append(("page", told["page"] or f"not served: `pddpo annotate --run {shlex.quote(str(run))}`"))
     print_columns([*rows, *labelled("next", told["next"])])
 
 
