@@ -35,10 +35,9 @@ def test_the_demo_ends_with_a_released_model_an_answer_and_what_to_do_next(
     with pytest.raises(SystemExit) as ended:
         main(["demo", *SMALL, "--run", str(run)])
     assert ended.value.code == 0
-    printed = capfd.readouterr()
-    out = printed.out
+    out = capfd.readouterr().out
     assert "A tiny language model is made as helpful as it can be within its limit: unsafe at most 70 %." in out
-    assert "So early rounds may break it; what is released has passed a test at the end." in printed.err
+    assert "So early rounds may break it; what is released has passed a test at the end." in out
     for subject in (
         "released",
         "limit",
