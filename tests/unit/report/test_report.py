@@ -19,6 +19,7 @@ from pddpo_ray.report.build import build_report, render
 from pddpo_ray.report.figures import seconds_by_phase
 from pddpo_ray.report.run_data import read_run
 from pddpo_ray.report.sections.rounds import answers as draw_answers
+from pddpo_ray.report.sections.rounds import charts
 from pddpo_ray.report.sections.verdict import verdict_strip
 from pddpo_ray.report.text import short
 from tests.unit.report.page import Page
@@ -294,6 +295,14 @@ def test_no_object_or_list_of_the_result_is_shown_as_it_is_written_in_python(fin
     for line in ("outcome.limits.0.nameunsafe", "outcome.limits.0.estimate0.027", "outcome.certificatenone"):
         assert line in page.text
     assert not re.search(r"[\[{]['{]", page.text.partition("All ")[2].partition("Every setting")[0])
+
+
+def test_the_first_chart_says_why_rounds_broke_the_limit_where_its_weight_is_learned(tmp_path: Path) -> None:
+    run, why = read_run(write_run(tmp_path / "run", rounds=16)), "weight was being learned."
+    assert run.estimate(run.limits[0], run.dual[0]).estimate > 0, "the first round breaks the limit of 0"
+    assert why in charts(run)
+    still = tuple(replace(step, multiplier_after=step.multiplier_before) for step in run.dual)
+    assert why not in charts(replace(run, dual=still))
 
 
 def test_more_prompts_than_six_are_folded(finished_run: Path) -> None:
