@@ -13,8 +13,8 @@ WORLD = [AT_0, "limits.cost.at_most=0.0", "dual.cost_max=2.0", "dual.rho=1.0", "
 """A text world with a limit of 0, at which a few pairs and answers say something. Both checkouts are told, so that they
 run one problem."""
 TEXT = [
-    *[*FEW_STEPS, *QUIET, SCORERS, "ppo.batch=6", "trainer.threads=1", "feedback.responses=12"],
-    *["limits.cost.labels_each=5", "method.answers=16", "method.window=24", "explore.baseline_answers=4"],
+    *[*FEW_STEPS, *QUIET, SCORERS, "trainer.threads=1", "feedback.responses=12"],
+    *["limits.cost.labels_each=5", "explore.baseline_answers=4"],
     *["rollout={engine: transformers, max_tokens: 40, candidates: 4, canary_tolerance: 0.05}"],
     *["explore={calibration: 120, rank: 16, prompts: 4, picks: 2, bonus: elliptical, weights: exact}"],
     *["offline={pairs: 48, compare_rounds: 1}"],
@@ -55,7 +55,7 @@ PAPER = [*TEXT, *WORLD, "dual.first=1.0"]
 """The limits of 7B models make no world of a few hundred answers."""
 TABLE = [
     *[*QUIET, "rollout.candidates=4", "feedback.responses=24", "limits.cost.labels_each=8"],
-    *["explore.prompts=8", "explore.calibration=16", "offline.pairs=120", "method.answers=16", "method.window=40"],
+    *["explore.prompts=8", "explore.calibration=16", "offline.pairs=120"],
 ]
 PEOPLE = [
     *["rounds=2", "limits.cost.labels_each=3", "people.park_after_s=0"],
@@ -66,17 +66,25 @@ MEASURED |= {"tabular-limits"}
 """Recipes whose limits sources measure; the others limit the paper's cost, `limits.cost`."""
 ONE_ROUND = ("pd-dpo-fixed", "dpo-harmless", "dpo-helpful", "safe-dpo", "sacpo", "p-sacpo", "mocan", "pecan")
 FIXED = ["dual.rule={kind: fixed}", "dual.first=0.7"]
-METHODS: dict[str, list[str]] = {
+GRADIENTS = ["dual.first=1.0", "method.kl=0.3", "method.epochs=2", "method.batch=12", "method.window=40"]
+OF_METHODS: dict[str, list[str]] = {
+    "pd-dpo-adalag": ["method.window=24"],
+    **{name: ["method.answers=16"] for name in ("mocan", "pecan", "caid")},
+    **{name: ["method.window=24", "method.batch=6"] for name in ("safe-rlhf", "c-grpo")},
+}
+"""What a method alone has, small."""
+ON_TABLES: dict[str, list[str]] = {
     "o-pd-dpo": ["rounds=3"],
     "o-pd-dpo-paper": ["rounds=3"],
     "pd-dpo": ["rounds=3"],
-    "pd-dpo-adalag": ["rounds=4", "dual.rule={kind: log}", "dual.first=1.0"],
+    "pd-dpo-adalag": ["rounds=4", "dual.rule={kind: log}", "dual.first=1.0", "method.window=40"],
     "c-dpo": ["rounds=3", "dual.rule={kind: anytime, first_step: 0.3, curvature_cap: false}", "dual.first=1.0"],
     "caid": ["rounds=3", *FIXED, "method.rate=0.2"],
-    "c-grpo": ["rounds=4", "dual.rule={kind: log}", "dual.first=1.0", "ppo={kl: 0.3, epochs: 2, batch: 12}"],
-    "safe-rlhf": ["rounds=4", "dual.rule={kind: log}", "dual.first=1.0", "ppo.kl=0.3", "ppo.epochs=2", "ppo.batch=12"],
+    "c-grpo": ["rounds=4", "dual.rule={kind: log}", *GRADIENTS],
+    "safe-rlhf": ["rounds=4", "dual.rule={kind: log}", *GRADIENTS],
     **{name: ["rounds=1", *FIXED] for name in ONE_ROUND},
 }
+METHODS = {name: [*OF_METHODS.get(name, []), *own] for name, own in ON_TABLES.items()}
 """Every method on a table."""
 VARIANTS: dict[str, list[str]] = {
     **{f"bonus-{kind}": [f"explore.bonus={kind}"] for kind in ("simhash", "thompson", "off")},
@@ -104,8 +112,8 @@ BY_RECIPE: dict[str, list[str]] = {
     "tabular-two-limits": ["limits.privacy.labels_each=8"],
     "caid": ["dual.first=1.0", "method.rate=1.0"],
     "p-sacpo": ["dual.upper=4.0", "dual.first=2.0"],
-    "safe-rlhf": ["dual.first=1.0", "ppo.kl=0.12"],
-    "c-grpo": ["dual.first=1.0", "ppo.kl=0.12", "method.group=4"],
+    "safe-rlhf": ["dual.first=1.0", "method.kl=0.12"],
+    "c-grpo": ["dual.first=1.0", "method.kl=0.12", "method.group=4"],
 }
 """Settings that suit a world with a limit of 0, and fewer questions for people."""
 MODES = ("one process", "Ray")
@@ -163,4 +171,4 @@ def small_size(recipe: str) -> list[str]:
     sizes = {"gpu": GPU, "paper": PAPER}.get(folder, REAL_TEXT if recipe == "real-text" else [*TEXT, *own])
     if recipe == "paper/safe-rlhf":  # its scorers count epochs
         sizes = [one.replace("steps: 12", "epochs: 3.0") if one == SCORERS else one for one in sizes]
-    return [*sizes, "rounds=1" if method in ONE_ROUND else "rounds=2"]
+    return [*sizes, *OF_METHODS.get(method, []), "rounds=1" if method in ONE_ROUND else "rounds=2"]

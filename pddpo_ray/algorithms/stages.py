@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from pddpo_ray.config import MethodConfig
 from pddpo_ray.contracts import (
     Dual,
     Due,
@@ -55,6 +54,9 @@ class Parts:
         return self.explorer
 
 
+Settings = TypeVar("Settings", bound=BaseModel)
+
+
 @dataclass(frozen=True)
 class Sizes:
     """K, N_ce, M_ce, the prompts per round that get compared, and beta."""
@@ -65,15 +67,18 @@ class Sizes:
     labels_each: int
     pair_prompts: int
     beta: float
-    method: MethodConfig = field(default_factory=MethodConfig)
-    """Settings of single methods."""
     settings: BaseModel | None = None
-    """Those of a method from an installed package, as its own class has checked them."""
+    """The method's own, as its class has checked them; None: it has none."""
     answers_each: int = 1
     """Answers to each of those prompts."""
     reward_max: float = 2.0
     cost_max: float = 2.0
     """Bounds of scores in a table's policy class; language models have none."""
+
+    def own(self, settings: type[Settings]) -> Settings:
+        """The method's own settings, which are of this class."""
+        assert isinstance(self.settings, settings)
+        return self.settings
 
 
 def reward_objective(reference: PolicyVersion, beta: float) -> Objective:

@@ -32,7 +32,6 @@ from pddpo_ray.config.sections.feedback import (
     WorldFeedback,
 )
 from pddpo_ray.config.sections.judge import EndpointConfig, JudgeConfig
-from pddpo_ray.config.sections.method import MethodConfig, PpoConfig
 from pddpo_ray.config.sections.model import LoraParameters, ModelConfig
 from pddpo_ray.config.sections.policy import PolicyConfig
 from pddpo_ray.config.sections.production import ProductionConfig
@@ -85,7 +84,6 @@ __all__ = [
     "LogRule",
     "LogitLimitConfig",
     "LoraParameters",
-    "MethodConfig",
     "MixedFeedback",
     "ModelConfig",
     "ModelFeedback",
@@ -93,7 +91,6 @@ __all__ = [
     "PeopleFeedback",
     "Policies",
     "PolicyConfig",
-    "PpoConfig",
     "ProductionConfig",
     "ProjectedRule",
     "PromptSetConfig",

@@ -19,7 +19,7 @@ from pddpo_ray.config.registered import Installed, Named, SettingsOf
 from pddpo_ray.errors import UserError
 from pddpo_ray.registry import Extension, load, names
 
-LABORATORY = ("world", "ppo", "method")
+LABORATORY = ("world", "method")
 """Sections of worlds and compared methods."""
 FIRST = (
     "algorithm", "model.reference", "model.parameters.rank", "model.dtype", "data.helpful", "data.harmless",
@@ -50,7 +50,7 @@ CHANGED_BY = {
     "trainer.workers": "operator", "trainer.threads": "operator", "trainer.micro_pairs": "operator",
     "rollout": "operator", "cluster": "operator", "journal": "operator", "production": "operator",
     "report": "engineer", "report.trackers": "operator", "dual": "researcher", "explore": "researcher",
-    "scorecard": "researcher", "world": "researcher", "method": "researcher", "ppo": "researcher",
+    "scorecard": "researcher", "world": "researcher", "method": "researcher",
 }  # fmt: skip
 """Who would change a key, by the longest beginning of its name that stands here; the first ones: everyone."""
 SHOWN = 60

@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 
 from pddpo_ray.config.document import Keys, Origins, origin_of
 from pddpo_ray.config.former import data as former_data
-from pddpo_ray.config.former.settings import replaced
+from pddpo_ray.config.former.settings import of_its_method, replaced
 from pddpo_ray.config.recipe import Config
 from pddpo_ray.config.sections.trainer import Stage
 from pddpo_ray.errors import UserError, nearest
@@ -33,13 +33,16 @@ Tree = dict[str, Any]
 
 def _under(layer: Tree, below: Tree) -> Tree:
     """What a layer finds below it: its files replace a world, its world replaces files, its source of the reward
-    another one, and of `steps` and `epochs` of a fit the one that it gives replaces the other."""
+    another one, and of `steps` and `epochs` of a fit the one that it gives replaces the other. Another algorithm keeps
+    the settings that it has too."""
     kind = section_of(layer, "world").get("kind")
     if layer.get("data") is not None or kind is not None:
         replaced = "world" if layer.get("data") is not None or kind == former_data.FORMER else "data"
         below = {key: value for key, value in below.items() if key != replaced}
     if names_source(layer.get(REWARD)):
         below = {key: value for key, value in below.items() if key != REWARD}
+    if layer.get("algorithm") not in (None, below.get("algorithm")):
+        below = of_its_method({**below, "algorithm": layer["algorithm"]})
     return _fits_under(layer, below)
 
 

@@ -9,7 +9,6 @@ from pydantic import model_validator
 from pddpo_ray.config.former import data as former_data
 from pddpo_ray.config.former import settings as former_settings
 from pddpo_ray.config.recipe_sections import PAPERS_COST, STATED_LIMITS, Sections
-from pddpo_ray.config.registered import with_settings
 from pddpo_ray.config.sections.cluster import InProcess
 from pddpo_ray.config.sections.dual import FixedRule, LogRule, ProjectedRule
 from pddpo_ray.config.sections.feedback import (
@@ -28,6 +27,7 @@ from pddpo_ray.limits.audits import AUDITED
 from pddpo_ray.limits.former import flow
 from pddpo_ray.limits.of_recipe import labelled_by_feedback
 from pddpo_ray.limits.reading import COMPARISONS, LABELLERS, PAIRS, REWARD, StatedLimit
+from pddpo_ray.registry import UnknownName, code_of, resolved
 
 
 class Config(Sections):
@@ -75,14 +75,16 @@ class Config(Sections):
     @model_validator(mode="before")
     @classmethod
     def settings_are_the_methods(cls, tree: Any) -> Any:
-        """The method's own class checks `method.settings` and fills in what they leave out."""
-        if not isinstance(tree, dict) or not isinstance(tree.get("method", {}), dict):
+        """The algorithm's own class checks `method` and fills in what it leaves out."""
+        if not isinstance(tree, dict) or not isinstance(tree.get("algorithm"), str):
             return tree
-        given = {"algorithm": tree.get("algorithm"), **tree.get("method", {})}
-        own = with_settings(given, "methods", "algorithm", "method.settings", default="")
-        if "settings" not in own:
+        given = tree.get("method", {})
+        if not isinstance(given, dict):
             return tree
-        return {**tree, "method": {**tree.get("method", {}), "settings": own["settings"]}}
+        try:
+            return {**tree, "method": resolved("methods", tree["algorithm"], given, "method")}
+        except UnknownName:
+            return tree  # the key `algorithm` refuses it
 
     @model_validator(mode="after")
     def parts_fit_together(self) -> Self:
@@ -181,8 +183,9 @@ class Config(Sections):
                 "dual.first=0: the step of dual.rule.kind=projected grows with the first multiplier, which stays 0;"
                 " give more, or leave it out"
             )
-        if self.traits.policy_gradient:
-            self._policy_gradients_are_possible()
+        check = code_of("methods", self.algorithm, "check")
+        if check is not None:
+            check(self)
         kept = [one.first for one in self.duals.values() if isinstance(one.rule, FixedRule)]
         if None in kept and self.traits.multiplier != "none":
             raise ValueError("dual.rule.kind fixed needs dual.first, the multiplier to keep")
@@ -222,15 +225,6 @@ class Config(Sections):
             )
         if isinstance(self.rollout, VllmRollout) and self.rollout.tensor_parallel > 1:
             raise ValueError("cluster.layout=time-shared needs rollout.tensor_parallel=1; use cluster.layout=split")
-
-    def _policy_gradients_are_possible(self) -> None:
-        if self.trainer.engine != "torch" or isinstance(self.model.parameters, LoraParameters):
-            raise ValueError(f"algorithm {self.algorithm} needs trainer.engine=torch and model.parameters.kind=full")
-        if self.algorithm == "c-grpo" and self.feedback.responses % self.method.group:
-            raise ValueError(
-                f"feedback.responses={self.feedback.responses} is no multiple of method.group={self.method.group}:"
-                " algorithm c-grpo samples whole groups of answers to a prompt"
-            )
 
     def _limits_fit(self) -> None:
         """What `limits:` and `prompts:` need of the other sections."""

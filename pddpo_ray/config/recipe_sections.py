@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from pddpo_ray.config.former import data as former_data
 from pddpo_ray.config.former import settings as former_settings
-from pddpo_ray.config.registered import Named
+from pddpo_ray.config.registered import Named, SettingsOf
 from pddpo_ray.config.sections.certificate import CertificateConfig
 from pddpo_ray.config.sections.cluster import Cluster, InProcess
 from pddpo_ray.config.sections.data import DataConfig
@@ -30,7 +30,7 @@ from pddpo_ray.config.sections.feedback import (
     WorldFeedback,
 )
 from pddpo_ray.config.sections.judge import JudgeConfig
-from pddpo_ray.config.sections.method import Method, MethodConfig, PpoConfig
+from pddpo_ray.config.sections.method import Method
 from pddpo_ray.config.sections.model import ModelConfig
 from pddpo_ray.config.sections.offline import OfflineConfig
 from pddpo_ray.config.sections.policy import PolicyConfig
@@ -48,7 +48,7 @@ from pddpo_ray.limits import former
 from pddpo_ray.limits.of_recipe import by_world, labelled_by_feedback, stated_of
 from pddpo_ray.limits.quantities import Limit
 from pddpo_ray.limits.reading import FEEDBACK, KINDS, StatedLimit, stated_reward
-from pddpo_ray.registry import SHIPPED, load
+from pddpo_ray.registry import SHIPPED, checked, load
 from pddpo_ray.theory.multipliers.cost_stage import SKIP_SHARE
 
 if TYPE_CHECKING:
@@ -114,10 +114,10 @@ class Sections(Strict):
     dual: DualConfig = DualConfig()
     explore: ExploreConfig = ExploreConfig()
     offline: OfflineConfig = OfflineConfig()
-    method: MethodConfig = MethodConfig()
+    method: Annotated[dict[str, Any], SettingsOf("methods")] = Field({})
+    """Settings of the algorithm, checked by its own class."""
     scorers: ScorerTrainingConfig = ScorerTrainingConfig()
     scorecard: ScorecardConfig = ScorecardConfig()
-    ppo: PpoConfig = PpoConfig()
     certificate: CertificateConfig = CertificateConfig()
     cluster: Cluster = InProcess()
     journal: str | None = None
@@ -169,6 +169,11 @@ class Sections(Strict):
     def traits(self) -> Method:
         """What its method is, one that ships or one of an installed package."""
         return load("methods", self.algorithm, Method)
+
+    @property
+    def method_settings(self) -> BaseModel | None:
+        """`method` as the algorithm's own class; None: it has none."""
+        return checked("methods", self.algorithm, self.method, "method")
 
     @property
     def online(self) -> bool:
@@ -356,9 +361,9 @@ class Sections(Strict):
         for key in ("columns", "ignore"):
             if not tree.get("data", {}).get(key):
                 tree.get("data", {}).pop(key, None)
-        for section in ("explore", "method"):
-            if not tree[section]["settings"]:
-                del tree[section]["settings"]
+        for holder, key in ((tree["explore"], "settings"), (tree, "method")):
+            if not holder[key]:
+                del holder[key]
         if self.policies != "log-linear":
             for key in ("learner", "loglinear"):
                 tree.get("world", {}).pop(key, None)

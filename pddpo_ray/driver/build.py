@@ -13,6 +13,7 @@ from pddpo_ray.backends.backends import Backends, sets_of_prompts
 from pddpo_ray.certificates.groups import demand_groups
 from pddpo_ray.certificates.margins import Margin, lowest_costs, margins
 from pddpo_ray.config import Config, DualConfig, NewtonRule
+from pddpo_ray.config.sections.method import AdalagSettings
 from pddpo_ray.contracts import Due
 from pddpo_ray.driver.offline_setup import (
     calibration_answers,
@@ -168,8 +169,7 @@ def sizes_of(config: Config, rounds: int) -> Sizes:
         labels_each=config.labels_each,
         pair_prompts=config.explore.prompts,
         beta=config.beta,
-        method=config.method,
-        settings=checked("methods", config.algorithm, config.method.settings, "method.settings"),
+        settings=config.method_settings,
         reward_max=config.reward_max,
         cost_max=config.dual.cost_max,
     )
@@ -266,7 +266,7 @@ def _limits(
     dual: DualController,
 ) -> LimitsController:
     """The part that holds the limits."""
-    window = config.method.window if config.algorithm == "pd-dpo-adalag" else None
+    window = config.method_settings.window if isinstance(config.method_settings, AdalagSettings) else None
 
     def drift(answers: Sequence[Response]) -> Array:
         """log policy / reference, both by the trainer."""

@@ -23,6 +23,7 @@ from pddpo_ray.driver.offline_setup import (
     proposal_of,
 )
 from pddpo_ray.parts.fitting import with_steps
+from pddpo_ray.registry import code_of
 from pddpo_ray.worlds.text.family import grammar_of
 
 STRETCHES = {"before": "before round 1", "first_round": "round 1", "round": "each later round"}
@@ -118,14 +119,9 @@ def _scorer_pairs(config: Config, pairs: int) -> int:
 
 
 def _answers_of_the_reference(config: Config, prompts: int) -> dict[str, int]:
-    """What methods want from the reference: answers for the explicit dual, a first batch or an estimate of its cost."""
-    method, algorithm = config.method, config.algorithm
-    by_policies = algorithm == "pecan" or (algorithm == "caid" and method.scores == "policies")
-    explicit = algorithm == "caid" or (algorithm in ("mocan", "pecan") and method.multiplier is None)
-    wanted = {"dual": prompts * method.answers} if explicit else {}
-    if config.traits.policy_gradient or (explicit and by_policies):
-        wanted["cost"] = config.feedback.responses
-    return wanted
+    """What the method draws from the reference before round 1, by what it is for."""
+    of_method = code_of("methods", config.algorithm, "reference_answers")
+    return {} if of_method is None else of_method(config, prompts)
 
 
 def _with_comparison(config: Config, once: Work) -> Work:

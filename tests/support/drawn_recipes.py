@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pddpo_ray.registry import LAB, SHIPPED
+from pddpo_ray.registry import LAB, SHIPPED, Extension, load
 
 Tree = dict[str, Any]
 Item = TypeVar("Item")
@@ -74,8 +74,7 @@ def drawn_recipe(number: int) -> Tree:
         "rollout": {"candidates": draws.one(4, 4, 2)} | draws.some([("proposal_temperature", 1.2)], 0.02),
         "trainer": _trainer(draws),
         "offline": {"pairs": draws.one(*(40, 40, 8) * 7, 0)} | draws.some([("extra", 16), ("reward_share", 0.3)], 0.1),
-        "method": {"answers": 16, "window": 24, "group": draws.one(2, 4)},
-        "ppo": {"batch": 6, "kl": 0.3},
+        "method": _method(draws, algorithm),
         "report": {"html": False, "tensorboard": False},
         "people": {"park_after_s": 0},
     }
@@ -87,6 +86,12 @@ def drawn_recipe(number: int) -> Tree:
     if family.get("kind") == "drawn" and "rate" in cost:
         family["limit"] = {"kind": "rate", "at_most": 0.4}
     return recipe
+
+
+def _method(draws: Draws, algorithm: str) -> Tree:
+    small = {"answers": 16, "window": 24, "group": draws.one(2, 4), "batch": 6, "kl": 0.3}
+    settings = load("methods", algorithm, Extension).settings
+    return {} if settings is None else {key: value for key, value in small.items() if key in settings.model_fields}
 
 
 def _world(draws: Draws, world: str) -> Tree:

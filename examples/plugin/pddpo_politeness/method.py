@@ -1,4 +1,4 @@
-"""A method: O-PD-DPO that explores in some rounds alone, `algorithm=sparing method.settings.every=2`."""
+"""A method: O-PD-DPO that explores in some rounds alone, `algorithm=sparing method.every=2`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ class Sparing(Strict):
 def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     """K rounds: fit, verify, sample, explore in every n-th one, label, move the multiplier."""
     parts.prepare()
-    settings = sizes.settings
-    assert isinstance(settings, Sparing)
+    settings = sizes.own(Sparing)
     for number in parts.journal.rounds(sizes.rounds):
         policy = parts.limits.stages(parts.trainer, parts.preferences, fit_reward(parts, reference))
         parts.rollout.publish(policy)

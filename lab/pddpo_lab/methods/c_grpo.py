@@ -12,6 +12,7 @@ whole batch; GRPO's is each group's own, which weighs the divergence anew for ev
 from __future__ import annotations
 
 from pddpo_lab.methods.safe_rlhf import newest_answers
+from pddpo_lab.methods.settings import GroupSettings
 from pddpo_lab.methods.stages import unsafe_bits
 from pddpo_ray.algorithms.stages import Parts, Sizes
 from pddpo_ray.records import PolicyVersion, Prompt, UniformMixture
@@ -27,16 +28,16 @@ def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
         parts.rollout.sample(grouped_prompts(parts, sizes), reference)
     for _ in parts.journal.rounds(sizes.rounds):
         answers = newest_answers(parts, sizes.responses, before=parts.journal.round)
-        multiplier, group = parts.dual.multiplier, sizes.method.group
+        multiplier, group = parts.dual.multiplier, sizes.own(GroupSettings).group
         policy = updates.reinforce(reference, answers, scorer(answers), multiplier, None, group=group)
         parts.rollout.publish(policy)
         parts.rollout.sample(grouped_prompts(parts, sizes), policy)
-        window = newest_answers(parts, sizes.method.window, before=parts.journal.round + 1)
+        window = newest_answers(parts, sizes.own(GroupSettings).window, before=parts.journal.round + 1)
         parts.dual.step([scores.cost_of(scorer, window)])
     return UniformMixture(tuple(parts.journal.policies[-1:]))
 
 
 def grouped_prompts(parts: Parts, sizes: Sizes) -> list[Prompt]:
     """A round's prompts, each G times in a row."""
-    group = sizes.method.group
+    group = sizes.own(GroupSettings).group
     return [prompt for prompt in parts.prompts.draw(sizes.responses // group) for _ in range(group)]

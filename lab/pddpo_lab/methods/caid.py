@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from pddpo_lab.methods.pecan import policy_scorer
 from pddpo_lab.methods.scoring import Scorer, scores_of
+from pddpo_lab.methods.settings import CaidSettings
 from pddpo_lab.methods.stages import unsafe_bits, weighed_objective
 from pddpo_ray.algorithms.stages import Parts, Sizes, neighbours_of
 from pddpo_ray.records import CostEstimate, PolicyVersion, Response, UniformMixture
@@ -25,14 +26,15 @@ def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     answers = scores_of(parts).reference_answers(reference)
     scorer = scorer_of(parts, sizes, reference, answers)
     multiplier = resumed(parts, scores_of(parts).explicit_multiplier(scorer, answers))
-    pairs = neighbours_of(answers, sizes.method.answers)
+    settings = sizes.own(CaidSettings)
+    pairs = neighbours_of(answers, settings.answers)
     for _ in parts.journal.rounds(sizes.rounds):
         rows = scores_of(parts).pseudo_labels(pairs, scorer, multiplier)
         policy = parts.trainer.fit(weighed_objective(reference, multiplier, sizes), rows)
         parts.rollout.publish(policy)
         fresh = parts.rollout.sample(parts.prompts.draw(sizes.responses), policy)
         estimate = scores_of(parts).cost_of(scorer, fresh)
-        rate = 0.0 if scores_of(parts).held else sizes.method.rate
+        rate = 0.0 if scores_of(parts).held else settings.rate
         following = stepped(multiplier, estimate, scores_of(parts).threshold, rate, scores_of(parts).upper)
         parts.dual.observe([estimate], multiplier=multiplier, following=following)
         multiplier = following
@@ -41,7 +43,7 @@ def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
 
 def scorer_of(parts: Parts, sizes: Sizes, reference: PolicyVersion, answers: list[Response]) -> Scorer:
     """Models with safety bits, or two policies."""
-    if sizes.method.scores == "policies":
+    if sizes.own(CaidSettings).scores == "policies":
         return policy_scorer(parts, sizes, reference, answers)
     return scores_of(parts).models(parts.preferences.labelled, unsafe_bits(parts))
 

@@ -11,6 +11,7 @@ below the upper end of the multiplier, where the original may run away if few an
 from __future__ import annotations
 
 from pddpo_lab.methods.scoring import scores_of
+from pddpo_lab.methods.settings import OneShotSettings
 from pddpo_lab.methods.stages import unsafe_bits, weighed_objective
 from pddpo_ray.algorithms.stages import Parts, Sizes, observe
 from pddpo_ray.records import PolicyVersion, UniformMixture
@@ -20,7 +21,7 @@ def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     """Models, the multiplier, pseudo-labels on the offline pairs, one fit."""
     parts.prepare()
     scorer = scores_of(parts).models(parts.preferences.labelled, unsafe_bits(parts))
-    multiplier = sizes.method.multiplier
+    multiplier = sizes.own(OneShotSettings).multiplier
     if multiplier is None:
         multiplier = scores_of(parts).explicit_multiplier(scorer, scores_of(parts).reference_answers(reference))
     pairs = [item.pair for item in parts.preferences.labelled]

@@ -10,6 +10,7 @@ instead of weights; mixing those is SACPO at q times the multiplier *exactly*.
 
 from __future__ import annotations
 
+from pddpo_lab.methods.settings import PSacpoSettings
 from pddpo_ray.algorithms.stages import Parts, Sizes, lagrangian_objective, observe, reward_objective
 from pddpo_ray.records import PolicyVersion, UniformMixture
 
@@ -17,7 +18,7 @@ from pddpo_ray.records import PolicyVersion, UniformMixture
 def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     """SACPO's two fits and one merge; the merged policy is the method's."""
     parts.prepare()
-    share = sizes.method.share
+    share = sizes.own(PSacpoSettings).share
     helpful = parts.trainer.fit(reward_objective(reference, sizes.beta), parts.preferences.reward)
     for _ in parts.journal.rounds(sizes.rounds):
         multiplier = parts.dual.multiplier

@@ -13,6 +13,7 @@ times sharper than the model at beta = 0.1); the improvement asked for follows f
 from __future__ import annotations
 
 from pddpo_lab.methods.scoring import Scorer, scores_of
+from pddpo_lab.methods.settings import OneShotSettings
 from pddpo_lab.methods.stages import weighed_objective
 from pddpo_ray.algorithms.stages import Parts, Sizes, observe, reward_objective, single_objective
 from pddpo_ray.records import PolicyVersion, Response, UniformMixture
@@ -21,7 +22,7 @@ from pddpo_ray.records import PolicyVersion, Response, UniformMixture
 def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     """Two policies, the multiplier, pseudo-labels on the offline pairs, one fit."""
     parts.prepare()
-    given = sizes.method.multiplier
+    given = sizes.own(OneShotSettings).multiplier
     answers = [] if given else scores_of(parts).reference_answers(reference)
     scorer = policy_scorer(parts, sizes, reference, answers)
     multiplier = given or scores_of(parts).explicit_multiplier(scorer, answers)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from pddpo_lab.methods.settings import SafeDpoSettings
 from pddpo_lab.methods.stages import unsafe_bits
 from pddpo_ray.algorithms.stages import Parts, Sizes, observe, single_objective
 from pddpo_ray.records import LabelledPair, PairRow, PolicyVersion, UniformMixture, Verdict
@@ -23,7 +24,7 @@ def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     """Bits for the offline answers, then one fit on the transformed pairs."""
     parts.prepare()
     unsafe = unsafe_bits(parts)
-    rows, margins = transformed(parts.preferences.labelled, unsafe, sizes.method.margin)
+    rows, margins = transformed(parts.preferences.labelled, unsafe, sizes.own(SafeDpoSettings).margin)
     for _ in parts.journal.rounds(sizes.rounds):
         policy = parts.trainer.fit(single_objective(reference, sizes.beta, margins, sizes.reward_max), rows)
         observe(parts, policy, sizes, multiplier=0.0)

@@ -15,6 +15,7 @@ objective needs no support term: the divergence itself holds the policy on its l
 
 from __future__ import annotations
 
+from pddpo_lab.methods.settings import PpoSettings
 from pddpo_lab.methods.stages import unsafe_bits
 from pddpo_ray.algorithms.stages import Parts, Sizes
 from pddpo_ray.records import PolicyVersion, Response, UniformMixture
@@ -33,7 +34,7 @@ def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
         policy = updates.reinforce(reference, answers, scorer(answers), parts.dual.multiplier, critics)
         parts.rollout.publish(policy)
         parts.rollout.sample(parts.prompts.draw(sizes.responses), policy)
-        window = newest_answers(parts, sizes.method.window, before=parts.journal.round + 1)
+        window = newest_answers(parts, sizes.own(PpoSettings).window, before=parts.journal.round + 1)
         parts.dual.step([scores.cost_of(scorer, window)])
     return UniformMixture(tuple(parts.journal.policies[-1:]))
 

@@ -12,6 +12,7 @@ from scipy.special import expit
 
 from pddpo_lab.methods.explicit_dual import descend
 from pddpo_lab.methods.linear_scores import Features, LinearScorer, fit_cost, fit_reward, shift_to_rate, with_constant
+from pddpo_lab.methods.settings import ExplicitDualSettings
 from pddpo_lab.policy_gradient.command import Critics
 from pddpo_ray.algorithms.stages import Parts
 from pddpo_ray.backends.backends import Backends
@@ -292,7 +293,7 @@ def scores_of(parts: Parts) -> ScoringController:
 
 def scoring_of(config: Config, backends: Backends, parts: BuiltParts, first: LimitState) -> ScoringController:
     """The scoring part. Nothing is fitted or drawn before a method asks for it."""
-    journal, trainer = parts.journal, parts.trainer
+    journal, trainer, settings = parts.journal, parts.trainer, config.method_settings
     plan = ScoringPlan(
         seed=config.seed,
         beta=config.beta,
@@ -300,7 +301,7 @@ def scoring_of(config: Config, backends: Backends, parts: BuiltParts, first: Lim
         reward_max=config.reward_max,
         cost_max=config.dual.cost_max,
         upper=first.upper,
-        answers=config.method.answers,
+        answers=settings.answers if isinstance(settings, ExplicitDualSettings) else 0,
         bounded=backends.features == "one-hot",
         ridge=PRIOR_SD**-2,
         decoding=Decoding(max_tokens=config.rollout.max_tokens),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pddpo_ray.config import PpoConfig
+from pddpo_lab.methods.settings import PpoSettings
 from pddpo_ray.contracts import FitResult, TrainerBackend
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import PolicyVersion
@@ -51,7 +51,7 @@ class PpoCommand:
     answers: tuple[ScoredAnswer, ...]
     multiplier: float
     critics: Critics | None
-    settings: PpoConfig
+    settings: PpoSettings
     seed: int
     result: str
     group: int | None = None

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pddpo_lab.methods.scoring import ScoringController, scoring_of
+from pddpo_lab.methods.settings import PpoSettings
 from pddpo_lab.policy_gradient.command import Critics, PpoCommand, PpoResult, ScoredAnswer
 from pddpo_ray.backends.backends import Backends
-from pddpo_ray.config import Config, PpoConfig
+from pddpo_ray.config import Config
 from pddpo_ray.contracts import TrainerBackend, perform
 from pddpo_ray.driver.build import BuiltParts
 from pddpo_ray.journal import Journal
@@ -21,7 +22,7 @@ from pddpo_ray.theory.seeds import seed_of
 class Updates:
     """Makes the round's policy by one update and journals it."""
 
-    def __init__(self, backend: TrainerBackend, journal: Journal, settings: PpoConfig, *, seed: int) -> None:
+    def __init__(self, backend: TrainerBackend, journal: Journal, settings: PpoSettings, *, seed: int) -> None:
         self._backend, self._journal, self._settings, self._seed = backend, journal, settings, seed
 
     def reinforce(
@@ -78,5 +79,7 @@ class GradientParts:
 
 def parts_of(config: Config, backends: Backends, parts: BuiltParts, first: LimitState) -> GradientParts:
     """The parts of a run."""
-    updates = Updates(backends.trainer, parts.journal, config.ppo, seed=config.seed)
+    settings = config.method_settings
+    assert isinstance(settings, PpoSettings)
+    updates = Updates(backends.trainer, parts.journal, settings, seed=config.seed)
     return GradientParts(scoring_of(config, backends, parts, first), updates)

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pddpo_lab.methods.settings import PpoSettings
 from pddpo_lab.policy_gradient.command import Critics, PpoCommand, PpoResult, ScoredAnswer, StoredWeights
 from pddpo_lab.policy_gradient.update import Actors, Learner, ModuleEngine, run_ppo
 from pddpo_lab.worlds.tabular.parts import TabularTrainer
-from pddpo_ray.config import PpoConfig
 from pddpo_ray.records import Array
 from pddpo_ray.training.batches import TextBatch
 
@@ -61,7 +61,7 @@ def update_tables(
     reference_log_probs: Array,
     answers: Sequence[ScoredAnswer],
     multiplier: float,
-    settings: PpoConfig,
+    settings: PpoSettings,
     seed: int,
     group: int | None = None,
 ) -> tuple[Tables, dict[str, float]]:

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from pddpo_lab.methods.settings import PpoSettings
 from pddpo_lab.policy_gradient.command import ScoredAnswer
 from pddpo_lab.policy_gradient.group_advantages import group_advantages
 from pddpo_lab.policy_gradient.losses import (
@@ -23,7 +24,7 @@ from pddpo_lab.policy_gradient.losses import (
     combined_advantage,
     token_streams,
 )
-from pddpo_ray.config import FitConfig, PpoConfig
+from pddpo_ray.config import FitConfig
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Array
 from pddpo_ray.training.batches import Text, TextBatch, collate, minibatches
@@ -84,7 +85,7 @@ def run_ppo(
     answers: Sequence[ScoredAnswer],
     reference_log_probs: Sequence[Array],
     multiplier: float,
-    settings: PpoConfig,
+    settings: PpoSettings,
     seed: int,
 ) -> dict[str, float]:
     """Epochs of clipped steps of the policy and of the critics, if any, in place. -> metrics `ppo/...`
@@ -105,7 +106,9 @@ def run_ppo(
             loss = _step(index, learner, answers, columns, batch, settings)
             norm = learner.engine.update(rates[index])
             if not np.isfinite(norm):
-                raise RunError("a gradient of PPO is not finite: lower ppo.learning_rate or ppo.critic_learning_rate")
+                raise RunError(
+                    "a gradient of PPO is not finite: lower method.learning_rate, or method.critic_learning_rate"
+                )
             totals[index] += float(learner.engine.reduce_sum(loss))
     ratios = np.concatenate(columns.log_probs) - np.concatenate(list(reference_log_probs))
     names = ("policy", "reward_critic", "cost_critic")[: len(learners)]
@@ -144,7 +147,7 @@ def _columns(
     answers: Sequence[ScoredAnswer],
     reference: Sequence[Array],
     multiplier: float,
-    settings: PpoConfig,
+    settings: PpoSettings,
 ) -> Columns:
     texts = _texts(answers)
     device = _device(actors.policy)
@@ -179,7 +182,7 @@ def _step(
     answers: Sequence[ScoredAnswer],
     columns: Columns,
     batch: NDArray[np.int64],
-    settings: PpoConfig,
+    settings: PpoSettings,
 ) -> Tensor:
     """Gradient of this rank's share of a minibatch of one network. -> its part of the loss, on the CPU"""
     shard = learner.engine.shard

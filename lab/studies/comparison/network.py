@@ -86,7 +86,7 @@ def config_of(name: str, seed: int, labels: int, multiplier: float) -> Config:
         "c-grpo": [
             *by_scores(0.02),
             "dual.rule={kind: log, rate: 4.0}",
-            f"ppo.kl={BETA / (1.0 + multiplier):.4g}",
+            f"method.kl={BETA / (1.0 + multiplier):.4g}",
             f"scorers.fit.steps={steps}",
         ],
     }

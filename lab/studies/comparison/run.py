@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import BaseModel
 
 from lab.studies.comparison.assembled import OneDual, RateLimit, parts_of
 from lab.studies.comparison.ground import BETA, LIMIT, REFERENCE, Bonus, Ground, fair_ground
@@ -27,9 +28,9 @@ from lab.studies.exploration.run import holm, permutation_p, shown_p, with_inter
 from lab.studies.label_splits.run import CANDIDATES, NAME, ordered, tests
 from lab.studies.study import FOLDER, Results, keep, known, registration, seeds_between
 from pddpo_lab.methods import c_dpo, caid, mocan, pecan, sacpo, safe_dpo
+from pddpo_lab.methods.settings import CaidSettings, OneShotSettings, SafeDpoSettings
 from pddpo_ray.algorithms import dpo_harmless, dpo_helpful, o_pd_dpo, pd_dpo, pd_dpo_adalag
 from pddpo_ray.algorithms.stages import Parts, Sizes
-from pddpo_ray.config import MethodConfig
 from pddpo_ray.records import Array, PolicyVersion, UniformMixture
 from pddpo_ray.theory.certificates.levels import Allocation
 from pddpo_ray.theory.certificates.power import likely_rate
@@ -169,10 +170,18 @@ def _once(ground: Ground, arm: Arm, setting: Setting, seed: int, trainer: Solved
 def sizes_of(arm: Arm, setting: Setting, rung: float) -> Sizes:
     """Sizes of a round. A rung moves the temperature where nothing else moves the candidates."""
     beta = setting.get("beta", BETA) * {"sharper": 1.0 / rung, "flatter": rung}.get(arm.ladder, 1.0)
-    method = MethodConfig(margin=setting.get("margin", 10.0), rate=setting.get("step", 1.0), window=128)
     each = 2 if arm.by_rate else 1
     asked = (arm.responses + arm.scored) // each
-    return Sizes(arm.rounds, asked, 1, PROMPTS, beta, method=method, answers_each=each)
+    return Sizes(arm.rounds, asked, 1, PROMPTS, beta, own_settings(arm, setting), answers_each=each)
+
+
+def own_settings(arm: Arm, setting: Setting) -> BaseModel | None:
+    """Those that a recipe has under `method`."""
+    if arm.run is safe_dpo.run:
+        return SafeDpoSettings(margin=setting.get("margin", 10.0))
+    if arm.run is caid.run:
+        return CaidSettings(rate=setting.get("step", 1.0))
+    return OneShotSettings() if arm.run in (mocan.run, pecan.run) else None
 
 
 def rate_limit(ground: Ground, arm: Arm, setting: Setting, aim: float, trainer: Solved, truth: Truth) -> RateLimit:

@@ -12,6 +12,7 @@ from typing import Any
 from pddpo_ray.config.sections.feedback import QueueConfig
 from pddpo_ray.config.sections.judge import JudgeConfig
 from pddpo_ray.limits.former import at, flow
+from pddpo_ray.registry import Extension, UnknownName, load
 
 SCORED = "feedback", "feedback.model", "scorecard.scorers"
 """Where stored reward and cost models are named."""
@@ -75,6 +76,8 @@ MOVED: Mapping[str, str] = {
     "feedback.model.kind": "feedback.model",
     **{f"trainer.{stage}": f"trainer.stages.{stage}" for stage in ("reward", "cost", "first_reward", "first_cost")},
     **{f"offline.{stage}": f"trainer.stages.{stage}" for stage in ("compare_reward", "compare_cost")},
+    "method.settings": "method",
+    "ppo": "method",
     "feedback.deadline_s": "people.deadline_s",
     **{f"feedback.{key}": f"people.{key}" for key in QueueConfig.model_fields if key != "deadline_s"},
 }
@@ -97,7 +100,8 @@ def refusal(recipe: Tree, *, override: bool = False) -> str | None:
     key = ".".join(found[0])
     if key in FIXED:
         return f"`{key}` is no setting: it is fixed at {flow(FIXED[key])}; leave it out"
-    values = {_target(recipe, ".".join(keys)): _fit(at(recipe, keys)) for keys in found}
+    value_of = _fit_at if override else _moved
+    values = {_target(recipe, ".".join(keys)): value_of(recipe, keys) for keys in found}
     if override:
         values = dict(_lines(values))
         lines = shlex.join(f"{target}={flow(value)}" for target, value in values.items())
@@ -112,15 +116,39 @@ def in_todays_keys(recipe: Tree) -> dict[str, Any]:
     """The recipe of a run of an earlier version, without what is fixed and with the rest where it stands today."""
     tree = dict(recipe)
     for keys in former_keys(recipe):
-        value, key = _fit(at(tree, keys)), ".".join(keys)
+        value, key = _moved(tree, keys), ".".join(keys)
         tree = _without(tree, keys)
         if key not in FIXED and (value is not None or not key.startswith("offline.")):
             tree = replaced(tree, tuple(_target(recipe, key).split(".")), value)
-    return tree
+    # every run had the settings of all methods, whatever its own
+    return of_its_method(tree) if at(recipe, ("ppo",)) is not None else tree
 
 
-def _fit(value: Any) -> Any:
-    """A fit without what is null, and without steps that do not count beside its epochs; other values as they are."""
+def of_its_method(tree: dict[str, Any]) -> dict[str, Any]:
+    """A recipe without the settings under `method` that its algorithm has not."""
+    algorithm, given = tree.get("algorithm"), tree.get("method")
+    if not isinstance(algorithm, str) or not isinstance(given, Mapping):
+        return tree
+    try:
+        own = load("methods", algorithm, Extension).settings
+    except UnknownName:
+        return tree  # the key `algorithm` refuses it
+    known = {} if own is None else own.model_fields
+    return {**tree, "method": {key: value for key, value in given.items() if key in known}}
+
+
+def _moved(recipe: Tree, keys: tuple[str, ...]) -> Any:
+    """The value of a former key; settings of a method join those that stand there."""
+    value = _fit_at(recipe, keys)
+    if MOVED.get(".".join(keys)) != "method" or not isinstance(value, Mapping):
+        return value
+    beside = at(recipe, ("method",)) or {}
+    return {**{key: one for key, one in beside.items() if key != "settings"}, **value}
+
+
+def _fit_at(recipe: Tree, keys: tuple[str, ...]) -> Any:
+    """What stands at a key; of a fit no nulls, and no steps, which do not count, beside its epochs."""
+    value = at(recipe, keys)
     if not isinstance(value, Mapping) or not {"steps", "epochs"} & set(value):
         return value
     given = {key: one for key, one in value.items() if one is not None}

@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from actors.trainer_group import TrainerInTurns
+from pddpo_lab.methods.settings import PpoSettings
 from pddpo_lab.policy_gradient.command import PpoCommand, ScoredAnswer
 from pddpo_lab.worlds.tabular.parts import TabularTrainer
 from pddpo_lab.worlds.tabular.world import trap_world
-from pddpo_ray.config import PpoConfig, load
+from pddpo_ray.config import load
 from pddpo_ray.contracts import EarlyTrainer, FitCommand, FitResult
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Array, PolicyVersion, Response
@@ -160,7 +161,7 @@ def test_engines_sleep_before_the_trainer_does_anything() -> None:
 def test_policy_gradients_take_turns_too_and_no_fit_begins_beside_the_engines(tmp_path: Path) -> None:
     recorder, alone = Recorder(), TabularTrainer(trap_world(), ArtifactStore(tmp_path))
     answers = tuple(ScoredAnswer((x,), (x,), 1.0 + x, -0.5 * x) for x in range(4))
-    command = PpoCommand(1, alone.reference, answers, 0.5, None, PpoConfig(), 7, "policy-1")
+    command = PpoCommand(1, alone.reference, answers, 0.5, None, PpoSettings(), 7, "policy-1")
     trainer = TrainerInTurns(alone, [recorder])
     assert trainer.perform(command).version == command.run(alone).version
     assert recorder.calls == ["sleep"]

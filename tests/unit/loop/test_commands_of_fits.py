@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from pddpo_lab.methods.merging import Merging
+from pddpo_lab.methods.settings import PpoSettings
 from pddpo_lab.policy_gradient.command import Critics, PpoCommand, PpoResult, ScoredAnswer
 from pddpo_lab.policy_gradient.part import Updates
 from pddpo_lab.worlds.tabular.world import trap_world
 from pddpo_ray.algorithms.stages import lagrangian_objective, reward_objective
-from pddpo_ray.config import BudgetRefit, FitConfig, PpoConfig, TrainerConfig
+from pddpo_ray.config import BudgetRefit, FitConfig, TrainerConfig
 from pddpo_ray.contracts import FitCommand, FitResult, Start
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal, VersionEntry
@@ -213,7 +214,7 @@ def test_a_merged_policy_is_journalled_at_its_share_of_the_multiplier(
 
 def test_an_update_by_policy_gradients_goes_on_where_the_last_one_ended(journal: Journal) -> None:
     backend = Noting()
-    settings = PpoConfig(epochs=3)
+    settings = PpoSettings(epochs=3)
     updates = Updates(backend, journal, settings, seed=7)
     first = Critics(("reward", "r0"), ("cost", "c0"))
     scores = (np.array([1.0, 2.0, 3.0, 4.0]), np.array([-1.0, -2.0, -3.0, -4.0]))
@@ -240,7 +241,7 @@ def test_an_update_by_policy_gradients_goes_on_where_the_last_one_ended(journal:
 
 
 def test_an_update_needs_scores_of_all_answers(journal: Journal) -> None:
-    updates = Updates(Noting(), journal, PpoConfig(), seed=7)
+    updates = Updates(Noting(), journal, PpoSettings(), seed=7)
     for number in journal.rounds(1):
         with pytest.raises(ValueError, match="zip"):
             updates.reinforce(REFERENCE, ANSWERS, (np.ones(4), np.ones(3)), 0.5 * number, None)

@@ -40,7 +40,6 @@ TINY = (
     "explore.prompts=8",
     "explore.picks=2",
     "rollout.candidates=4",
-    "method.answers=16",
 )
 RATE_FAMILY = "world.family={kind: drawn, limit: {kind: rate, at_most: 0.6}}"
 FIXED = ("dual.rule={kind: fixed}", "rounds=1", "dual.first=0.7")

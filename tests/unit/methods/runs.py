@@ -19,7 +19,6 @@ SMALL = (
     "limits.cost.labels_each=4",
     "offline.pairs=120",
     "dual.upper=4.0",
-    "method.answers=16",
 )
 NEEDS: dict[str, tuple[str, ...]] = {
     "pd-dpo-fixed": (FIXED, "rounds=1", "dual.first=0.7"),
@@ -29,10 +28,10 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "safe-dpo": (FIXED, "rounds=1"),
     "sacpo": (FIXED, "rounds=1", "dual.first=0.7"),
     "p-sacpo": (FIXED, "rounds=1", "dual.first=1.4"),
-    "mocan": (FIXED, "rounds=1", "dual.first=1.0"),
-    "pecan": (FIXED, "rounds=1", "dual.first=1.0"),
+    "mocan": (FIXED, "rounds=1", "dual.first=1.0", "method.answers=16"),
+    "pecan": (FIXED, "rounds=1", "dual.first=1.0", "method.answers=16"),
     "c-dpo": ("dual.rule={kind: anytime, first_step: 0.3, curvature_cap: false}", "rounds=3", "dual.first=1.0"),
-    "caid": (FIXED, "rounds=3", "dual.first=1.0", "method.rate=0.2"),
+    "caid": (FIXED, "rounds=3", "dual.first=1.0", "method.rate=0.2", "method.answers=16"),
 }
 
 

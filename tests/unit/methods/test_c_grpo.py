@@ -108,7 +108,7 @@ def test_a_language_model_learns_from_groups_repeatably_and_stores_no_critic(tra
 
 
 def tabular(*overrides: str) -> object:
-    given = ["rounds=4", "dual.first=1.0", "method={window: 40, group: 4}"]
+    given = ["rounds=4", "dual.first=1.0", "method.window=40", "method.group=4"]
     return load("tabular", ["algorithm=c-grpo", *SMALL, RULE, PPO, *given, *overrides])
 
 

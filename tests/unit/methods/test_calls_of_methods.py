@@ -11,11 +11,20 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from pydantic import BaseModel
 
 from pddpo_lab.methods.caid import resumed, stepped
 from pddpo_lab.methods.loss_bonus import LossBonus
 from pddpo_lab.methods.safe_dpo import transformed
 from pddpo_lab.methods.safe_rlhf import newest_answers
+from pddpo_lab.methods.settings import (
+    CaidSettings,
+    GroupSettings,
+    OneShotSettings,
+    PpoSettings,
+    PSacpoSettings,
+    SafeDpoSettings,
+)
 from pddpo_lab.methods.stages import unsafe_bits, weighed_objective
 from pddpo_ray.algorithms.stages import (
     Parts,
@@ -23,7 +32,7 @@ from pddpo_ray.algorithms.stages import (
     neighbours_of,
     single_objective,
 )
-from pddpo_ray.config import MethodConfig
+from pddpo_ray.config.sections.method import AdalagSettings
 from pddpo_ray.limits.reading import FEEDBACK, stated_limits
 from pddpo_ray.parts.held_limit import HeldLimit
 from pddpo_ray.parts.limits import LimitsController
@@ -43,8 +52,18 @@ from pddpo_ray.records import (
 from tests.support.method_modules import METHODS
 
 PROMPT = Prompt("x", (0,), "question")
-METHOD = MethodConfig(answers=4, window=6, rate=0.5, margin=3.0, share=0.25)
-SIZES = Sizes(2, responses=5, labels_each=3, pair_prompts=7, beta=0.1, method=METHOD, reward_max=1.5, cost_max=3.0)
+SIZES = Sizes(2, responses=5, labels_each=3, pair_prompts=7, beta=0.1, reward_max=1.5, cost_max=3.0)
+OWN: dict[str, BaseModel] = {
+    "pd-dpo-adalag": AdalagSettings(window=6),
+    "safe-dpo": SafeDpoSettings(margin=3.0),
+    "p-sacpo": PSacpoSettings(share=0.25),
+    "mocan": OneShotSettings(answers=4),
+    "pecan": OneShotSettings(answers=4),
+    "caid": CaidSettings(answers=4, rate=0.5),
+    "safe-rlhf": PpoSettings(window=6),
+    "c-grpo": GroupSettings(window=6, group=2),
+}
+"""Settings of the methods that have some."""
 Calls = list[tuple[Any, ...]]
 
 
@@ -143,7 +162,9 @@ def calls_of(method: str, sizes: Sizes = SIZES, **parts: Any) -> tuple[Calls, Un
         updates = Asked(calls, "updates", reinforce=numbered("ppo"))
         known["own"] = SimpleNamespace(scores=known["own"], updates=updates)
     estimate = known.pop("estimate", lambda labels: f"estimate of {labels}")
-    window = sizes.method.window if method == "pd-dpo-adalag" else None
+    if sizes.settings is None:
+        sizes = replace(sizes, settings=OWN.get(method))
+    window = sizes.settings.window if isinstance(sizes.settings, AdalagSettings) else None
     known["limits"] = by_labels(known, estimate, window)
     known["prepare"] = lambda: calls.append(("prepare",))
     found = METHODS[method].run(Parts(**known), sizes, "reference")  # type: ignore[arg-type]
@@ -391,7 +412,7 @@ def one_shot(scorer: str, multiplier: float, first: int, estimates: int, estimat
 
 
 def given(multiplier: float) -> Sizes:
-    return replace(SIZES, method=METHOD.model_copy(update={"multiplier": multiplier}))
+    return replace(SIZES, settings=OneShotSettings(answers=4, multiplier=multiplier))
 
 
 def test_mocan_asks_for_a_multiplier_unless_it_is_given_one() -> None:
@@ -445,7 +466,8 @@ def test_c_dpo_prices_and_trains_with_the_same_models() -> None:
 @pytest.mark.parametrize("scores", ["models", "policies"])
 def test_caid_steps_on_its_own_policys_cost(scores: str) -> None:
     """0.7, then 0.7 + 0.5 (0.75 - 0.25) = 0.95, then 1.2; pairs are of the reference's answers, two by two."""
-    sizes = replace(SIZES, method=METHOD.model_copy(update={"scores": scores}))
+    settings = CaidSettings.model_validate({"answers": 4, "rate": 0.5, "scores": scores})
+    sizes = replace(SIZES, settings=settings)
     estimates = {"estimate": lambda labels: ESTIMATE}
     calls, found = calls_of("caid", sizes, **estimates)
     begin = next(index for index, call in enumerate(calls) if call[0] == "scores.explicit_multiplier")
@@ -524,7 +546,7 @@ def test_c_grpo_samples_whole_groups_and_keeps_no_critic() -> None:
     """Four answers in groups of two: two prompts a round, each twice; the update is told the size of a group."""
     journal = Rounds()
     journal.labelled = {(n, "cost"): [f"{n}-{i}" for i in range(4)] for n in (0, 1, 2)}
-    sizes = replace(SIZES, responses=4, method=SIZES.method.model_copy(update={"group": 2}))
+    sizes = replace(SIZES, responses=4)
     drawn: list[int] = []
 
     def draw(count: int) -> list[str]:

@@ -12,6 +12,7 @@ import torch
 from scipy.optimize import brentq
 from scipy.special import logsumexp
 
+from pddpo_lab.methods.settings import PpoSettings
 from pddpo_lab.policy_gradient.command import PpoCommand, ScoredAnswer
 from pddpo_lab.policy_gradient.losses import (
     advantages,
@@ -22,7 +23,7 @@ from pddpo_lab.policy_gradient.losses import (
 )
 from pddpo_lab.policy_gradient.tables import Tables, update_tables
 from pddpo_lab.policy_gradient.update import per_token, token_log_probs
-from pddpo_ray.config import PpoConfig, load
+from pddpo_ray.config import load
 from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import CostEstimate
@@ -37,7 +38,7 @@ from tests.unit.loop.small_run import story
 from tests.unit.methods.runs import SMALL, journal_of
 
 RULE = "dual.rule={kind: log, rate: 0.5}"
-PPO = "ppo={kl: 0.3, epochs: 2, batch: 12, learning_rate: 0.05, critic_learning_rate: 0.1}"
+PPO = "method={kl: 0.3, epochs: 2, batch: 12, learning_rate: 0.05, critic_learning_rate: 0.1}"
 
 
 # --- mathematics -----------------------------------------------------------------------------------------------------
@@ -95,7 +96,7 @@ KAPPA = 0.4
 REFERENCE = np.log([[0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4]])
 REWARD = np.array([[0.0, 0.5, 1.0, 1.5], [1.2, 0.2, -0.5, 0.6]])
 COST = np.array([[-1.0, -0.5, 0.5, 1.5], [1.4, -0.2, -1.0, -0.4]])
-SETTINGS = PpoConfig(
+SETTINGS = PpoSettings(
     kl=KAPPA, epochs=2, batch=200, learning_rate=0.04, critic_learning_rate=0.1, weight_decay=0.0,
     critic_weight_decay=0.0,
 )  # fmt: skip
@@ -178,7 +179,7 @@ def command_of(trainer: LocalTrainer, **changes: object) -> PpoCommand:
     answers = tuple(
         ScoredAnswer(PROMPT, answer, reward, cost) for answer, reward, cost in 4 * [(GOOD, 1.0, -1.0), (BAD, -1.0, 1.0)]
     )
-    settings = PpoConfig(kl=0.05, epochs=3, batch=4, learning_rate=1e-3, critic_learning_rate=1e-3)
+    settings = PpoSettings(kl=0.05, epochs=3, batch=4, learning_rate=1e-3, critic_learning_rate=1e-3)
     return replace(PpoCommand(1, trainer.reference, answers, 1.0, None, settings, 7, "policy-1"), **changes)  # type: ignore[arg-type]
 
 
@@ -275,11 +276,11 @@ def test_what_policy_gradients_cannot_do_is_refused() -> None:
 
 def test_the_paper_recipe_has_the_values_of_the_table() -> None:
     config = load("paper/safe-rlhf")
-    assert (config.ppo.kl, config.beta) == (0.1, 0.1)
-    assert config.ppo.batch == 16 * 8
-    assert (config.ppo.learning_rate, config.ppo.weight_decay) == (9.65e-6, 0.01)
-    assert (config.ppo.critic_learning_rate, config.ppo.critic_weight_decay) == (5e-6, 0.1)
-    assert (config.dual.first, config.thresholds["cost"], config.method.window) == (1.0, -3.0, 128)
+    assert (config.method["kl"], config.beta) == (0.1, 0.1)
+    assert config.method["batch"] == 16 * 8
+    assert (config.method["learning_rate"], config.method["weight_decay"]) == (9.65e-6, 0.01)
+    assert (config.method["critic_learning_rate"], config.method["critic_weight_decay"]) == (5e-6, 0.1)
+    assert (config.dual.first, config.thresholds["cost"], config.method["window"]) == (1.0, -3.0, 128)
     assert config.dual.rule.model_dump()["rate"] == 0.04
     assert math.ceil(4 * 26_900 / config.feedback.responses) == config.rounds
     assert (config.rollout.model_dump()["max_model_len"], config.model.dtype) == (512, "bfloat16")

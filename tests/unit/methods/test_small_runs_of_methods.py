@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from pddpo_lab.methods.caid import resumed
+from pddpo_lab.methods.settings import PpoSettings
 from pddpo_lab.policy_gradient.command import Critics, PpoCommand, ScoredAnswer
 from pddpo_lab.worlds.tabular.parts import TabularTrainer
 from pddpo_lab.worlds.tabular.world import trap_world
-from pddpo_ray.config import PpoConfig
 from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.journal import Journal
@@ -99,7 +99,7 @@ def test_a_tables_critics_have_one_value_per_prompt(tmp_path: Path) -> None:
     world = trap_world()
     trainer = TabularTrainer(world, ArtifactStore(tmp_path / "store"))
     answers = tuple(ScoredAnswer((x,), (y,), 1.0 + y, -0.5) for x in range(4) for y in range(4))
-    command = PpoCommand(1, trainer.reference, answers, 0.5, None, PpoConfig(), 7, "policy-1")
+    command = PpoCommand(1, trainer.reference, answers, 0.5, None, PpoSettings(), 7, "policy-1")
     result = command.run(trainer)
     assert result.critics is not None
     for stored in (result.critics.reward, result.critics.cost):
@@ -114,7 +114,7 @@ def test_an_update_goes_on_with_the_critics_that_it_is_given(tmp_path: Path) -> 
     values = {"reward": np.array([1.0, 2.0, 3.0, 4.0]), "cost": np.array([-1.0, 0.5, 0.0, 7.0])}
     given = Critics(*(trainer.store.write_tensors(name, {"values": value}) for name, value in values.items()))
     answers = tuple(ScoredAnswer((x,), (y,), 1.0 + y, -0.5) for x in range(4) for y in range(4))
-    settings = PpoConfig(critic_learning_rate=1e-12)
+    settings = PpoSettings(critic_learning_rate=1e-12)
     result = PpoCommand(1, trainer.reference, answers, 0.5, given, settings, 7, "policy-1").run(trainer)
     assert result.critics is not None
     for name, stored in (("reward", result.critics.reward), ("cost", result.critics.cost)):

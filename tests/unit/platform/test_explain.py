@@ -80,9 +80,9 @@ def test_every_key_that_matters_first_and_every_synonym_is_a_key() -> None:
 
 def test_every_key_that_a_recipe_may_set_is_explained() -> None:
     every = {one.key for one in every_key()}
-    trackers = {key for key in every if key.startswith("report.trackers.")}
-    assert every - trackers == set(dotted_keys())
-    assert trackers >= {"report.trackers.wandb.project", "report.trackers.mlflow.uri"}
+    named = {key for key in every if key.startswith(("report.trackers.", "method."))}
+    assert every - named == set(dotted_keys()), "what has settings of its own brings them by its name"
+    assert named >= {"report.trackers.wandb.project", "report.trackers.mlflow.uri", "method.window"}
     silent = [one.key for one in every_key() if not one.about and one.takes != "a section"]
     assert silent == []
 

@@ -104,3 +104,43 @@ def test_fits_of_an_older_run_are_the_same_fits() -> None:
         assert found.model_copy(update={"steps": 0}) == before.model_copy(update={"steps": 0})
         assert before.epochs or found.steps == before.steps
     assert in_todays_keys({"offline": {"compare_reward": None}}) == {"offline": {}}
+
+
+def test_settings_of_policy_gradients_are_refused_with_those_of_the_method_beside_them(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"`ppo` is no setting: write method\.kl=0\.2"):
+        load("safe-rlhf", ["ppo.kl=0.2"])
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("extends: safe-rlhf\nmethod: {window: 32}\nppo: {kl: 0.2, batch: 6}\n")
+    with pytest.raises(UserError, match=r"line 3: .*write method: \{window: 32, kl: 0\.2, epochs: 2, batch: 6, "):
+        load(str(recipe))
+
+
+ALL_METHODS = {"group": 4, "margin": 10.0, "share": 0.5, "window": 64, "answers": 128, "rate": 1.0, "multiplier": None}
+"""What the recipe of every run had, whatever its method."""
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "own"),
+    [("o-pd-dpo", {}), ("pd-dpo-adalag", {"window": 64}), ("c-grpo", {"window": 64, "group": 4, "kl": 0.3})],
+)
+def test_a_run_of_an_earlier_version_keeps_the_settings_of_its_own_method(algorithm: str, own: dict[str, Any]) -> None:
+    recipe = {"pd-dpo-adalag": algorithm, "c-grpo": algorithm}.get(algorithm, "text-world")
+    older = load(recipe).model_dump(mode="json")
+    older |= {"method": {**ALL_METHODS, "settings": {}, "scores": "models"}, "ppo": {"kl": 0.3}}
+    method = Config.of_run(older).method
+    assert {key: method[key] for key in own} == own
+    assert set(method) == set(load(recipe).method)
+
+
+def test_a_setting_of_another_method_is_refused() -> None:
+    """It was read and had no effect before."""
+    with pytest.raises(UserError, match=r"method: method o-pd-dpo has no settings; leave out window"):
+        load("text-world", ["method.window=64"])
+    with pytest.raises(UserError, match=r"unknown key `method\.window`; known are answers, multiplier"):
+        load("mocan", ["method.window=64"])
+
+
+def test_another_algorithm_keeps_the_settings_that_it_has_too() -> None:
+    assert load("c-grpo").method["window"] == load("safe-rlhf").method["window"] == 288
+    assert load("caid", ["algorithm=mocan", "rounds=1"]).method == {"answers": 128, "multiplier": None}
+    assert load("pd-dpo-adalag", ["algorithm=o-pd-dpo"]).method == {}

@@ -94,7 +94,7 @@ def test_a_run_uses_method_world_bonus_dual_rule_and_tracker_of_an_installed_pac
     site: Path, tmp_path: Path
 ) -> None:
     own = [
-        "algorithm=sparing", "method.settings.every=2", "world={kind: two-requests, curt: 0.6}",
+        "algorithm=sparing", "method.every=2", "world={kind: two-requests, curt: 0.6}",
         "explore.bonus=seldom-asked", "explore.settings.power=1.0",
         "dual.rule={kind: signs, step: 0.2}", "report.trackers={csv: {file: all.csv}}", "report.tensorboard=false",
     ]  # fmt: skip

@@ -186,7 +186,7 @@ def test_answers_without_a_verdict_count_as_unsafe_and_the_run_ends(
 @pytest.mark.full
 @pytest.mark.slow
 def test_safe_rlhf_trains_its_models_and_a_language_model_by_policy_gradients(tmp_path: Path) -> None:
-    result = run_recipe(tiny("ppo.batch=6", "ppo.epochs=4", algorithm="safe-rlhf"), tmp_path / "run")
+    result = run_recipe(tiny("method.batch=6", "method.epochs=4", algorithm="safe-rlhf"), tmp_path / "run")
     assert result["weights_verified"] is True
     with journal(tmp_path / "run") as log:
         entries = [entry for entry in log.versions() if entry.stage == "cost"]

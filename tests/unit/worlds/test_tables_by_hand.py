@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
+from pddpo_lab.methods.settings import PpoSettings
 from pddpo_lab.policy_gradient.command import PpoCommand, ScoredAnswer
 from pddpo_lab.verify.formulas import one_hot_gram
 from pddpo_lab.worlds.tabular.engine import decoded
@@ -24,7 +25,6 @@ from pddpo_lab.worlds.tabular.parts import (
     wins_of,
 )
 from pddpo_lab.worlds.tabular.world import trap_world
-from pddpo_ray.config import PpoConfig
 from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Decoding, LossOptimism, Objective, PairRow, PolicyVersion
@@ -212,7 +212,7 @@ def test_a_trainer_reads_tables_again_after_it_was_closed(store: ArtifactStore) 
 def test_an_update_is_stored_with_its_critics_under_their_own_names(store: ArtifactStore) -> None:
     trainer = TabularTrainer(WORLD, store)
     answers = tuple(ScoredAnswer((x,), (y,), 1.0 + y, -0.5 * x) for x in range(4) for y in range(4))
-    made = PpoCommand(3, trainer.reference, answers, 0.5, None, PpoConfig(), 7, "policy-3").run(trainer)
+    made = PpoCommand(3, trainer.reference, answers, 0.5, None, PpoSettings(), 7, "policy-3").run(trainer)
     assert (made.version.number, made.version.name, made.workers) == (3, "policy-3", (os.getpid(),))
     assert made.critics is not None
     assert made.critics.reward[0].startswith("reward-critic")
@@ -220,7 +220,7 @@ def test_an_update_is_stored_with_its_critics_under_their_own_names(store: Artif
     stored = store.read_tensors(made.version.path, made.version.sha256)
     assert stored["scores"].tolist() == [[0.0] * 8] * 4
     assert not np.array_equal(stored["log_probs"], trainer.table(trainer.reference))
-    elsewhere = PpoCommand(3, made.version, answers, 0.5, made.critics, PpoConfig(), 7, "policy-4")
+    elsewhere = PpoCommand(3, made.version, answers, 0.5, made.critics, PpoSettings(), 7, "policy-4")
     moved = elsewhere.run(trainer)
     assert moved.critics != made.critics
     assert isinstance(moved.version, PolicyVersion)
@@ -231,7 +231,7 @@ def test_an_update_by_groups_learns_from_their_leads_and_stores_no_critic(store:
     """All answers of a prompt are worth the same: no lead, and so no step, where values alone would make one."""
     trainer = TabularTrainer(WORLD, store)
     answers = tuple(ScoredAnswer((x,), (y,), 1.0 + x, -0.5 * x) for x in range(4) for y in range(4))
-    alike = PpoCommand(3, trainer.reference, answers, 0.5, None, PpoConfig(), 7, "policy-3", group=4)
+    alike = PpoCommand(3, trainer.reference, answers, 0.5, None, PpoSettings(), 7, "policy-3", group=4)
     made = alike.run(trainer)
     assert made.critics is None
     np.testing.assert_allclose(trainer.table(made.version), trainer.table(trainer.reference), atol=1e-9)
