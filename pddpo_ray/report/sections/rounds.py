@@ -217,9 +217,8 @@ def result(run: RunData) -> str:
         for name, item in _leaves(key, value):
             plain = isinstance(item, bool) or not isinstance(item, int | float)
             rows.append([f"<code>{escape(name)}</code>", escape(item) if plain else number(item, name)])
-    return (
-        f"<details><summary>All {len(rows)} values</summary>{table(['key', 'value'], rows)}</details>" if rows else ""
-    )
+    values = table(["key", "value"], rows, kind="words")
+    return f"<details><summary>All {len(rows)} values</summary>{values}</details>" if rows else ""
 
 
 def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
