@@ -232,7 +232,8 @@ def text_backends(groups: Groups) -> Backends:
     config = groups.config
     store = ArtifactStore(groups.run_dir / ARTIFACTS)
     prepared = prepare_texts(config, given_by_users(config, groups.run_dir))
-    reference = store_reference(store, prepared.reference_folder, prepared.chat_template, config.model.dtype)
+    template, model = prepared.chat_template, config.model
+    reference = store_reference(store, prepared.reference_folder, template, model.dtype, in_nf4=model.in_nf4)
     folder, root = store.folder(reference.path), str(store.root)
     engines = groups.start_engines(config.rollout.engine, lambda name: partial(text_engine, config, name, folder, root))
     trainer = groups.start_trainer(partial(text_trainer, config, folder, root, reference))

@@ -52,23 +52,69 @@ SHAPES = {
 """Embedding and head of their own, also where the model ties them."""
 
 
-def made(shape: Mapping[str, int], rank: int | None, dtype: torch.dtype, layers: int | None = None) -> torch.nn.Module:
+def made(
+    shape: Mapping[str, int], rank: int | None, dtype: torch.dtype, layers: int | None = None, *, in_nf4: bool = False
+) -> torch.nn.Module:
     """A model without memory; `layers` in place of its own number."""
     depth = shape["num_hidden_layers"] if layers is None else layers
     with torch.device("meta"):
         model: torch.nn.Module = LlamaForCausalLM(LlamaConfig(**{**shape, "num_hidden_layers": depth})).to(dtype)
-        # peft leaves its own matrices in float32 where they have no memory
-        return model if rank is None else add_adapters(model, rank=rank, alpha=1.0).to(dtype)
+        if in_nf4:
+            _take_four_bit_maps(model, dtype)
+        return model if rank is None else add_adapters(model, rank=rank, alpha=1.0)
 
 
-def tracked_step(shape: Mapping[str, int], rank: int | None, dtype: torch.dtype, layers: int) -> int:
+def _take_four_bit_maps(model: torch.nn.Module, dtype: torch.dtype) -> None:
+    from bitsandbytes.nn import Linear4bit
+
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, torch.nn.Linear) and name != "lm_head":
+                narrow = Linear4bit(child.in_features, child.out_features, bias=False, compute_dtype=dtype)
+                narrow.support_avx512bf16_for_cpu = False
+                setattr(module, name, narrow)
+
+
+def _fill_four_bit_maps(model: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Codes and scales as bitsandbytes keeps them, of fake tensors."""
+    from bitsandbytes.functional import QuantState
+    from bitsandbytes.nn import Linear4bit
+
+    for module in model.modules():
+        if isinstance(module, Linear4bit):
+            shape = torch.Size((module.out_features, module.in_features))
+            scales = QuantState(
+                absmax=torch.empty(shape.numel() // (64 * 256)),
+                code=torch.empty(256),
+                blocksize=256,
+                dtype=torch.float32,
+            )
+            codes = torch.empty(shape.numel() // 2, 1, dtype=torch.uint8)
+            module.weight = torch.nn.Parameter(codes, requires_grad=False)
+            module.weight.quant_state = QuantState(
+                absmax=torch.empty(shape.numel() // 64, dtype=torch.uint8),
+                shape=shape,
+                code=torch.empty(16),
+                blocksize=64,
+                quant_type="nf4",
+                dtype=dtype,
+                offset=torch.empty(()),
+                state2=scales,
+            )
+
+
+def tracked_step(
+    shape: Mapping[str, int], rank: int | None, dtype: torch.dtype, layers: int, *, in_nf4: bool = False
+) -> int:
     """The most bytes that are alive in the second of two steps, of two passes each."""
-    model = made(shape, rank, dtype, layers)
+    model = made(shape, rank, dtype, layers, in_nf4=in_nf4)
     scorer = ResponseScorer(model, "packed")
     rows = [PairRow(f"{i}", (1 + i,) * PROMPT, (50 + i,) * ANSWER, (70 + i,) * ANSWER) for i in range(PAIRS)]
     loss = PairLoss(scorer, Objective("reward", PolicyVersion(0, "reference", "", ""), 0.1))
     with FakeTensorMode(allow_non_fake_inputs=True), _without_reads():
         without_memory(model)
+        if in_nf4:
+            _fill_four_bit_maps(model, dtype)
         with MemTracker() as tracker:
             engine = (TorchEngine if rank is None else LoraEngine)(scorer)
             engine.begin(FitSettings())
@@ -82,9 +128,11 @@ def tracked_step(shape: Mapping[str, int], rank: int | None, dtype: torch.dtype,
             return int(tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"])
 
 
-def tracked(shape: Mapping[str, int], rank: int | None, dtype: torch.dtype = torch.bfloat16) -> int:
+def tracked(
+    shape: Mapping[str, int], rank: int | None, dtype: torch.dtype = torch.bfloat16, *, in_nf4: bool = False
+) -> int:
     """The same at full depth, from one and from two layers."""
-    one, two = (tracked_step(shape, rank, dtype, layers) for layers in (1, 2))
+    one, two = (tracked_step(shape, rank, dtype, layers, in_nf4=in_nf4) for layers in (1, 2))
     return one + (shape["num_hidden_layers"] - 1) * (two - one)
 
 
@@ -96,9 +144,12 @@ def planned(
     stage: int = 0,
     ranks: int = 1,
     device: str = "cpu",
+    in_nf4: bool = False,
 ) -> float:
     """Bytes of a rank in the plan of a run."""
     parameters = list(made(shape, rank, dtype).parameters())
+    maps = [one.numel() for one in parameters if one.ndim == 2 and not one.requires_grad]
+    outside = 2 * shape["vocab_size"] * shape["hidden_size"]
     described = json.dumps({"model_type": "llama", **shape})
     need = memory_need(
         parameters=sum(one.numel() for one in parameters),
@@ -109,6 +160,7 @@ def planned(
         stage=stage,
         ranks=ranks,
         device=device,
+        in_nf4=sum(maps) - outside if in_nf4 else 0,
     )
     return sum(need.values())
 
@@ -147,6 +199,10 @@ def rows() -> Iterator[str]:
             cells = [f"{size / GIB:.2f}" for size in (seen, plan)] + [f"{plan / seen:.3f}"]
             cells += [f"{size / GIB:.1f}" for size in zero]
             yield f"| {name} | {'all' if rank is None else f'adapters, rank {rank}'} | {' | '.join(cells)} |"
+        if shape["hidden_size"] >= 4096:
+            seen, plan = tracked(shape, RANK, in_nf4=True), planned(shape, RANK, in_nf4=True)
+            cells = [f"{size / GIB:.2f}" for size in (seen, plan)] + [f"{plan / seen:.3f}", *["-"] * 9]
+            yield f"| {name} | adapters, rank {RANK}, base in NF4 | {' | '.join(cells)} |"
 
 
 def page(lines: Iterator[str]) -> str:
@@ -157,7 +213,7 @@ def page(lines: Iterator[str]) -> str:
         f"GiB of a rank in bfloat16, passes of {PAIRS} pairs of {PROMPT} + {ANSWER} tokens that share their prompts.\n"
         "Tracked: by torch's MemTracker on fake tensors, in plain torch with the head's chunks of a CPU. Right of the\n"
         "ratio: the plan with DeepSpeed on so many cards and the chunks of a GPU, which nothing tracked; under ZeRO-3\n"
-        "whole logits. `python -m bench.planned_memory` writes this page. No card took part.\n\n"
+        "whole logits. `python -m bench.planned_memory` writes this page. No card took part; NF4 takes no ZeRO.\n\n"
     )
     table = [f"| {' | '.join(head)} |", "|---" * len(head) + "|", *lines]
     return told + "\n".join(table) + "\n"

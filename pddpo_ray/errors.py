@@ -136,6 +136,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "annotate": ("markdown_it", "nh3", "segno"),
     "cpu": ("deepspeed", "vllm"),
     "postgres": ("psycopg",),
+    "qlora": ("bitsandbytes",),
     "trl": ("accelerate", "trl"),
     "wandb": ("wandb",),
     "mlflow": ("mlflow",),

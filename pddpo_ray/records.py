@@ -193,6 +193,9 @@ class CostEstimate:
     missing: float = 0.0
     """How much lower the value is if every label that is missing says safe; the value counts them as unsafe. Where a
     machine stands for answers that people did not see: how much lower at least what people themselves said is."""
+    low: float | None = None
+    """Ends of the 95 % interval by what each draw measured; None: value and standard error alone make one."""
+    high: float | None = None
     rounds_late: int = 0
     """Rounds between the one whose policy was labelled and the one in which the labels are used."""
     moved: float = 0.0

@@ -43,7 +43,8 @@ def text_backends(config: Config, store: ArtifactStore, kept: Sequence[KeptPromp
     """Trainer, engine, prompts and, on a world, labels and truth. `kept` is what users of the run's endpoint gave."""
     torch.set_num_threads(config.trainer.threads)
     prepared = prepare_texts(config, kept)
-    reference = store_reference(store, prepared.reference_folder, prepared.chat_template, config.model.dtype)
+    template, model = prepared.chat_template, config.model
+    reference = store_reference(store, prepared.reference_folder, template, model.dtype, in_nf4=model.in_nf4)
     folder = store.folder(reference.path)
     temperature = config.policy.temperature
     trainer = recipe_trainer(config.model, folder, store, reference, temperature=temperature)

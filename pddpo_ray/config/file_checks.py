@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from pddpo_ray.config.recipe import Config
 from pddpo_ray.config.sections.rollout import VllmRollout
 from pddpo_ray.config.sections.scorers import StoredScorerConfig
 from pddpo_ray.config.sections.world import TabularWorldConfig
-from pddpo_ray.errors import UserError
+from pddpo_ray.errors import UserError, missing_extra
 from pddpo_ray.limits.former import at
 from pddpo_ray.storage.checkpoints import (
     adapter_problem,
@@ -127,7 +128,15 @@ def missing_scorers(config: Config) -> Iterator[tuple[Keys, str]]:
             )
 
 
-def demand_scorers(config: Config, origins: Origins) -> None:
-    for keys, problem in missing_scorers(config):
+def missing_before(config: Config) -> Iterator[tuple[Keys, str]]:
+    """What a run cannot begin without, and a dry run can: the setting that names it, and what to do."""
+    yield from missing_scorers(config)
+    if config.model.in_nf4 and find_spec("bitsandbytes") is None:
+        keys = ("model", "parameters", "quantise")
+        yield keys, f"{'.'.join(keys)}=nf4: {missing_extra('bitsandbytes')}"
+
+
+def demand_before(config: Config, origins: Origins) -> None:
+    for keys, problem in missing_before(config):
         origin = origin_of(keys, origins)
         raise UserError(f"{f'{origin}: ' if origin else ''}{problem}")

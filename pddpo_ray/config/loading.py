@@ -18,7 +18,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from pddpo_ray.config.document import Keys, Origins, origin_of, parse_value, read_document
-from pddpo_ray.config.file_checks import demand_files, demand_scorers
+from pddpo_ray.config.explaining import every_key
+from pddpo_ray.config.file_checks import demand_before, demand_files
 from pddpo_ray.config.former import data as former_data
 from pddpo_ray.config.former import settings as former_settings
 from pddpo_ray.config.layers import (
@@ -92,7 +93,7 @@ def load(recipe: str, overrides: Sequence[str] = (), *, check_files: bool = True
     if check_files:
         demand_files(config, origins)
         if check_scorers:
-            demand_scorers(config, origins)
+            demand_before(config, origins)
     return config
 
 
@@ -342,7 +343,8 @@ def _nearest_key(keys: Keys, tree: Tree) -> str:
         return f"; did you mean `{'.'.join((*keys[:-1], close[0]))}`?"
     every = list(dict.fromkeys(dotted_keys()))
     if key in every:
-        return f"; it belongs to another variant of `{'.'.join(keys[:-1])}`"
+        variant = next(one.variant for one in every_key() if one.key == key)
+        return f"; it belongs to another variant of `{'.'.join(keys[:-1])}`, `{variant}`"
     near = [other for other in every if difflib.get_close_matches(keys[-1], [other.split(".")[-1]], 1, 0.7)]
     near.sort(key=lambda other: (other.split(".")[: len(keys) - 1] != list(keys[:-1]), -_similarity(key, other)))
     if near:

@@ -196,6 +196,10 @@ class Config(Sections):
                 f"algorithm {self.algorithm} mixes the weights of two fits, which no adapter of their rank holds: set"
                 " model.parameters.kind=full"
             )
+        if self.model.in_nf4 and self.trainer.engine != "torch":
+            raise ValueError(
+                "model.parameters.quantise=nf4 needs trainer.engine=torch: DeepSpeed moves no weights of 4 bits"
+            )
 
     def _labels_may_be_late(self) -> None:
         if self.algorithm not in ("o-pd-dpo", "pd-dpo"):

@@ -26,7 +26,7 @@ from pddpo_ray.journal.filesystems import demand_local
 from pddpo_ray.journal.schema import metadata
 from pddpo_ray.storage.whole_files import refuse_password
 
-HEAD = "0100"
+HEAD = "0101"
 """Newest schema revision that this version of the package knows.
 
 Its first two digits are the generation. Within one, revisions only add (tables, columns that may be left out), so that

@@ -186,6 +186,8 @@ dual_step = _of_run(
     Column("multiplier_after", Float, nullable=False),
     Column("eta", Float, nullable=False),
     Column("missing", Float, nullable=False, server_default="0"),
+    Column("low", Float),
+    Column("high", Float),
 )
 
 delivery = table(

@@ -50,6 +50,7 @@ from pddpo_ray.theory.estimates.cost_estimate import (
     MeasuredAnswer,
     Tokens,
     answers_behind,
+    ends_by_draws,
     estimates_on_sets,
     means_by_people_alone,
     with_repeated_noise,
@@ -406,6 +407,9 @@ def cost_estimates(
     for index, limit in enumerate(limits):
         kind = limit.stated.limit.quantity.kind
         mode = "cost_model" if limit.difference else SIGNALS.get(kind, "cost_model")
+        bounds = limit.cost_range if mode == "cost_model" else None
+        ends = None if bounds is None else ends_by_draws(safest.draws[:, index], found.draws[:, index], bounds)
+        low, high = ends or (None, None)
         estimates.append(
             CostEstimate(
                 float(found.means[index]),
@@ -416,7 +420,9 @@ def cost_estimates(
                 limit.name,
                 within_variance=float(found.covariance[index, index]),
                 cost_max=limit.clip,
-                bounds=limit.cost_range if mode == "cost_model" else None,
+                bounds=bounds,
+                low=low,
+                high=high,
                 missing=float(missing[index]),
             )
         )

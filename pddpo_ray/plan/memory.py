@@ -27,7 +27,7 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.rollout.factory import Device
 from pddpo_ray.storage.checkpoints import UNREADABLE, checkpoint_folder, weight_shapes
 from pddpo_ray.storage.whole_files import KEPT_WHOLE
-from pddpo_ray.training.passes.memory import Sizes, layer_bytes, memory_need
+from pddpo_ray.training.passes.memory import Sizes, layer_bytes, memory_need, weight_bytes
 from pddpo_ray.worlds.text.family import grammar_of
 
 RUNTIME_BYTES = {"trainer": 1.0 * GIB, "rollout": 1.5 * GIB, "driver": 1.0 * GIB, "scorer": 0.65 * GIB}
@@ -51,6 +51,8 @@ class ModelShape:
     """Longest prompt, which the two texts of a pair share in a pass; 0 where it is not known."""
     architecture: str = ""
     """The model's `config.json`; empty: a Llama of these sizes."""
+    linear_numbers: int = 0
+    """Numbers of all linear maps but the head, which NF4 makes smaller."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ def model_shape(config: Config) -> ModelShape | None:
         vocabulary=vocabulary,
         linear_sizes=size.layers * sum(rows + columns for rows, columns in matrices),
         text_tokens=text_tokens,
+        linear_numbers=size.layers * sum(rows * columns for rows, columns in matrices),
         architecture=_llama(size.hidden, size.layers, vocabulary, size.intermediate, size.heads),
     )
 
@@ -133,6 +136,7 @@ def _shape_of_folder(folder: Path, config: Config) -> ModelShape:
         text_tokens=longest,
         prompt_tokens=asked,
         architecture=json.dumps(described) if "model_type" in described else "",
+        linear_numbers=sum(map(math.prod, linear)),
     )
 
 
@@ -169,7 +173,7 @@ def memory(config: Config, shape: ModelShape | None, device: Device, gpu_bytes: 
         Memory(
             "rollout process", engines, "host", {**runtimes["rollout"], **asleep, **copies_of_engine(config, shape)}
         ),
-        Memory(STORING, 1, "host", {"reference": float(shape.parameters * _width(config))}, before_rounds=True),
+        Memory(STORING, 1, "host", copies_of_reference(config, shape), before_rounds=True),
         driver,
         *ray,
     ]
@@ -194,6 +198,11 @@ def copies_of_trainer(config: Config, shape: ModelShape) -> dict[str, float]:
     """
     masters = 4.0 if _width(config) == 2 else 0.0
     return {"version": trained_parameters(config, shape) * (_width(config) + masters)}
+
+
+def copies_of_reference(config: Config, shape: ModelShape) -> dict[str, float]:
+    """On the driver's host while it stores the reference: whole weights, and the base of 4 bits that they come from."""
+    return {"reference": float(shape.parameters * _width(config)), **_narrow_base(config, shape)}
 
 
 def best_weights(config: Config, shape: ModelShape) -> dict[str, float]:
@@ -307,6 +316,7 @@ def trainer_bytes(config: Config, shape: ModelShape, device: Device = "cpu") -> 
         ranks=ranks,
         activation_budget=None if budget is None else budget * GIB,
         device=device,
+        in_nf4=_in_nf4(config, shape),
     )
     # while it works, Safe RLHF's two critics in float32: weights, gradients and both moments of AdamW
     critics = {"critics": 2 * 16.0 * shape.parameters} if config.algorithm == "safe-rlhf" else {}
@@ -324,6 +334,16 @@ def _sizes(shape: ModelShape, dtype: str, adapter_rank: int | None) -> Sizes:
         intermediate = max(1, round((inside / shape.hidden - 4 * shape.hidden) / 3))
         architecture = _llama(shape.hidden, shape.layers, shape.vocabulary, intermediate, max(1, shape.hidden // 128))
     return sizes_of_shape(architecture, dtype, adapter_rank, prompt, max(1, shape.text_tokens - prompt))
+
+
+def _in_nf4(config: Config, shape: ModelShape) -> int:
+    return shape.linear_numbers if config.model.in_nf4 else 0
+
+
+def _narrow_base(config: Config, shape: ModelShape) -> dict[str, float]:
+    """The base of 4 bits beside the whole weights that it stands for."""
+    narrow = weight_bytes(shape.parameters, _width(config), _in_nf4(config, shape))
+    return {"base in NF4": narrow} if config.model.in_nf4 else {}
 
 
 def trained_parameters(config: Config, shape: ModelShape) -> int:
@@ -380,7 +400,8 @@ def stored_bytes(config: Config, shape: ModelShape | None) -> float:
     parameters = config.model.parameters
     if isinstance(parameters, LoraParameters):
         merged = min(config.rounds, KEPT_WHOLE) * len(copies_of_engine(config, shape))
-        return scorers + width * (1 + merged) * shape.parameters + 4.0 * versions * parameters.rank * shape.linear_sizes
+        bases = width * (1 + merged) * shape.parameters + sum(_narrow_base(config, shape).values())
+        return scorers + bases + 4.0 * versions * parameters.rank * shape.linear_sizes
     masters = 4 * min(versions, KEPT_MASTERS) if width == 2 else 0
     return scorers + float(shape.parameters * (width * (1 + versions) + masters))
 

@@ -144,7 +144,7 @@ def _short_of_memory(config: Config, machine: Machine, device: Device) -> str | 
         if size > smallest:
             return (
                 f"{part} needs about {size / GIB:.1f} GiB on each GPU, the smallest here has {smallest / GIB:.1f}; use "
-                "model.parameters.kind=lora, trainer.engine=zero3 with more workers, cluster.layout=time-shared, or a "
-                "smaller trainer.micro_pairs or rollout.gpu_memory"
+                "model.parameters.kind=lora, model.parameters.quantise=nf4, trainer.engine=zero3 with more workers,"
+                " cluster.layout=time-shared, or a smaller trainer.micro_pairs or rollout.gpu_memory"
             )
     return None

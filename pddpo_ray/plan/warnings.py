@@ -14,7 +14,7 @@ from pddpo_ray.backends.machine import Machine
 from pddpo_ray.backends.settled import device_of
 from pddpo_ray.certificates.testing import first_of_rounds, tested_limits
 from pddpo_ray.config import Config, ModelFeedback, RayCluster
-from pddpo_ray.config.file_checks import HUB, missing_scorers
+from pddpo_ray.config.file_checks import HUB, missing_before
 from pddpo_ray.data.lengths import WORDS_PER_TOKEN, Lengths, lengths_of
 from pddpo_ray.data.tokens import renderer_of
 from pddpo_ray.driver.offline_setup import own_answers
@@ -44,7 +44,7 @@ def warnings(config: Config, machine: Machine) -> list[str]:
     """All warnings of a recipe on a machine; reads its files."""
     lengths = _lengths(config)
     return [
-        *(f"before the run: {problem}" for _, problem in missing_scorers(config)),
+        *(f"before the run: {problem}" for _, problem in missing_before(config)),
         *_limits_without_effect(config, lengths),
         *_rows_unused(config, lengths),
         *_devices_idle(config, machine),

@@ -19,10 +19,10 @@ from pddpo_ray.journal.transactions import Store
 from pddpo_ray.records import PolicyVersion
 from pddpo_ray.rollout.checkpoint import load_tokenizer
 from pddpo_ray.serving.catalog import REFERENCE, Catalog, ServedPolicy
-from pddpo_ray.serving.model_card import BASE, model_card
+from pddpo_ray.serving.model_card import BASE, base_of, model_card
 from pddpo_ray.storage.adapters import ADAPTER, whole_weights
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.storage.checkpoints import GENERATION, is_adapter
+from pddpo_ray.storage.checkpoints import GENERATION
 from pddpo_ray.storage.tensors import tensors_sha256
 from pddpo_ray.storage.whole_files import ADAPTER_BASE, ARTIFACTS, WEIGHTS, copy_plain_files, written_aside
 from pddpo_ray.text.renderer import Renderer
@@ -36,7 +36,7 @@ def export(run: Path, config: Config, store: Store, policy: ServedPolicy, target
 
     Merged weights or, with `adapter`, the adapter in peft's layout; tokenizer, chat template, generation config, a
     model card and, where the policy has one, its certificate. An adapter's base is named as the recipe names it, or
-    is next to it in `base/` where the run made it.
+    is next to it in `base/` where the run made it, or rounded it to four bits.
     UserError where `target` holds something or the run trained no adapters.
     """
     refuse_full(target)
@@ -48,11 +48,10 @@ def export(run: Path, config: Config, store: Store, policy: ServedPolicy, target
         folder.mkdir()
         copy_plain_files(stored, folder)
         if adapter:
-            named = config.model.reference
-            made_here = named is None or is_adapter(named)
-            _write_adapter(stored, folder, BASE if named is None or made_here else named)
-            if made_here:
-                # nobody else has a model that was made, or merged, with the run
+            named = base_of(config)
+            _write_adapter(stored, folder, named or BASE)
+            if named is None:
+                # nobody else has a model that was made, merged or rounded with the run
                 shutil.copytree(artifacts.stored(_reference(store).path), folder / BASE)
         else:
             _write_weights(weights_of(artifacts, policy), folder)

@@ -14,6 +14,7 @@ from pddpo_ray.report.text import visible
 from pddpo_ray.scorecard.cards import cards, trials_in
 from pddpo_ray.scorecard.words import FIGURES, REFUSAL_ACCURACY
 from pddpo_ray.serving.catalog import ServedPolicy
+from pddpo_ray.storage.checkpoints import is_adapter
 
 BASE = "base"
 """Folder beside an exported adapter with its base, where the run made that itself and nobody else has it."""
@@ -31,13 +32,19 @@ def model_card(run: Path, config: Config, journal: JournalReader, policy: Served
         "\n".join([*front, "tags: [pddpo-ray, constrained-alignment]", "---"]),
         f"# {_plain(run.name)}: policy of round {policy.round}",
         _standing(policy),
-        _use(base, adapter),
+        _use(base_of(config), adapter),
         _limits(config, journal, policy),
         *_scorecard(journal, policy),
         _making(config, policy, base, license_),
         _origin(config, journal, policy),
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def base_of(config: Config) -> str | None:
+    """What an exported adapter is put on, as the recipe names it; None where the run made, merged or rounded it."""
+    named = config.model.reference
+    return None if named is None or is_adapter(named) or config.model.in_nf4 else named
 
 
 def license_of(reference: str | None) -> str | None:
@@ -113,6 +120,7 @@ def _scorecard(journal: JournalReader, policy: ServedPolicy) -> list[str]:
 def _making(config: Config, policy: ServedPolicy, base: str | None, license_: str | None) -> str:
     parameters = config.model.parameters
     trained = f"LoRA, rank {parameters.rank}" if isinstance(parameters, LoraParameters) else "all weights"
+    over = ", rounded to 4 bits (NF4) and trained over as such" if config.model.in_nf4 else ""
     multiplier = "-" if policy.multiplier is None else f"{policy.multiplier:.4g}"
     rows = {
         "method": config.algorithm,
@@ -121,7 +129,7 @@ def _making(config: Config, policy: ServedPolicy, base: str | None, license_: st
         "beta": f"{config.beta:g}",
         "trained": f"{trained}, {config.model.dtype}",
         "temperature of the policy": f"{config.policy.temperature:g} (its logits are divided by it)",
-        "base": base or "made by the run",
+        "base": f"{base or 'made by the run'}{over}",
         "licence of the base": license_ or "not stated in its folder",
     }
     return "## How it was made\n\n" + _list(rows)

@@ -24,6 +24,8 @@ PLAIN_FILES = frozenset({".json", ".jinja", ".model", ".txt"})
 """Endings of the other files of a checkpoint: configuration, tokenizer, chat template."""
 ADAPTER_BASE = "adapter_base.json"
 """In a version that is stored as an adapter: the artifact that it is to be added to."""
+NF4_BASE = "nf4_base.json"
+"""In a reference that stands for weights of 4 bits: the artifact that holds them."""
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """The files of an adapter, as peft writes them."""
 KEPT_WHOLE = 4
@@ -39,8 +41,9 @@ LFS_POINTER = b"version https://git-lfs"
 
 def copy_plain_files(source: Path, target: Path) -> None:
     """A checkpoint's configuration, tokenizer and template into another folder, without its weights and their index."""
+    of_weights = (".index.json", ADAPTER_BASE, NF4_BASE)
     for file in source.iterdir():
-        if file.is_file() and file.suffix in PLAIN_FILES and not file.name.endswith((".index.json", ADAPTER_BASE)):
+        if file.is_file() and file.suffix in PLAIN_FILES and not file.name.endswith(of_weights):
             shutil.copyfile(file, target / file.name)
 
 

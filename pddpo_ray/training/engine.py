@@ -126,10 +126,12 @@ class TorchEngine:
         return copied(self.each_weight(), self.shard)
 
     def _replays(self) -> bool:
-        """Whether passes are recorded: on a GPU, for a model whose step the host would hold up."""
-        parameters = sum(parameter.numel() for parameter in self.scorer.parameters())
+        """Whether passes are recorded: on a GPU, for a model whose step the host would hold up. No recording was tried
+        with weights of 4 bits, which torch keeps as whole numbers."""
+        parameters = list(self.scorer.parameters())
         packed = isinstance(self.scorer, ResponseScorer) and self.scorer.layout == "packed"
-        return packed and device.records_passes(self._device.type, parameters)
+        packed = packed and all(map(torch.is_floating_point, parameters))
+        return packed and device.records_passes(self._device.type, sum(one.numel() for one in parameters))
 
     def _named_weights(self) -> Mapping[str, Tensor]:
         # named_parameters names a tied tensor once; buffers of language models follow from their configuration.

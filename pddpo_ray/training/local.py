@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -23,11 +22,12 @@ from pddpo_ray.records import Array, PolicyVersion, Response
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.masters import check_startable, forget_masters, published, read_masters, write_masters
 from pddpo_ray.storage.tensors import MadeTensors
-from pddpo_ray.storage.whole_files import WEIGHTS, copy_plain_files, write_json
+from pddpo_ray.storage.whole_files import copy_plain_files, write_json
 from pddpo_ray.training.batches import Text, texts_of
 from pddpo_ray.training.device import device_for
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import Engine, FrozenColumns, run_fit
+from pddpo_ray.training.models.nf4 import store_in_nf4
 from pddpo_ray.training.passes.log_probs import (
     ResponseScorer,
     Support,
@@ -230,7 +230,7 @@ class LocalTrainer:
         """Put a version into the store. -> its hash"""
 
         def fill(folder: Path) -> None:
-            self._copy_configuration(folder)
+            copy_plain_files(self.store.folder(self.reference.path), folder)
             if self._dtype == torch.bfloat16:
                 write_masters(folder, weights)
 
@@ -238,22 +238,21 @@ class LocalTrainer:
         forget_masters(self.store.stored(path))
         return sha256
 
-    def _copy_configuration(self, folder: Path) -> None:
-        for file in self.store.folder(self.reference.path).iterdir():
-            if file.is_file() and file.name != WEIGHTS:
-                shutil.copyfile(file, folder / file.name)
-
 
 def store_reference(
-    store: ArtifactStore, folder: Path, chat_template: str | None = None, dtype: str = "float32"
+    store: ArtifactStore,
+    folder: Path,
+    chat_template: str | None = None,
+    dtype: str = "float32",
+    *,
+    in_nf4: bool = False,
 ) -> PolicyVersion:
     """Put a checkpoint into the store as version 0: one file, tied tensors once, in the type that the run computes in.
 
     From there trainer and engines read it, whatever its shards, names and type were. `chat_template` takes the place of
-    the folder's own: every version of a run carries the one it is trained with. Raises UserError where weights that the
-    model needs are missing.
+    the folder's own: every version of a run carries the one it is trained with. `in_nf4`: the version is what is left
+    of the checkpoint in four bits. Raises UserError where weights that the model needs are missing.
     """
-    import torch
     from transformers import AutoModelForCausalLM
 
     model, loaded = AutoModelForCausalLM.from_pretrained(
@@ -262,10 +261,15 @@ def store_reference(
     if loaded["missing_keys"]:
         missing = sorted(loaded["missing_keys"])
         raise UserError(f"{folder} lacks {len(missing)} tensors of its model, first {missing[0]}; copy it again")
-    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    weights: Mapping[str, Tensor] = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    base = store_in_nf4(store, folder, weights, dtype) if in_nf4 else None
+    if base is not None:
+        weights = base.whole_weights()
 
     def fill(target: Path) -> None:
         copy_plain_files(folder, target)
+        if base is not None:
+            base.note(target)
         if chat_template is not None:
             (target / "chat_template.jinja").write_text(chat_template, "utf-8")
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))

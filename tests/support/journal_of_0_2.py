@@ -40,6 +40,8 @@ def begun_by_0_2(where: str | Path) -> None:
                 "DROP TABLE measurement",
                 LABELS,
                 "ALTER TABLE dual_step ADD COLUMN bias_allowance FLOAT NOT NULL DEFAULT 0",
+                "ALTER TABLE dual_step DROP COLUMN low",
+                "ALTER TABLE dual_step DROP COLUMN high",
                 "UPDATE alembic_version SET version_num = '0015'",
             ):
                 connection.execute(text(change))

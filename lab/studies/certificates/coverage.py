@@ -33,6 +33,7 @@ from pddpo_ray.theory.estimates.cost_estimate import (
     Factors,
     MeasuredAnswer,
     answers_behind,
+    ends_by_draws,
     estimate_from_shares,
     estimates_on_sets,
     mean_with_error,
@@ -105,9 +106,20 @@ def mean_of_a_round(random: Random, regime: Regime) -> tuple[Ends, float]:
     """A round's mean within stated bounds; both answers to a prompt are alike."""
     kind, count = regime
     values, truth = scores(random, kind, count // 2)
+    low, high = ends_by_draws(values, values, (MEAN_LOW, MEAN_HIGH)) or (None, None)
+    return interval(replace(_by_summary(values), low=low, high=high)), truth
+
+
+def mean_by_summary(random: Random, regime: Regime) -> tuple[Ends, float]:
+    """The same where value and standard error alone are known, or draws do not weigh the same."""
+    kind, count = regime
+    values, truth = scores(random, kind, count // 2)
+    return interval(_by_summary(values)), truth
+
+
+def _by_summary(values: Array) -> CostEstimate:
     value, error = mean_with_error(values)
-    bounds = (MEAN_LOW, MEAN_HIGH)
-    return interval(CostEstimate(value, error, 2 * (count // 2), 1, "cost_model", bounds=bounds)), truth
+    return CostEstimate(value, error, 2 * len(values), 1, "cost_model", bounds=(MEAN_LOW, MEAN_HIGH))
 
 
 def rate_with_missing_labels(random: Random, regime: Regime) -> tuple[Ends, float]:
@@ -265,6 +277,7 @@ ROWS: Mapping[str, Row] = {
         tuple(product(RATES, LABELS, COUNTS[:2], (False, True), BOUNDS)),
     ),
     "mean": Row(OF_ESTIMATES, EVERYWHERE, mean_of_a_round, OF_MEANS),
+    "mean, by its summary": Row(OF_ESTIMATES, EVERYWHERE, mean_by_summary, OF_MEANS),
     "rate, labels missing": Row(
         OF_ESTIMATES, EVERYWHERE, rate_with_missing_labels, tuple(product(RATES, (1, 8), COUNTS))
     ),

@@ -27,6 +27,8 @@ class LoraParameters(Strict):
     """Scale: the update is multiplied by alpha / rank."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout in front of the adapters."""
+    quantise: Literal["none", "nf4"] = "none"
+    """nf4: the base is rounded to 4 bits once, and that model is the reference. Needs bitsandbytes."""
 
 
 class ModelConfig(Strict):
@@ -42,3 +44,8 @@ class ModelConfig(Strict):
     """Where training and inference run; auto: CUDA when there is a device."""
     parameters: Annotated[FullParameters | LoraParameters, Field(discriminator="kind")] = FullParameters()
     """What is trained."""
+
+    @property
+    def in_nf4(self) -> bool:
+        """Whether adapters are trained over a base of 4 bits."""
+        return isinstance(self.parameters, LoraParameters) and self.parameters.quantise == "nf4"

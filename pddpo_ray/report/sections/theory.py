@@ -96,7 +96,7 @@ def _mean_ends(run: RunData) -> tuple[float, float] | None:
     error = math.sqrt(sum(one.standard_error**2 for one in estimates)) / len(estimates)
     value = sum(one.value for one in estimates) / len(estimates)
     answers, labels = sum(one.responses for one in estimates), min(one.labels_each for one in estimates)
-    whole = replace(estimates[-1], value=value, standard_error=error, responses=answers, labels_each=labels)
+    whole = replace(estimates[-1], value=value, standard_error=error, responses=answers, labels_each=labels, low=None)
     ends = interval(whole)
     return None if ends is None else (ends[0] - run.threshold, ends[1] - run.threshold)
 

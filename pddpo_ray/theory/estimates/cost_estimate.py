@@ -25,6 +25,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import expit, logit
 
 from pddpo_ray.records import Array, CostEstimate, answers_seen
+from pddpo_ray.theory.intervals import bounded_interval
 
 Tokens = tuple[int, ...]
 Factors = Mapping[Tokens, Array]
@@ -166,14 +167,17 @@ class MeasuredAnswer:
 
 @dataclass(frozen=True, eq=False)
 class CostEstimates:
-    """Expected costs of all limits from the same answers. means, standard_errors [I], covariance [I, I]
+    """Expected costs of all limits from the same answers. means, standard_errors [I], covariance [I, I], draws [D, I]
 
-    `covariance` is the one within prompts, E_x Cov_{y ~ policy}(C), as `within_covariance` has it.
+    `covariance` is the one within prompts, E_x Cov_{y ~ policy}(C), as `within_covariance` has it. `draws` are the mean
+    costs of each draw's answers, whose mean is the estimate; nan: none is on the limit's set. A limit of which people
+    correct costs, or whose draws do not all weigh the same, has none.
     """
 
     means: Array
     standard_errors: Array
     covariance: Array
+    draws: Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -269,7 +273,28 @@ def estimates_on_sets(
         told = noise_beside_learned(on_all, learned.values, learned.multipliers, alike)
         noise = np.where(learned.noisy & np.isfinite(told), np.maximum(told, 0.0), noise)
     covariance = within_covariance(on_all, alike, noise)
-    return CostEstimates(means, errors, covariance)
+    return CostEstimates(means, errors, covariance, _even_draws(measured, weights, filled, draws))
+
+
+def _even_draws(measured: Sequence[MeasuredAnswer], weights: Array, costs: Array, draws: NDArray[np.intp]) -> Array:
+    """Mean cost of each draw's answers, as `CostEstimates` has them. [n, I], [n, I], [n] -> [D, I]"""
+    weight, total = np.zeros((2, int(draws.max()) + 1, weights.shape[1]))
+    np.add.at(weight, draws, weights)
+    np.add.at(total, draws, weights * costs)
+    there = weight > 0
+    uneven = np.ptp(np.where(there, weight, weight.max(axis=0)), axis=0) > 1e-9 * weight.max(axis=0)
+    audited = np.array([np.broadcast_to(one.chance, costs.shape[1:]) > 0 for one in measured]).any(axis=0)
+    return np.divide(total, weight, out=np.full_like(total, np.nan), where=there & ~(uneven | audited))
+
+
+def ends_by_draws(best: Array, worst: Array, bounds: tuple[float, float]) -> tuple[float, float] | None:
+    """95 % interval of a mean within bounds by bets on the draws, with what is missing at its best for the low end and
+    at its worst for the high one. None: fewer than two draws, or one outside of the bounds. [n], [n]"""
+    low, high = bounds
+    both = [column[np.isfinite(column)] for column in (best, worst)]
+    if any(one.size < 2 or (one < low).any() or (one > high).any() for one in both):
+        return None
+    return bounded_interval(both[0], low, high)[0], bounded_interval(both[1], low, high)[1]
 
 
 def answers_behind(measured: Sequence[MeasuredAnswer], index: int, factors: Factors) -> int:

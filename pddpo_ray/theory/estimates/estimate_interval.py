@@ -11,19 +11,23 @@ from pddpo_ray.records import Array, CostEstimate
 from pddpo_ray.theory.estimates.cost_estimate import expected_clipped_logit
 from pddpo_ray.theory.intervals import bounded_ends, clopper_pearson
 
+LEVEL = 0.95
 
-def interval(estimate: CostEstimate, level: float = 0.95) -> tuple[float, float] | None:
+
+def interval(estimate: CostEstimate, level: float = LEVEL) -> tuple[float, float] | None:
     """Two-sided interval of the expected cost; None where no bounds of the scores are stated.
 
-    A mean within stated bounds has the interval of bets on them (`intervals.bounded_ends`), however skewed its values
-    are: what was not seen yet may lie at either end. It counts half as many draws as answers, for a draw of a run under
-    `limits:` has two.
+    A mean within stated bounds has the interval of bets, however skewed its values are: on what each draw measured
+    (`cost_estimate.ends_by_draws`), or where that is not known on value and standard error (`intervals.bounded_ends`),
+    which is wider. That one counts half as many draws as answers, for a draw of a run under `limits:` has two.
 
     A rate has the exact binomial interval, at the number of answers or, where the standard error says so, of fewer. A
     mean of clipped logits is a mean within [-C, C]. Then follow all expected costs that M labels an answer can turn
     into such a mean: that part does not shrink with more answers. With missing labels it reaches from the low end where
     they all say safe to the high end where they all say unsafe.
     """
+    if estimate.low is not None and estimate.high is not None and level == LEVEL:
+        return estimate.low, estimate.high
     if estimate.missing:
         worst = replace(estimate, missing=0.0)
         best = interval(replace(worst, value=estimate.value - estimate.missing), level)

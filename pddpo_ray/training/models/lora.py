@@ -7,6 +7,7 @@ adapter is trusted because merging it again gives this hash.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,11 +19,16 @@ from pddpo_ray.records import PolicyVersion
 from pddpo_ray.storage.adapters import ADAPTER, DOWN, UP, merged, read_adapter, switched_off, write_adapter
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.tensors import tensors_sha256
+from pddpo_ray.storage.whole_files import copy_plain_files
 from pddpo_ray.training.device import device_for
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import Engine, Tensors
 from pddpo_ray.training.local import LocalTrainer, MakeEngine
+from pddpo_ray.training.models.nf4 import NF4Base
 from pddpo_ray.training.passes.log_probs import ResponseScorer
+
+# which peft imports, and which warns on some CPUs that a kernel for inference is not there
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
 def add_adapters(model: torch.nn.Module, *, rank: int, alpha: float, dropout: float = 0.0) -> torch.nn.Module:
@@ -36,9 +42,14 @@ def add_adapters(model: torch.nn.Module, *, rank: int, alpha: float, dropout: fl
     if any(isinstance(module, Conv1D) for module in model.modules()):
         raise UserError(f"{type(model).__name__} takes no adapters here: set model.parameters.kind=full")
 
+    number_type = next(model.parameters()).dtype
     config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules="all-linear", bias="none")
-    # In the model's own type: peft's float32 adapters of a narrow model cast every input and add in float32.
     wrapped: torch.nn.Module = get_peft_model(model, config, autocast_adapter_dtype=False)
+    # In the model's own type: float32 adapters of a narrow model cast every input and add in float32. peft leaves them
+    # so over weights of 4 bits, and where there is no memory.
+    for parameter in wrapped.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(number_type)
     return wrapped
 
 
@@ -94,10 +105,14 @@ def load_lora_trainer(
     make_engine: MakeEngine = LoraEngine,
     device: str = "auto",
 ) -> LoraTrainer:
-    """A trainer of adapters on the model in `folder`."""
+    """A trainer of adapters on the reference in `folder`, or on the base of 4 bits that it stands for."""
     from transformers import AutoModelForCausalLM
 
-    base = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).to(device_for(device))
+    place, narrow = device_for(device), NF4Base.of(store, folder)
+    if narrow is not None:
+        base = narrow.model(place)
+    else:
+        base = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).to(place)
     adapted = add_adapters(base, rank=rank, alpha=alpha, dropout=dropout)
     scorer = ResponseScorer(adapted, temperature=temperature)
     return LoraTrainer(make_engine(scorer), store, reference, alpha / rank)
@@ -141,7 +156,7 @@ class LoraTrainer(LocalTrainer):
         sha256 = self._sha256(weights)
 
         def fill(folder: Path) -> None:
-            self._copy_configuration(folder)
+            copy_plain_files(self.store.folder(self.reference.path), folder)
             write_adapter(folder, weights, self.reference, self._scale)
             self.engine.scorer.model.peft_config["default"].save_pretrained(folder / ADAPTER)  # type: ignore[index, union-attr]
 

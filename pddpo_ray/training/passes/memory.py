@@ -16,6 +16,9 @@ from pddpo_ray.training.device import chunk_rows
 
 HEAD_BYTES = 10.0
 """Bytes per token and word while log-probabilities are made: logits, float32 log-softmax, float32 gradient."""
+NF4_BYTES = (4 + 8 / 64 + 32 / (64 * 256)) / 8
+"""Bytes of a number in NF4 with double quantisation (QLoRA, section 3): 4 bits, a scale of 8 bits for 64 of them, and
+one of 32 bits for 256 scales."""
 PACKED_FROM = 50_000
 """Parameters from which on packing pays (measured with 92,000 of them: docs/performance.md)."""
 
@@ -54,6 +57,11 @@ def tokens_within(budget: float, sizes: Sizes, recomputed: int = 0) -> int:
     return math.floor(budget / layer_bytes(1.0, sizes, recomputed))
 
 
+def weight_bytes(parameters: int, width: int, in_nf4: int = 0) -> float:
+    """Of a model that has `in_nf4` of its parameters in four bits."""
+    return (parameters - in_nf4) * width + in_nf4 * NF4_BYTES
+
+
 def memory_need(
     *,
     parameters: int,
@@ -65,12 +73,14 @@ def memory_need(
     ranks: int = 1,
     activation_budget: float | None = None,
     device: str = "cpu",
+    in_nf4: int = 0,
 ) -> Mapping[str, float]:
     """Bytes of one rank by purpose. `trained` parameters have gradients and AdamW's state; `tokens` are in one pass.
 
     bfloat16 training keeps a float32 copy of what is trained, and without ZeRO float32 gradients. ZeRO divides by the
     number of ranks the optimiser (stage 1), also the gradients (2), also the weights (3). Logits exist in chunks for
-    all but very small models and ZeRO-3; the gradient of a trained head is summed in float32 over the chunks.
+    all but very small models and ZeRO-3; the gradient of a trained head is summed in float32 over the chunks. Of a base
+    with `in_nf4` parameters in four bits, those of at most a layer are there in the run's type at a time.
     """
     optimizer = trained * (8.0 + (4.0 if sizes.width == 2 else 0.0))
     activations = layer_bytes(tokens, sizes)
@@ -81,9 +91,10 @@ def memory_need(
     rows = min(tokens, chunk_rows(vocabulary, device)) if chunked else tokens
     sums = (4.0 + sizes.width) * vocabulary * sizes.input / sizes.width if chunked and trained == parameters else 0.0
     return {
-        "weights": parameters * sizes.width / (ranks if stage == 3 else 1),
+        "weights": weight_bytes(parameters, sizes.width, in_nf4) / (ranks if stage == 3 else 1),
         "gradients": trained * (sizes.width if stage else 4.0) / (ranks if stage >= 2 else 1),
         "optimizer": optimizer / (ranks if stage >= 1 else 1),
         "activations": activations,
         "head": HEAD_BYTES * vocabulary * rows + sums,
+        **({"a layer out of NF4": in_nf4 * sizes.width / sizes.layers} if in_nf4 else {}),
     }

@@ -44,8 +44,7 @@ def _kept(described: Mapping[str, Any], depth: int, dtype: str, adapter_rank: in
         config = AutoConfig.for_model(shape.pop("model_type"), **shape)
         model: nn.Module = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
         if adapter_rank is not None:
-            # peft leaves its own matrices without memory in float32
-            model = add_adapters(model, rank=adapter_rank, alpha=1.0).to(getattr(torch, dtype))
+            model = add_adapters(model, rank=adapter_rank, alpha=1.0)
     scorer = ResponseScorer(model, "packed" if can_pack(model) else "plain")
     with FakeTensorMode(allow_non_fake_inputs=True):
         without_memory(model)

@@ -51,9 +51,18 @@ def test_a_steps_memory_is_planned_within_a_tenth(rank: int | None, dtype: torch
     assert 0.99 * seen <= planned_memory.planned(SMALLEST, rank, dtype) <= 1.1 * seen
 
 
+@pytest.mark.run
+@pytest.mark.full
+def test_a_steps_memory_over_a_base_of_four_bits_is_planned_within_a_tenth() -> None:
+    """The numbers of a whole layer count, of which the largest matrix alone is there in full."""
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install 'pddpo-ray[qlora]'")
+    seen = planned_memory.tracked(SMALLEST, RANK, in_nf4=True)
+    assert 0.99 * seen <= planned_memory.planned(SMALLEST, RANK, in_nf4=True) <= 1.1 * seen
+
+
 def test_the_committed_plan_is_within_a_tenth_of_what_was_tracked() -> None:
     lines = planned_memory.PAGE.read_text(encoding="utf-8").splitlines()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| ")][1:]
     assert {row[0] for row in rows} == set(SHAPES)
-    assert len(rows) == 2 * len(SHAPES)
+    assert len(rows) == 2 * len(SHAPES) + 3, "from 7B on over a base in NF4 too"
     assert all(0.99 <= float(row[4]) <= 1.1 for row in rows)

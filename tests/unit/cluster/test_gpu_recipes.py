@@ -26,11 +26,11 @@ from tests.support.label_estimates import label_estimate
 PAPER = ("pd-dpo", "pd-dpo-fixed", "pd-dpo-adalag", "dpo-harmless", "dpo-helpful", "safe-dpo", "sacpo", "pecan")
 METHODS = (*PAPER, "o-pd-dpo")
 HELM = Path(__file__).parents[3] / "deploy" / "helm"
-NAMES = [f"gpu/{method}-{count}" for method in METHODS for count in (1, 4, 8)]
+NAMES = [f"gpu/{method}-{count}" for method in METHODS for count in (1, 4, 8)] + ["gpu/o-pd-dpo-nf4-1"]
 LINEAR_7B = 32 * (4 * (4096 + 4096) + 3 * (4096 + 11008))
-SEVEN_B = ModelShape(6_738_415_616, 4096, 32, 32_000, LINEAR_7B, 512)
-BIG, USUAL = 131, 79
-"""GiB of devices of 140 GB and of 80 GB, as drivers count them."""
+SEVEN_B = ModelShape(6_738_415_616, 4096, 32, 32_000, LINEAR_7B, 512, linear_numbers=32 * 202_375_168)
+DEVICES = {"140 GB": 131, "80 GB": 79, "24 GB": 22}
+"""GiB of devices, as drivers count them."""
 CPUS = Machine(cpus=64, memory_bytes=512 * GIB)
 
 
@@ -69,7 +69,7 @@ def test_the_charts_example_with_people_labels_a_model_of_ones_own_on_the_gpus_t
 def test_a_7b_model_fits_on_the_devices_that_a_recipe_names(name: str) -> None:
     """Whoever is at work: trainer, engine or a scoring model, beside what the others keep meanwhile."""
     config = load(name, check_files=False)
-    device = BIG if "one GPU of 140 GB" in config.about else USUAL
+    device = next(size for name, size in DEVICES.items() if f"of {name}" in config.about)
     assert isinstance(config.rollout, VllmRollout)
     states = {need.part: need for need in memory(config, SEVEN_B, "cuda", device * GIB) if need.where == "device"}
     assert set(states) == {"trainer", "rollout", "reward and cost models"}
@@ -81,6 +81,12 @@ def test_a_7b_model_fits_on_the_devices_that_a_recipe_names(name: str) -> None:
     assert scorer["models"] == 2.0 * SEVEN_B.parameters
     together = config.cluster.layout == "split" and config.feedback.gpus == 0.5  # type: ignore[union-attr]
     assert sum(scorer.values()) * (1 + together) < device * GIB, "two of them share a device of their own"
+
+
+def test_without_four_bits_the_same_recipe_does_not_fit_on_24_gb() -> None:
+    config = load("gpu/o-pd-dpo-nf4-1", ["model.parameters.quantise=none"], check_files=False)
+    states = [need for need in memory(config, SEVEN_B, "cuda", 24 * GIB) if need.where == "device"]
+    assert {need.part for need in states if need.each < 24 * GIB} == set()
 
 
 @pytest.mark.parametrize("name", NAMES)

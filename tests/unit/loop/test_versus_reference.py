@@ -22,6 +22,7 @@ from pddpo_ray.errors import RunError
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.parts.limits import REFERENCES
 from pddpo_ray.records import Response
+from pddpo_ray.theory.estimates.estimate_interval import interval
 from pddpo_ray.worlds.table_limits import TableLimits
 from tests.support.measured import costs_of, measured_in
 from tests.support.measuring_server import measuring_server
@@ -159,6 +160,12 @@ def test_every_round_asks_the_reference_anew_and_a_limit_on_a_set_at_its_prompts
         asked = [journal.samples(number, "cost") for number in (1, 2)]
         assert not journal.samples(1, "reference-measure-pairs")
         before = journal.samples(0, "reference-measure-offline")
+        leaks = [step.estimate for step in journal.dual_steps() if step.constraint == "leaks"]
+    for one in leaks:
+        assert one.low is not None
+        assert one.high is not None
+        assert one.low < one.value < one.high, "by what each draw measured, and kept with the step"
+        assert interval(one) == (one.low, one.high) != interval(replace(one, low=None))
     for others, answers in zip(drawn, asked, strict=True):
         private = [one.prompt.id for one in answers if one.prompt.token_ids[0] in (2, 3)]
         assert [one.prompt.id for one in others] == private

@@ -19,12 +19,14 @@ from pddpo_ray.records import CostEstimate, Measurement
 from pddpo_ray.theory.estimates.cost_estimate import (
     Factors,
     MeasuredAnswer,
+    ends_by_draws,
     estimates_on_sets,
     means_by_people_alone,
     with_repeated_noise,
 )
 from pddpo_ray.theory.estimates.estimate_interval import interval
 from pddpo_ray.theory.estimates.prompt_sets import prompt_sets
+from pddpo_ray.theory.intervals import bounded_ends, bounded_interval
 from pddpo_ray.theory.losses.value_stage import table_scores, value_pairs, value_scale
 from pddpo_ray.theory.multipliers.dual import DampedNewton, LimitState
 from pddpo_ray.theory.multipliers.matrix_dual import newton_step
@@ -328,3 +330,40 @@ def test_people_who_gave_no_label_are_bounded_from_both_sides() -> None:
     other = answer(0, 1, 0.0)
     _, margins = value_pairs([measured[0], other], np.ones(1), factors, 1.0)
     assert margins == [1.0]  # learners read the machine's costs: 1 - 0, and not (1 - 3/2) - 0
+
+
+def test_the_interval_of_a_mean_bets_on_what_each_draw_measured() -> None:
+    """Two answers to each of 30 prompts are one draw each; a failed one counts as 0 for the low end and 4 for the high
+    one. The ends are far closer than those of mean and standard error alone."""
+    pairs = np.clip(np.random.default_rng(3).normal(1.0, 0.4, (30, 2)), 0.0, 4.0)
+    measured = [answer(x, y, pairs[x, y], draw=f"{x:02}") for x in range(30) for y in range(2)]
+    factors: Factors = {(x,): np.ones(1) for x in range(30)}
+    found = estimates_on_sets(measured, factors, np.array([4.0]))
+    np.testing.assert_allclose(found.draws[:, 0], pairs.mean(axis=1))
+    ends = ends_by_draws(found.draws[:, 0], found.draws[:, 0], (0.0, 4.0))
+    assert ends == pytest.approx(bounded_interval(pairs.mean(axis=1), 0.0, 4.0))
+    summary = bounded_ends(float(found.means[0]), float(found.standard_errors[0]), 30, (0.0, 4.0))
+    assert ends is not None
+    assert ends[1] - ends[0] < 0.4 * (summary[1] - summary[0])
+
+    lost = [replace(measured[0], costs=np.array([NAN]), failed=np.array([True])), *measured[1:]]
+    best, worst = (estimates_on_sets(lost, factors, np.array([end])).draws[:, 0] for end in (0.0, 4.0))
+    assert (best[0], worst[0]) == pytest.approx((pairs[0, 1] / 2.0, (4.0 + pairs[0, 1]) / 2.0))
+    wider = ends_by_draws(best, worst, (0.0, 4.0))
+    assert wider is not None
+    assert wider[0] < ends[0] < ends[1] < wider[1]
+
+
+def test_draws_that_weigh_differently_or_that_people_correct_have_no_bets() -> None:
+    """Their plain mean is another number than the estimate; so is a draw outside of the bounds."""
+    even = [answer(x, y, 0.1 * x, draw=f"{x}") for x in range(4) for y in range(2)]
+    factors: Factors = {(x,): np.ones(1) for x in range(4)}
+    audited = [replace(even[0], chance=np.array([0.5]), people=np.array([0.0])), *even[1:]]
+    unasked = [replace(even[0], costs=np.array([NAN])), *even[1:]]
+    for measured, own in ((unasked, factors), (audited, factors), (even, {**factors, (0,): np.array([2.0])})):
+        assert np.isnan(estimates_on_sets(measured, own, np.ones(1)).draws).all()
+    draws = estimates_on_sets(even, {**factors, (0,): np.zeros(1)}, np.ones(1)).draws[:, 0]
+    np.testing.assert_allclose(draws, [NAN, 0.1, 0.2, 0.3])
+    assert ends_by_draws(draws, draws, (0.0, 1.0)) is not None
+    assert ends_by_draws(draws, draws, (0.0, 0.25)) is None
+    assert ends_by_draws(draws[:2], draws[:2], (0.0, 1.0)) is None

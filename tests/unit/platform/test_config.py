@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
+from pddpo_ray.backends.machine import GIB, Machine
 from pddpo_ray.config import (
     Config,
     FixedRule,
@@ -27,6 +28,7 @@ from pddpo_ray.config import (
 from pddpo_ray.config.document import parse_value
 from pddpo_ray.config.loading import dotted_keys
 from pddpo_ray.errors import UserError
+from pddpo_ray.plan.warnings import warnings
 from pddpo_ray.storage.checkpoints import checkpoint_problem
 
 
@@ -281,7 +283,8 @@ def test_an_unknown_key_in_a_file_is_refused_with_line_and_nearest_name(tmp_path
         ("train.lr=1", "did you mean `trainer`?"),
         ("trainer.fit.stpes=3", "did you mean `trainer.fit.steps`?"),
         ("dual.cost_mx=1", "did you mean `dual.cost_max`?"),
-        ("world.path=x", "belongs to another variant of `world`"),
+        ("world.path=x", "belongs to another variant of `world`, `kind: tabular`"),
+        ("model.parameters.quantise=nf4", "belongs to another variant of `model.parameters`, `kind: lora`"),
         ("cluster.xyzzy=1", "this section has mode, address, cpus"),
     ],
 )
@@ -289,6 +292,18 @@ def test_an_unknown_key_in_an_override_is_refused_with_the_nearest_name(override
     text = complaint("text-world", override)
     assert text.startswith(f"override `{override}`: unknown key `")
     assert expected in text
+
+
+def test_a_base_of_four_bits_needs_plain_torch_and_its_library_before_a_run_and_not_for_a_dry_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    narrow = "model.parameters={kind: lora, quantise: nf4}"
+    assert "needs trainer.engine=torch" in complaint("text-world", narrow, "trainer.engine=zero1")
+    monkeypatch.setattr("pddpo_ray.config.file_checks.find_spec", lambda name: None)
+    assert complaint("text-world", narrow).endswith("not installed: pip install 'pddpo-ray[qlora]'")
+    config = load("text-world", [narrow], check_scorers=False)
+    said = warnings(config, Machine(cpus=8, memory_bytes=64 * GIB))
+    assert [one for one in said if one.startswith("before the run: model.parameters.quantise=nf4: this needs bits")]
 
 
 @pytest.mark.slow

@@ -60,7 +60,7 @@ def test_a_run_has_at_most_200_settings() -> None:
         ("epochs", "trainer.fit.epochs"),
         ("learning rate", "trainer.fit.learning_rate"),
         ("wandb", "report.trackers"),
-        ("quantisation", "model.dtype"),
+        ("quantisation", "model.parameters.quantise"),
         ("fsdp", "trainer.engine"),
         ("max length", "rollout.max_model_len"),
         ("Gradient_accumulation", "trainer.micro_pairs"),

@@ -315,7 +315,7 @@ def test_sizes_of_a_model_folder_are_read_from_its_files(tmp_path: Path) -> None
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     assert sorted(weight_shapes(tmp_path)) == [(4,), (4, 6), (10, 4)]
     shape = model_shape(load("text-world", [f"model.reference={tmp_path}", "rollout.max_model_len=256"]))
-    assert shape == ModelShape(40 + 24 + 4, 4, 1, 10, 10, 256)
+    assert shape == ModelShape(40 + 24 + 4, 4, 1, 10, 10, 256, linear_numbers=24)
     (tmp_path / "model.safetensors").write_bytes(b"no safetensors at all")
     with pytest.raises(UserError, match="cannot read the model's sizes"):
         model_shape(load("text-world", [f"model.reference={tmp_path}"]))

@@ -167,3 +167,19 @@ def test_memory_by_hand_for_a_7b_model() -> None:
         activation_budget=8e9,
     )  # fmt: skip
     assert budget["activations"] == 8e9
+
+
+def test_memory_by_hand_for_adapters_over_a_7b_base_in_four_bits() -> None:
+    """32 layers of 4 x 4,096 x 4,096 + 3 x 4,096 x 11,008 numbers are in NF4; embedding, head and 65 norms are not.
+
+    4 bits: 3,238,002,688 bytes; a byte for 64 numbers: 101,187,584; 4 bytes for 64 x 256: 1,581,056."""
+    maps, others = 32 * 202_375_168, 2 * 32_000 * 4096 + 65 * 4096
+    assert maps + others == 6_738_415_616
+    seven = Sizes(layers=32, width=2, layer=46.0 * 4096, input=2.0 * 4096)
+    need = memory_need(
+        parameters=maps + others, trained=39_976_960, vocabulary=32_000, sizes=seven, tokens=1024, in_nf4=maps
+    )
+    assert need["weights"] == 3_238_002_688 + 101_187_584 + 1_581_056 + 2 * 262_410_240
+    assert (need["gradients"], need["optimizer"]) == (4 * 39_976_960, 12 * 39_976_960)
+    assert need["a layer out of NF4"] == 2 * 202_375_168
+    assert sum(need.values()) / 2**30 == pytest.approx(10.4, abs=0.1)

@@ -66,7 +66,7 @@ def tracked(shape: dict[str, int], rank: int | None, layers: int) -> int:
     with torch.device("meta"):
         model: torch.nn.Module = LlamaForCausalLM(LlamaConfig(num_hidden_layers=layers, **shape)).to(torch.bfloat16)
         if rank is not None:
-            model = add_adapters(model, rank=rank, alpha=1.0).to(torch.bfloat16)
+            model = add_adapters(model, rank=rank, alpha=1.0)
     scorer = ResponseScorer(model, "packed")
     answers = [(100 + index,) * ANSWER for index in range(2 * PAIRS)]
     texts = [((index % PAIRS,) * PROMPT, answer) for index, answer in enumerate(answers)]
