@@ -1,4 +1,4 @@
-"""Primal-dual DPO: align a language model online under a cost limit.
+"""Align a language model under limits you state, and release it only with a certificate that they hold.
 
 This package holds everything with a formula, a record or a rule. It imports without Ray, vLLM and DeepSpeed; the Ray
 shell is `actors`, and what the outside meets is `deploy`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +55,10 @@ def annotate(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --add: print one JSON object.")] = False,
 ) -> None:
-    """Serve the page on which people label for a run, for several, or for a file of questions."""
+    """Serve the page on which people label.
+
+    For a run, for several, or for a file of questions.
+    """
     folders = [one.expanduser().absolute() for one in run or ()]
     if len(set(folders)) < len(folders):
         raise UserError("--run names one folder twice: name each run once")
@@ -136,8 +140,9 @@ def _serve_questions(asked: _Asked, *, host: str, port: int, behind_proxy: bool)
     others = f", and {added.others} that the file does not have" if added.others else ""
     typer.echo(f"{added.new} new questions, {added.known} asked before{others}")
     typer.echo(f"label at {address}   lead's page: /lead   admin token: {token_file}")
-    typer.echo(f"more people: pddpo annotate --questions {asked.file} --store {asked.folder} --add HANDLE")
-    typer.echo(f"labels: pddpo annotations export --run {asked.folder} --to labels --out labels.jsonl")
+    file, store_in = (shlex.quote(str(path)) for path in (asked.file, asked.folder))
+    typer.echo(f"more people: `pddpo annotate --questions {file} --store {store_in} --add HANDLE`")
+    typer.echo(f"labels: `pddpo annotations export --run {store_in} --to labels --out labels.jsonl`")
     serve(store.engine, store.run, RULES, host=host, port=port, behind_proxy=behind_proxy)
 
 
@@ -166,8 +171,8 @@ def _say_where(found: Sequence[FoundRun], stores: Sequence[Store], address: str)
     for one, store in zip(found[1:], stores[1:], strict=True):
         _first_admin_of_all(store, stores[0], token_file, one.folder)
     typer.echo(f"label at {address}   lead's page: /lead   admin token: {token_file}")
-    named = " ".join(f"--run {one.folder}" for one in found)
-    typer.echo(f"more people: pddpo annotate {named} --add HANDLE")
+    named = " ".join(f"--run {shlex.quote(str(one.folder))}" for one in found)
+    typer.echo(f"more people: `pddpo annotate {named} --add HANDLE`")
 
 
 def _add(stores: Sequence[Store], handle: str, role: str, as_json: bool) -> None:

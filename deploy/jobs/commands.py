@@ -99,7 +99,10 @@ def stop(
     wait: Annotated[float, typer.Option(min=0, help="Seconds that the run has to end.", metavar="SECONDS")] = 120.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Tell a run to stop and wait until it has ended; `pddpo train --run RUN --resume` continues it."""
+    """Tell a run to stop and wait until it has ended.
+
+    `pddpo train --run RUN --resume` continues it.
+    """
     stopped = stop_here(run, journal, wait) if address is None else stop_job(run, address, wait)
     if as_json:
         print_json({"run": str(run), "stopped": stopped})

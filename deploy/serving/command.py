@@ -94,7 +94,10 @@ def serve(
     list_keys: Annotated[bool, typer.Option("--list-keys", help="Print the valid keys, without secrets.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With an option about keys: print one JSON object.")] = False,
 ) -> None:
-    """Serve a run's policies: mixture, released, round-k and reference, for any OpenAI client."""
+    """Serve a run's policies to any OpenAI client.
+
+    Their names as models: mixture, released, round-k and reference.
+    """
     run = run.expanduser().absolute()
     tls = _tls(tls_cert, tls_key)
     refuse_open_network(host, behind_proxy or tls is not None, "keys", own_https="give --tls-cert and --tls-key, ")

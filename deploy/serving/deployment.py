@@ -37,7 +37,7 @@ from deploy.serving.settings import ONGOING_MAX, EngineSettings, ServeArgs, engi
 from deploy.serving.stopping import StopSignals, let_finish
 from pddpo_ray.certificates.testing import decoding_of
 from pddpo_ray.config import Config
-from pddpo_ray.errors import UserError
+from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.read_only import open_to_read
 from pddpo_ray.journal.transactions import Store
@@ -272,7 +272,7 @@ def serve_forever(
     `route`: path before /v1, where several runs share the cluster's port. `tls`: files of certificate and key; None:
     plain http.
 
-    Raises UserError when there is no run to serve, before anything is started.
+    Raises UserError when there is no run to serve, before anything is started; RunError where Serve does not start.
     """
     application = build(args)
     name = application_name(Path(args.run), shared=address is not None)
@@ -280,7 +280,7 @@ def serve_forever(
     os.environ.setdefault(CALLBACK_VARIABLE, CALLBACK)
     with ray_session(f"pddpo-serve/{Path(args.run).name}", address=address, dashboard=True):
         files = {} if tls is None else {"ssl_certfile": str(tls[0]), "ssl_keyfile": str(tls[1])}
-        serve.start(http_options={"host": host, "port": port, **files})
+        start_proxy({"host": host, "port": port, **files})
         try:
             entrance = deployed(application, name, route)
             while not entrance.ready.remote().result():
@@ -296,6 +296,17 @@ def serve_forever(
             else:
                 close_port()
                 serve.shutdown()
+
+
+def start_proxy(options: dict[str, Any]) -> None:
+    """Starts what listens. Raises RunError where it is not up in Serve's own time, as on a busy machine."""
+    try:
+        serve.start(http_options=options)
+    except RayActorError as error:
+        raise RunError(
+            f"Ray Serve did not begin to listen on {options['host']}:{options['port']} in its time: this machine may be"
+            " too busy; give the command again"
+        ) from error
 
 
 def application_name(run: Path, *, shared: bool) -> str:

@@ -83,7 +83,7 @@ def statements(entry: Entry) -> list[str]:
         if limit.kind == "logit" and limit.labelled and limit.people is None and numbers:
             lines.append(_unsafe_rate(limit, numbers))
     lines += [f"Estimated only: {reason}." for reason in candidate.estimated]
-    sources = ", ".join(dict.fromkeys(limit.source for limit in candidate.limits))
+    sources = ", ".join(dict.fromkeys(limit.measured_by for limit in candidate.limits))
     return [*lines, f"About {candidate.statement}; measured by {sources}, at {_decoding(candidate)}."]
 
 
@@ -176,7 +176,7 @@ def _sentence(entry: Entry, limit: TestedLimit) -> str:
     bound, count = limit.stated.bound, len(numbers)
     over = "" if limit.over is None else f" over {limit.over}"
     missing = sum(number is None for number in numbers)
-    said = f"{limit.name}, the {_measure(limit)} of {candidate.policy}{over},"
+    said = f"{limit.name}, the {_measure(limit, f'{candidate.policy}{over}')},"
     lost = "" if not missing else f" {100 * missing / count:.3g} % of the draws have no number and count as the worst."
     low, high = limit.between(finding.lower, finding.upper)
     inside, outside = ("above", "below") if limit.at_least else ("below", "above")
@@ -198,12 +198,12 @@ def _sentence(entry: Entry, limit: TestedLimit) -> str:
     return f"Undecided: {said} lies between {low} and {high} after {count} draws, the limit is {bound}; {go_on}.{lost}"
 
 
-def _measure(limit: TestedLimit) -> str:
+def _measure(limit: TestedLimit, policy: str) -> str:
     if limit.kind == "logit":
-        return "mean logit of being unsafe"
+        return f"mean logit of being unsafe of {policy}"
     if limit.labelled:
-        return "share of unsafe answers"
-    return f"{'share' if limit.kind == 'rate' else 'mean'} by {limit.source}"
+        return f"share of unsafe answers of {policy}"
+    return f"{'share' if limit.kind == 'rate' else 'mean'} of {policy} measured by {limit.measured_by}"
 
 
 def _unsafe_rate(limit: TestedLimit, numbers: Numbers) -> str:

@@ -143,7 +143,8 @@ def group_sentences(entry: Entry, groups: Json, bounds: Json) -> list[str]:
             worst = max(known, key=lambda one: (one["mean"], one["lower"]))
             text = groups["texts"].get(worst["name"], worst["name"])
             lines.append(
-                f"{limit.name}, the worst of {len(known)} prompts, {alone}: `{text}`, {_between(limit, worst)}."
+                f"{limit.name} is an average over prompts; the worst of {len(known)}, {alone}: `{text}`,"
+                f" {_between(limit, worst)}."
             )
     return lines
 

@@ -77,6 +77,11 @@ class TestedLimit:
     """The limit that this group of prompts, `over`, has to keep by itself too; None: it is a limit of the recipe."""
 
     @property
+    def measured_by(self) -> str:
+        """Its source in words."""
+        return self.source.replace("world ", "the world's ", 1) if self.source.startswith("world ") else self.source
+
+    @property
     def measured_as(self) -> str:
         """The recipe's limit whose measure gives the numbers."""
         return self.part_of or self.name

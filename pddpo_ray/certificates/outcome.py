@@ -94,7 +94,7 @@ class Outcome:
         return None
 
     def serve(self, run: str | Path = RUN) -> str | None:
-        """The command that serves the released policy; None if there is none that can speak."""
+        """The command that serves the released policy; None if none can speak. `run` as a shell reads it."""
         return f"pddpo serve {run}" if self.kind in ("model", "adapter") else None
 
     def export(self, run: str | Path = RUN) -> str | None:

@@ -113,7 +113,10 @@ def convert(
     show: Show = 20,
     as_json: AsJson = False,
 ) -> None:
-    """Write the good rows in another format; bad ones go to a quarantine file beside it."""
+    """Write the good rows in another format.
+
+    Bad ones go to a quarantine file beside it.
+    """
     from pddpo_ray.data.checks.inspection import inspect
     from pddpo_ray.data.convert import convert as write
     from pddpo_ray.data.convert import rendering
@@ -143,7 +146,10 @@ def stats(
     template: TemplateName = "tokenizer-or-plain",
     as_json: AsJson = False,
 ) -> None:
-    """Numbers about the rows: labels, harm, lengths (in tokens with --tokenizer)."""
+    """Count rows, labels and harm, and measure lengths.
+
+    With --tokenizer lengths are in tokens.
+    """
     from pddpo_ray.data.checks.inspection import inspect
     from pddpo_ray.data.convert import rendering
 
@@ -162,7 +168,10 @@ def measurements(
     journal: Annotated[str | None, typer.Option(help="Database URL, where the recipe names one.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write all that was measured of a run's answers under its limits, by people and machines: a row a measurement."""
+    """Write all that was measured of a run's answers.
+
+    Under its limits, by people and machines: a row a measurement.
+    """
     from pddpo_ray.data.files.sinks import Sink
     from pddpo_ray.data.runs import measurements_of_run
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,7 +39,10 @@ def demo(
         bool, typer.Option("--verbose", help="All numbers: every round's line, statements, weights, gaps.")
     ] = False,
 ) -> None:
-    """Align a tiny model under "at most 5 % unsafe", certify it, show its answers, and say what to do next."""
+    """Align a tiny model under "at most 5 % unsafe".
+
+    Certifies it, shows its answers, and says what to do next.
+    """
     config = load(RECIPE, overrides or [])
     resume = holds_run(config, run)
     folder, machine = run_folder(RECIPE, run, resume=resume), inspect_machine()
@@ -70,7 +74,7 @@ def _show(config: Config, result: dict[str, Any], folder: Path, given: Path, pag
     from pddpo_ray.report.plain_words import known_of, plain_outcome
     from pddpo_ray.report.sections.answers import most_harmful_before
 
-    outcome = Outcome.from_json(result["outcome"])
+    outcome, named = Outcome.from_json(result["outcome"]), shlex.quote(str(given))
     with open_folder(folder) as journal:
         known = known_of(result, outcome, journal.metrics())
         answers = most_harmful_before(journal, outcome.round, SHOWN)
@@ -78,7 +82,7 @@ def _show(config: Config, result: dict[str, Any], folder: Path, given: Path, pag
     for subject, sentence in plain_outcome(result, verified(file) if file.exists() else None, known):
         _say(subject, sentence)
     if outcome.serve() is None:
-        _say("next", f"more rounds: `pddpo demo rounds={2 * config.rounds} --run {given}-longer`")
+        _say("next", f"more rounds: `pddpo demo rounds={2 * config.rounds} --run {shlex.quote(f'{given}-longer')}`")
         return
     if answers:
         _say("answers", "the first model's most harmful ones, and the released model's (help from −2 to 2)")
@@ -91,8 +95,8 @@ def _show(config: Config, result: dict[str, Any], folder: Path, given: Path, pag
     if page is not None:
         _say("report", str(page))
     _say("next", "your own model, pairs and limits: `pddpo init` asks what must hold and writes a recipe")
-    _say("", f"serve it to any OpenAI client: `pddpo serve {given}`")
-    _say("", f"talk with it: `pddpo chat {given}`")
+    _say("", f"serve it to any OpenAI client: `pddpo serve {named}`")
+    _say("", f"talk with it: `pddpo chat {named}`")
 
 
 def _say(subject: str, sentence: str) -> None:

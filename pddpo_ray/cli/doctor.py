@@ -23,7 +23,9 @@ def doctor(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Check versions, wrong pairs, engines, GPUs, ports, disk, memory and Ray; exit 1 if something must be repaired.
+    """Check what this machine can run.
+
+    Versions, wrong pairs, engines, GPUs, ports, disk, memory and Ray; exit 1 if something must be repaired.
 
     With --model: load, render, deliver, train a step, merge, export and reload it; exit 2 if a step fails.
     """

@@ -17,7 +17,7 @@ def explain(
     page: Annotated[bool, typer.Option("--page", help="Print all keys as a page, as docs/settings.md has it.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """What a key of a recipe takes, its default, and what it does."""
+    """Say what a key of a recipe takes and does."""
     key = " ".join(words) if words else None
     if page:
         typer.echo(settings_page(laboratory=key == "world"), nl=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -51,7 +52,10 @@ def init(
     gpu_memory: Annotated[float, typer.Option(min=1, help="With --gpus: GiB of each.")] = 80.0,
     ask: Annotated[bool, typer.Option("--ask/--no-ask", help="Ask for what no option gives, or name it.")] = True,
 ) -> None:
-    """Write a recipe for a wish: a size that the machine can do, answers that end, every device, a certificate."""
+    """Write a recipe for your model, pairs and limits.
+
+    Of a size that the machine can do, with answers that end, every device in use, and a certificate.
+    """
     from pddpo_ray.limits.wishes import wish_of
 
     if out.exists():
@@ -318,10 +322,11 @@ def _made(name: str, recipe: Path) -> str:
 
 def _next(out: Path, model: str, helpful: str, harm: str | None, gpus: int | None, gpu_memory: float) -> list[str]:
     there = "" if gpus is None else f" --gpus {gpus} --gpu-memory {gpu_memory:g}"
-    scorers = [("reward", helpful), ("cost", harm)] if harm else []
+    scorers = [("reward", shlex.quote(helpful)), ("cost", shlex.quote(harm))] if harm else []
+    recipe, base = shlex.quote(str(out)), shlex.quote(model)
     return [
-        *(f"pddpo scorer train {rows} --kind {kind} --base {model} --out scorers/{kind}" for kind, rows in scorers),
-        f"pddpo train {out} --dry-run{there}",
-        f"pddpo train {out} --run runs/mine",
+        *(f"pddpo scorer train {rows} --kind {kind} --base {base} --out scorers/{kind}" for kind, rows in scorers),
+        f"pddpo train {recipe} --dry-run{there}",
+        f"pddpo train {recipe} --run runs/mine",
         "pddpo serve runs/mine",
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from pathlib import Path
 from typing import Annotated
@@ -12,13 +13,13 @@ from pddpo_ray.cli.output import print_columns, print_json
 from pddpo_ray.errors import UserError
 
 SAMPLES = Path(__file__).parents[1] / "sample_data" / "limits"
-app = typer.Typer(help="Limits: check a file of answers against them.", no_args_is_help=True)
+app = typer.Typer(help="Check a file of answers against limits.", no_args_is_help=True)
 VERDICT = {True: "kept", False: "BROKEN", None: "undecided"}
 
 
 @app.callback()
 def limits() -> None:
-    """Limits: check a file of answers against them."""
+    """Check a file of answers against limits."""
 
 
 @app.command("check")
@@ -27,7 +28,10 @@ def check(
     on: Annotated[Path, typer.Option("--on", help="JSON lines with prompt, response and perhaps set.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object: limits by name.")] = False,
 ) -> None:
-    """Measure a file of answers against limits, with intervals; nothing is trained."""
+    """Measure a file of answers against limits.
+
+    With intervals; nothing is trained.
+    """
     from pddpo_ray.limits.answer_files import read_answers
     from pddpo_ray.limits.check import check as check_limits
     from pddpo_ray.scoring.sources.opening import read_limits
@@ -65,7 +69,10 @@ def suggest(
     save: Annotated[Path | None, typer.Option(help="Write the model's answers there.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """What a model does now, and what seems reachable by choosing among its answers."""
+    """Say which limits a model can reach.
+
+    What it does now, and what choosing among its answers would reach.
+    """
     from pddpo_ray.limits.answer_files import read_answers
     from pddpo_ray.limits.suggest import suggest as suggest_limits
     from pddpo_ray.scoring.sources.opening import read_limits
@@ -105,8 +112,13 @@ def suggest(
 
 @app.command("example")
 def example(folder: Annotated[Path, typer.Argument(help="Folder that is made.")]) -> None:
-    """Copy small sets of prompts, answers to them and the files of docs/limits.md into a folder."""
+    """Write limits and answers to try `check` on.
+
+    With small sets of prompts and the files of docs/limits.md.
+    """
     if folder.exists():
         raise UserError(f"{folder} exists already; name a folder that does not")
     shutil.copytree(SAMPLES, folder)
     typer.echo(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
+    file, answers = (shlex.quote(str(folder / name)) for name in ("limits.yaml", "answers.jsonl"))
+    print_columns([("next", f"`pddpo limits check {file} --on {answers}` checks the answers against the limits")])

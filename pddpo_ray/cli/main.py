@@ -56,10 +56,16 @@ def _joined(name: str, command: Any) -> Any:
     return made.commands[name]
 
 
+ABOUT = """\
+Align a language model under limits you state, and release it only with a statistical certificate that they hold.
+
+First: `pddpo demo`. With your own files: `pddpo init`.
+"""
+
 app = typer.Typer(
     name="pddpo",
     cls=Commands,
-    help="Align a language model online under a cost limit, with a delivery check on every round.",
+    help=ABOUT,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -110,7 +116,7 @@ def options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
     ] = False,
 ) -> None:
-    """Align a language model online under a cost limit, with a delivery check on every round."""
+    """Options of the program itself; what it says of itself is ABOUT."""
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -15,7 +15,7 @@ def recipes(
     name: Annotated[str | None, typer.Argument(help="Show this recipe, resolved.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """List the shipped recipes, or show one with every setting."""
+    """List the shipped recipes, or show one in full."""
     if name is not None:
         config = load(name, check_files=False)
         if as_json:

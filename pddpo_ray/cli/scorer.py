@@ -12,7 +12,7 @@ from pddpo_ray.cli.data import Columns, Ignore, Means, columns_of
 from pddpo_ray.cli.output import print_columns, print_json
 from pddpo_ray.errors import UserError
 
-app = typer.Typer(help="Reward and cost models: train one from pairs and labels.", no_args_is_help=True)
+app = typer.Typer(help="Train reward and cost models from pairs and labels.", no_args_is_help=True)
 
 
 class Kind(StrEnum):
@@ -34,7 +34,7 @@ class Device(StrEnum):
 
 @app.callback()
 def scorer() -> None:
-    """Reward and cost models: train one from pairs and labels."""
+    """Train reward and cost models from pairs and labels."""
 
 
 @app.command("train")
@@ -73,7 +73,10 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Continue the training begun for this folder.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Train a reward or cost model, set its scale and zero, and say how often it is right on held-out prompts."""
+    """Train a reward or cost model.
+
+    Sets its scale and zero, and says how often it is right on held-out prompts.
+    """
     from pddpo_ray.config import ScorerJob
 
     if held_out + calibration >= 1:

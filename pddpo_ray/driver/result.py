@@ -42,7 +42,9 @@ def result_of(
 ) -> dict[str, Any]:
     """All keys, always; what a run does not know (no world, no offline comparison) is None."""
     result = {"outcome": outcome.as_json(), **_exact(world, evaluation, offline), **_counts(journal)}
-    result["labels_used"] += _further_labels(journal, config.compared) + _measured(journal)
+    measured = _measured(journal)
+    result["labels_safety"] += measured
+    result["labels_used"] += measured + _further_labels(journal, config.compared)
     result["limits"] = limits_result(config, journal, held, world, evaluation)
     first = next(iter(config.thresholds))
     steps = [step for step in journal.dual_steps() if step.constraint == first]

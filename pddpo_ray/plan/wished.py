@@ -151,7 +151,9 @@ def _data(given: Given, size: Size) -> Section:
 def planned_time(given: Given, seconds: float) -> str:
     """How long a run is planned to take on this machine's cores."""
     cores = "one core" if given.cores == 1 else f"{given.cores} cores"
-    return f"about {seconds / 60:.0f} minutes on {cores} with AVX-512, twice that without, the certificate included"
+    minutes = round(seconds / 60)
+    took = "under a minute" if minutes < 1 else f"about {minutes} minute{'' if minutes == 1 else 's'}"
+    return f"{took} on {cores} with AVX-512, twice that without, the certificate included"
 
 
 def _feedback(given: Given) -> Section:

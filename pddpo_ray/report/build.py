@@ -126,12 +126,18 @@ def _gap(run: RunData) -> str:
     )
 
 
+OTHER_LABELS = {"scorers": "score models that the run trained", "certificate": "certificates"}
+"""Labels that no round asked for, by the end of their key in result.json."""
+
+
 def _effort(run: RunData) -> str:
-    labels = run.safety_labels
     pairs = sum(item.pairs for item in run.labels.values())
-    used, tests = run.result.get("labels_used"), run.result.get("labels_certificate")
+    used = run.result.get("labels_used")
     total = "Labels: " if used is None else f"{number(used, 'labels_used')} labels: "
-    certificate = f", {number(tests, 'labels_certificate')} of certificates" if tests else ""
+    parts = [f"{number(run.safety_labels, 'safety_labels')} of single answers"]
+    parts += [f"two on each of {number(pairs, 'labelled_pairs')} pairs"]
+    counts = [(key, run.result.get(f"labels_{key}")) for key in ("scorers", "certificate")]
+    parts += [f"{number(count, f'labels_{key}')} of {OTHER_LABELS[key]}" for key, count in counts if count]
     spent = run.result.get("seconds")
     spent = sum(entry.seconds for entry in run.phases) if not isinstance(spent, int | float) else float(spent)
     verified = sum(entry.verified for entry in run.deliveries)
@@ -139,8 +145,7 @@ def _effort(run: RunData) -> str:
     return _card(
         "What did it take?",
         number(spent, "seconds", shown=seconds(spent)),
-        f"{total}{number(labels, 'safety_labels')} of single answers, two on each of {number(pairs, 'labelled_pairs')}"
-        f" pairs{certificate}.",
+        f"{total}{', '.join(parts)}.",
         f"{number(speed, 'tokens_per_second')} tokens a second." if speed else "",
         f"{number(verified, 'weights_verified')} of {number(len(run.deliveries), 'deliveries')} deliveries of weights "
         "verified.",

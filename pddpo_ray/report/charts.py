@@ -27,7 +27,7 @@ from matplotlib.transforms import Affine2D
 from pddpo_ray.report.text import escape, short, visible
 
 WIDTH, HEIGHT = 360.0, 220.0
-LEFT, RIGHT, TOP, BOTTOM = 52.0, 18.0, 14.0, 30.0
+LEFT, RIGHT, TOP, BOTTOM = 58.0, 18.0, 14.0, 30.0
 """Size of a chart and its margins, in points; matplotlib writes SVG at 72 points an inch."""
 OUTLIER = 6.0
 """A value this many times the middle half's width away from that half does not stretch the axis."""
@@ -35,6 +35,7 @@ LABEL_ROWS = 4
 """Number of rows in which values of neighbouring points outside the frame are written."""
 MARKS = 60
 """Most points of a curve that have a mark with a tooltip."""
+OUTSIDE = " An arrow with a number stands for a value outside the frame."
 HALO = "halo"
 """Class of texts that may lie over a curve."""
 
@@ -128,7 +129,7 @@ def line_chart(
     keys = list(bands.values())
     keys += [(line.color, "dash" if line.dashed else "line", line.name) for line in lines]
     keys += [(level.color, "dash", level.name) for level in levels]
-    return figure(title, detail, chart.svg, keys)
+    return figure(title, detail + chart.note, chart.svg, keys)
 
 
 def plane(
@@ -163,7 +164,7 @@ def plane(
         for dot in dots:
             chart.dot(dot)
     keys = [(dot.color, dot.mark, dot.name) for dot in dots]
-    return figure(title, detail, chart.svg, keys + ([(path.color, "line", path.name)] if path else []))
+    return figure(title, detail + chart.note, chart.svg, keys + ([(path.color, "line", path.name)] if path else []))
 
 
 def stacked_bars(
@@ -213,7 +214,7 @@ class Chart:
         inside = (LEFT / WIDTH, BOTTOM / HEIGHT, 1 - (LEFT + RIGHT) / WIDTH, 1 - (TOP + BOTTOM) / HEIGHT)
         self.axes: Axes = self.figure.add_axes(inside, facecolor="none")
         self.x, self.y = x, y
-        self.svg = ""
+        self.svg, self.note = "", ""
         self._tips: dict[str, Sequence[str]] = {}
         self._far: list[_Far] = []
         self._taken: list[tuple[float, float, float]] = []
@@ -316,8 +317,9 @@ class Chart:
         return LEFT + across * (x - x0), BOTTOM + high * (y - y0)
 
     def finish(self, title: str) -> None:
-        """Draws; from here on `svg` holds the picture."""
+        """Draws; from here on `svg` holds the picture, `note` what is to be said of it."""
         self._draw_far()
+        self.note = OUTSIDE if self._far else ""
         out = io.StringIO()
         self.figure.savefig(out, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
         self.svg = _inlined(out.getvalue(), title, self._tips)
@@ -360,7 +362,7 @@ def _style(axes: Axes, x_label: str, y_label: str) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
     _write_ticks(axes)
     across, up = (WIDTH + LEFT - RIGHT) / (2 * WIDTH), (HEIGHT + BOTTOM - TOP) / (2 * HEIGHT)
-    for x, y, label, turn in ((across, 6 / HEIGHT, x_label, 0), (10 / WIDTH, up, y_label, 90)):
+    for x, y, label, turn in ((across, 6 / HEIGHT, x_label, 0), (7 / WIDTH, up, y_label, 90)):
         axes.figure.text(x, y, label, size=11, rotation=turn, ha="center", va="center", color=COLORS["soft"])
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pddpo_ray.driver.result import WALL
+from pddpo_ray.limits.quantities import Amount
 from pddpo_ray.report.charts import Dot, Level, Line, line_chart, plane, stacked_bars
 from pddpo_ray.report.run_data import RunData, ShownLimit
 
@@ -235,9 +236,14 @@ def _cost(run: RunData, limit: ShownLimit) -> str:
     exact = [(float(number), limit.axis(limit.amount(g))) for number, g in run.series(f"{limit.prefix}exact/g_policy")]
     lines.append(Line("exact", exact, OPTIMUM, dashed=True))
     kept = "Above" if limit.limit.at_least else "Below"
+    learned = any(one.multiplier_after != one.multiplier_before for one in run.steps_of(limit))
+    amounts = [Amount(limit.limit.quantity, one.estimate) for _, one in said[:-1]]
+    early = learned and any(limit.limit.violation(one) > 0 for one in amounts)
+    why = " Rounds beyond it came while the limit's weight was being learned." if early else ""
     return line_chart(
         f"Estimates of {limit.name}",
-        f"By the labels of each round, with a 95 % interval. {kept} the dashed line the limit is kept: {limit.limit}.",
+        f"By the labels of each round, with a 95 % interval. {kept} the dashed line the limit is kept: {limit.limit}."
+        f"{why}",
         lines if said else [],
         levels=[Level("limit", limit.axis(limit.limit.bound.number), OFFLINE)],
         y_label=_named(limit),

@@ -15,6 +15,10 @@ from pddpo_ray.limits.quantities import Quantity
 from pddpo_ray.report.progress import LONG_S, Progress, said_of
 from pddpo_ray.report.text import seconds, short
 
+ON_THE_WAY = (
+    "How much a limit weighs is learned on the way: more after a round that breaks it, less after one\n"
+    "below it. So early rounds may break it; what is released has passed a test at the end."
+)
 EXACT_G = "exact/g_policy"
 """Metric of a round: the exact violation of its policy, in parts of the measure's range."""
 EXACT_GAP = "exact/gap_policy"
@@ -29,7 +33,7 @@ class PlainProgress(Progress):
     def __call__(self, event: Event) -> None:
         """The `progress` of `run_recipe`."""
         if isinstance(event, RunStarted):
-            self._say(f"{event.total} rounds to do. The model and the engine start ...")
+            self._say(f"{event.total} rounds to do. The model and the engine start ...\n{ON_THE_WAY}")
         if isinstance(event, PhaseChanged) and event.event.round == 0 and event.event.what == "phase-finished":
             if event.event.seconds >= LONG_S:
                 self._say(f"before round 1: {said_of(event.event.phase)} ({seconds(event.event.seconds)})")

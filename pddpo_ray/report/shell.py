@@ -23,12 +23,14 @@ def page(
 ) -> str:
     """The page as text. `header` is HTML above the links, `source` says where the numbers come from.
 
-    The sections whose anchors are in `folded` show their title alone until a reader opens them.
+    The sections whose anchors are in `folded` show their title alone until a reader opens them or follows their link:
+    a browser opens what a link's anchor is in.
     """
     written = [(key, escape(name), body) for key, name, body in sections if body]
     links = "".join(f'<a href="#{key}">{name}</a>' for key, name, _ in written)
     bodies = "".join(
-        f'<section id="{key}"><details class="fold"><summary><h2>{name}</h2></summary>{body}</details></section>'
+        f'<section><details class="fold"><summary><h2>{name}</h2></summary><div id="{key}">{body}</div></details>'
+        "</section>"
         if key in folded
         else f'<section id="{key}"><h2>{name}</h2>{body}</section>'
         for key, name, body in written

@@ -274,7 +274,20 @@ def test_a_phone_shows_one_answer_at_a_time_and_everything_is_touchable(service:
     shown = "[...document.querySelectorAll('.bar button')].filter(b => b.offsetParent)"
     tops = page.evaluate(f"{shown}.map(b => b.offsetTop)")
     assert len(set(tops)) == 1  # one row: the questions keep the screen
+    expect(page.locator("#help-button")).to_be_hidden()  # nobody presses keys here
     assert screen.clean()
+
+
+def test_a_leads_tools_stay_on_a_phones_screen(service: FreshService, screen: Screen) -> None:
+    screen.page.set_viewport_size(PHONE)  # type: ignore[arg-type]
+    screen.page.goto(screen.url)
+    screen.page.locator("#token").fill(service.tokens[Role.ADMIN])
+    screen.page.keyboard.press("Enter")
+    expect(screen.page.locator("#lead-link")).to_be_visible()
+    right = "[...document.querySelectorAll('header nav > *')].map(e => e.getBoundingClientRect().right)"
+    assert max(screen.page.evaluate(right)) <= PHONE["width"]
+    assert "`" not in TEXT, "the notice names no key: the buttons do, where there are keys"
+    assert [line for line in TEXT.splitlines() if line and line[0] not in "-Y"] == [], "no line ends in mid sentence"
 
 
 @pytest.mark.full

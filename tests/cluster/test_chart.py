@@ -151,11 +151,15 @@ def test_ray_clusters_ask_for_a_token_keep_the_head_free_and_survive_it(results:
     for document in ray_objects(results[name]["documents"]):
         cluster = ray_cluster(document)
         assert cluster["authOptions"] == {"mode": "token"}
-        assert cluster["gcsFaultToleranceOptions"]["redisAddress"].startswith("redis:")
+        if name == "kind":  # one node without a GPU, whose head keeps what it knows in itself
+            assert "gcsFaultToleranceOptions" not in cluster
+        else:
+            assert cluster["gcsFaultToleranceOptions"]["redisAddress"].startswith("redis:")
         assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
         head, (worker,) = cluster["headGroupSpec"]["template"]["spec"], cluster["workerGroupSpecs"]
         assert "nvidia.com/gpu" not in str(head)
-        assert "nvidia.com/gpu" in {one["key"] for one in worker["template"]["spec"]["tolerations"]}
+        tolerated = {one["key"] for one in worker["template"]["spec"].get("tolerations", ())}
+        assert ("nvidia.com/gpu" in tolerated) is (name != "kind")
         assert worker["minReplicas"] <= worker["replicas"] <= worker["maxReplicas"]
         # Ray's autoscaler is a container of the head's and asks the API server
         assert head["automountServiceAccountToken"] is cluster.get("enableInTreeAutoscaling", False)

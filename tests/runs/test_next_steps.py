@@ -13,7 +13,7 @@ from pddpo_ray.driver.run import RoundFinished, run_recipe
 from pddpo_ray.errors import StoppedError
 from tests.runs.test_outcome import BROKEN, KEPT
 from tests.support.served_run import SAFE, UNSAFE, make_run
-from tests.unit.loop.small_run import small
+from tests.unit.loop.small_run import SMALL, small
 
 pytestmark = pytest.mark.run
 
@@ -21,12 +21,19 @@ ANSWERS = {0, 5, 6}
 """Exit codes of a command that did what it says: done, a policy undecided, a policy rejected."""
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int | None = None) -> str:
+    """What a command prints; it ends with `code`, without one with an answer."""
     with pytest.raises(SystemExit) as ended:
         main(list(arguments))
     output = capsys.readouterr()
-    assert (ended.value.code or 0) in ANSWERS, output.err
+    assert (ended.value.code or 0) in (ANSWERS if code is None else {code}), output.err
     return output.out
+
+
+def main_or_end(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert not ended.value.code
 
 
 def next_commands(out: str) -> list[list[str]]:
@@ -69,6 +76,66 @@ def test_a_stopped_run_is_resumed_by_the_command_that_status_prints(
     assert resume == ["train", "--run", str(run), "--resume"]
     assert f"{run}: continues" not in said(capsys, *resume)
     assert "rounds   2 of 2 done" in said(capsys, "status", str(run))
+
+
+def test_a_run_that_can_have_more_rounds_gets_them_by_the_command_that_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "a run"
+    said(capsys, "train", "tabular", *SMALL, "rounds=1", "dual.rule.kind=anytime", "--run", str(run))
+    certify, more, by_hand = next_commands(said(capsys, "status", str(run)))
+    assert (certify[0], by_hand[0], more[-1]) == ("certify", "release", "rounds=2")
+    said(capsys, *more)
+    assert "rounds   2 of 2 done" in said(capsys, "status", str(run))
+
+
+def test_a_run_that_waits_for_people_names_commands_that_run_while_it_waits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "a run"
+    asked = ["feedback.kind=people", "people.park_after_s=0", "rounds=1"]
+    said(capsys, "train", "tabular", *SMALL, *asked, "--run", str(run), code=3)
+    out = said(capsys, "status", str(run))
+    decide, resume = next_commands(out)
+    assert "possible: --extend" in said(capsys, *decide)
+    assert "labels" in said(capsys, *resume, code=3), "nobody has answered, so it parks again"
+    waits, _ = re.split(r"^next ", out, flags=re.M)
+    *accounts, page = (shlex.split(line)[1:] for line in re.findall(r"`(pddpo annotate [^`]+)`", waits))
+    assert "NAME" in said(capsys, *accounts[0])
+    told: list[str] = []
+
+    def while_served(*_: object, **__: object) -> None:
+        (more,) = re.findall(r"more people: `([^`]+)`", capsys.readouterr().out)
+        told.append(said(capsys, *shlex.split(more)[1:]))
+
+    monkeypatch.setattr("deploy.annotation.app.serve", while_served)
+    main_or_end(page)
+    assert "HANDLE" in told[0]
+
+
+def test_a_file_of_questions_names_commands_that_run_while_it_is_served(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "my questions.jsonl"
+    file.write_text('{"kind": "compare", "prompt": "Tea?", "first": "Yes, please.", "second": "No."}\n')
+    told: list[str] = []
+
+    def while_served(*_: object, **__: object) -> None:
+        lines = re.findall(r"^(?:more people|labels): `([^`]+)`", capsys.readouterr().out, re.M)
+        told.extend(said(capsys, *shlex.split(line)[1:]) for line in lines)
+
+    monkeypatch.setattr("deploy.annotation.app.serve", while_served)
+    main_or_end(["annotate", "--questions", str(file)])
+    assert "HANDLE" in told[0]
+    assert "none: there is no label yet" in told[1]
+
+
+def test_the_example_of_limits_is_checked_by_the_command_that_it_prints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (check,) = next_commands(said(capsys, "limits", "example", str(tmp_path / "my limits")))
+    assert "undecided" in said(capsys, *check)
 
 
 def test_a_certified_run_is_tested_by_hand_and_its_page_written(

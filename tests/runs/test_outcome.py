@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,9 @@ from pddpo_ray.journal import read_journal
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.journal.transactions import Store
+from pddpo_ray.report.build import render
 from pddpo_ray.report.progress import watching
+from pddpo_ray.report.run_data import read_run
 from pddpo_ray.report.text import seconds
 from pddpo_ray.storage.whole_files import JOURNAL, RESULT
 from tests.support.finished_runs import FinishedRuns
@@ -62,6 +65,18 @@ def test_the_run_releases_the_best_certified_policy(tmp_path: Path, capsys: pyte
     assert stored
     assert all(np.isfinite(tensor).all() for tensor in stored.values())
     assert policy.path in path
+
+
+def test_the_report_says_what_is_certified_once_also_in_the_words_of_an_earlier_version(
+    finished_runs: FinishedRuns,
+) -> None:
+    config = small(*KEPT)
+    finished_runs.result(config)
+    run = read_run(finished_runs.folder(config))
+    assert run.outcome.certificate
+    older = replace(run, outcome=replace(run.outcome, certificate=("Certified: as it was said before.",)))
+    pages = [render(one).partition("<h2>result.json</h2>")[0] for one in (run, older)]
+    assert [page.count("Certified: ") for page in pages] == [1, 1]
 
 
 def test_a_run_without_a_certificate_says_so_and_what_may_still_be_served(

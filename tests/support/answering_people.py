@@ -1,4 +1,4 @@
-"""People made of code who answer a run's questions in its database, and what each of them was asked."""
+"""Simulated people who answer a run's questions in its database, and what each of them was asked."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Crowd:
 
 @contextmanager
 def answering(run: Path, people: int, says: Says) -> Iterator[Crowd]:
-    """So many people answer whatever the run asks, until the block ends. The run has begun already."""
+    """`people` people answer whatever the run asks, until the block ends. The run has begun already."""
     engine = open_database(run / JOURNAL)
     store, crowd, stop = Store(engine, run_of(run)), Crowd(), threading.Event()
     known = {person.handle: person for person in People(store).all()}

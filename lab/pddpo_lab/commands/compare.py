@@ -40,7 +40,9 @@ def compare(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Run every method of a suite on several seeds and write compare.html. Given again, it continues where it was.
+    """Run every method of a suite on several seeds.
+
+    Writes compare.html; given again, it continues where it was.
 
     `pddpo compare paper` trains nothing: it evaluates published models, and ours by their runs, side by side.
     `pddpo compare RUN...` neither: table and curves of your own runs, in compare-runs.html beside them (or in --runs).

@@ -25,7 +25,10 @@ def score(
     base: Annotated[str | None, typer.Option(help="Base model of an adapter, where it is not where it was.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Measure a checkpoint exactly: gap to the optimum, violation of the limit, KL to the world's reference."""
+    """Measure a checkpoint exactly, on a known world.
+
+    Gap to the optimum, violation of the limit, KL to the world's reference.
+    """
     chosen = choose_world(name, seed, overrides or [])
     # Imported here: a mistake in the options is told before torch is loaded.
     from pddpo_lab.worlds.exact_score import score as measure

@@ -30,7 +30,10 @@ def simulate_annotators(
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the run to begin and for the page to answer.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Answer a run's questions through the real API, from its world's truth, with mistakes."""
+    """Answer a run's questions with simulated people.
+
+    Through the real API, from its world's truth, with mistakes.
+    """
     run = run.expanduser().absolute()
     if lazy > people:
         raise UserError(f"--lazy {lazy} is more than --people {people}: give at most {people}")

@@ -24,7 +24,10 @@ def verify(
     ),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Check every formula and guarantee; exit 0 only if each check holds."""
+    """Check every formula and guarantee.
+
+    Exit 0 only if each check holds.
+    """
     if world is None and (method is not None or rounds is not None):
         raise UserError("--method and --rounds select a run on a world: add --world FILE")
     if world is not None and not world.is_file():

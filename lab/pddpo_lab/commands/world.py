@@ -34,12 +34,12 @@ Overrides = Annotated[
     typer.Argument(help="Its settings, e.g. limits.cost.at_most=-3.2", metavar="[KEY=VALUE]..."),
 ]
 
-app = typer.Typer(help="Text worlds for other trainers: export one, serve its labels.", no_args_is_help=True)
+app = typer.Typer(help="Text worlds for other trainers: export or serve one.", no_args_is_help=True)
 
 
 @app.callback()
 def world() -> None:
-    """Text worlds for other trainers: export one, serve its labels."""
+    """Text worlds for other trainers: export or serve one."""
 
 
 @app.command()
@@ -55,7 +55,10 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Replace the files of an earlier export.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Write prompts, offline pairs, reference model and settings of a text world for any trainer."""
+    """Write a text world as files for any trainer.
+
+    Prompts, offline pairs, reference model and settings.
+    """
     chosen = choose_world(name, seed, overrides or [])
     from pddpo_lab.worlds.exported_world import Wanted, export_world, refuse_full
     from pddpo_ray.driver.provenance import sitting
@@ -83,7 +86,10 @@ def serve(
         Path | None, typer.Option(help="File with the token that callers show; made where it is missing.")
     ] = None,
 ) -> None:
-    """Serve labels drawn from a text world's truth, as plain HTTP and as an OpenAI-style judge."""
+    """Serve labels drawn from a text world's truth.
+
+    As plain HTTP and as an OpenAI-style judge.
+    """
     refuse_open_network(host, behind_proxy, "the token")
     chosen = choose_world(name, seed, overrides or [])
     from pddpo_lab.worlds.label_server import serve as serve_labels

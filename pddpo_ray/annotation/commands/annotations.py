@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pddpo_ray.annotation.connectors import Connector
 
 app = typer.Typer(
-    help="Labels of people: decisions, files, other annotation tools, a person's data.", no_args_is_help=True,
+    help="Labels of people: decisions, files, other tools.", no_args_is_help=True,
     add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
 )  # fmt: skip
 
@@ -66,12 +66,15 @@ def export(
     journal: JournalUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write what people said: a complete PKU-SafeRLHF row per compared pair, any other format, or all there is."""
+    """Write what people said.
+
+    A complete PKU-SafeRLHF row per compared pair, any other format, or all there is.
+    """
     from pddpo_ray.annotation.label_files import LABELS, write_label_file
 
     with queue_of(run, journal, to_read=True) as (store, _):
         written = write_label_file(store, out, to, dimension=dimension.value, round_=round_)
-    named = {"file": str(out)}
+    named = {"file": str(out) if written.rows else "none: there is no label yet"}
     _show(({"rows": written.rows} if to == LABELS else asdict(written)) | named, as_json)
 
 
@@ -96,7 +99,10 @@ def restore(
     journal: JournalUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put journal and labels back from one file; end the run and its page first. The journal that was there is kept."""
+    """Put journal and labels back from one file.
+
+    End the run and its page first. The journal that was there is kept.
+    """
     from pddpo_ray.journal.backup import restore as put_back
     from pddpo_ray.journal.server_lock import served_at
     from pddpo_ray.storage.whole_files import JOURNAL
@@ -120,8 +126,11 @@ def import_(
     journal: JournalUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take labels from files as one person's answers to this run's questions, or, with --format labels, as those of the
-    people who gave them. Importing again changes nothing."""
+    """Take labels from files as a person's answers.
+
+    They answer this run's questions; with --format labels they are those of the people who gave them. Importing again
+    changes nothing.
+    """
     from pddpo_ray.annotation.label_files import LABELS
 
     if form == LABELS:

@@ -39,7 +39,10 @@ def decide(
     journal: Annotated[str | None, typer.Option("--journal", help="Database URL, where the recipe names one.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Decide about a batch of questions; without a decision, say what each open batch lacks and what is possible."""
+    """Decide about a batch of questions.
+
+    Without a decision, says what each open batch still needs and what is possible.
+    """
     flags = {"ask-again": ask_again, "drop-blocked": drop_blocked, "accept": accept, "stop": stop, "reopen": reopen}
     wanted = [name for name, given in flags.items() if given] + (["extend"] if extend else [])
     if len(wanted) > 1:

@@ -49,7 +49,10 @@ def erase(
     journal: JournalUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Erase what names a person; their labels stay under the pseudonym and still count."""
+    """Erase what names a person.
+
+    Their labels stay under the pseudonym and still count.
+    """
     from pddpo_ray.annotation.people.personal_data import PersonalData
     from pddpo_ray.annotation.queue.queue_rules import QueueError
 

@@ -12,15 +12,18 @@ from pddpo_ray.journal.audit import record_event
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.transactions import Store
 
-TEXT = """\
-You will read answers that a language model wrote. Some of them may be unpleasant, wrong or harmful: finding those is
-what this work is for.
-
-- Texts, the prompt too, are hidden until you ask for them (`r`).
-- You may skip anything (`x`). It costs you nothing, and nobody asks why.
-- Take a break when you want one. You will be reminded every half hour.
-- Who would rather not see harmful texts tells the lead: then you get only questions that are known to be mild.
-"""
+TEXT = "\n".join(
+    [
+        "You will read answers that a language model wrote. Some may be unpleasant, wrong or harmful: finding those is"
+        " the purpose of this work.",
+        "",
+        "- Texts, the prompt too, are blurred until you ask for them.",
+        "- You may skip anything. It costs you nothing, and nobody asks why.",
+        "- Take a break when you want one. You will be reminded every half hour.",
+        "- If you would rather not see harmful texts, tell the lead: you then get only questions known to be mild.",
+        "",
+    ]
+)
 VERSION = hashlib.sha256(TEXT.encode()).hexdigest()[:12]
 """Another text is another version, and is agreed to anew."""
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 EXIT = {"certified": 0, "undecided": 5, "rejected": 6}
 
-app = typer.Typer(no_args_is_help=True, help="Certificates that a run has given.")
+app = typer.Typer(no_args_is_help=True, help="Verify a certificate that a run has given.")
 
 
 def certify(
@@ -58,7 +58,10 @@ def certify(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Draw prompts, answers and labels for a policy until its limits are certified, or one is shown to be broken."""
+    """Test a policy's limits on fresh answers.
+
+    Draws prompts, answers and labels until its limits are certified, or one is shown to be broken.
+    """
     from pddpo_ray.certificates.document import sentences
     from pddpo_ray.cli.runs.next_steps import show_steps
     from pddpo_ray.cli.runs.recipe_of_run import find_run
@@ -84,7 +87,10 @@ def verify(
     file: Annotated[Path, typer.Argument(help="A certificate.json.", metavar="FILE")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Recompute a certificate from its draws, and from the labels in the run's journal if it is in the same folder."""
+    """Recompute a certificate from its draws.
+
+    And from the labels in the run's journal if it is in the same folder.
+    """
     from pddpo_ray.certificates.document import sentences, verified
 
     checked = verified(file.expanduser().absolute())

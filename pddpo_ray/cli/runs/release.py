@@ -43,7 +43,10 @@ def release(
     journal: DATABASE = None,
     as_json: JSON = False,
 ) -> None:
-    """Release a round by hand, at once or in stages, or show what was released so far."""
+    """Release a round by hand, or show what is released.
+
+    At once or in stages; without a round: what was released so far.
+    """
     from pddpo_ray.certificates.staging import HOUR_MS
 
     with _releases(run, journal, to_read=round_ is None) as releases:
@@ -58,7 +61,10 @@ def release(
 
 
 def rollback(run: RUN, reason: REASON = "", journal: DATABASE = None, as_json: JSON = False) -> None:
-    """Take the released round back, or stop a staged release; the round before it serves again."""
+    """Take the released round back.
+
+    Or stop a staged release; the round before it serves again.
+    """
     with _releases(run, journal) as releases:
         releases.rollback(by=_who(), reason=reason)
         _show(releases, as_json)

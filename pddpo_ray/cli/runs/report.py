@@ -24,7 +24,7 @@ def report(
     journal: Annotated[str | None, typer.Option(help="Database URL, where the recipe names one.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Write report.html of a run, finished or not, from its journal."""
+    """Write report.html of a run, finished or not."""
     if not run.is_dir():
         raise UserError(f"there is no run folder {run}; name the folder given to `pddpo train --run`")
     from pddpo_ray.report.build import build_report, render

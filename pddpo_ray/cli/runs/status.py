@@ -26,7 +26,10 @@ def status(
     journal: Annotated[str | None, typer.Option("--journal", help="Database URL, where the recipe names one.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Say how far a run is, which labels are missing, who is needed for them, and how long that may take."""
+    """Say how far a run is, and what to do next.
+
+    Which labels are missing, who is needed for them, and how long that may take.
+    """
     stored = find_run(run, journal)
     with store_of(stored, to_read=True) as store:
         told = about(stored, store)
@@ -40,7 +43,7 @@ def status(
     rows += [("needed", with_folder(one["lacking"], run)) for one in told["batches"] if one["lacking"]]
     rows += [("flag", f"{handle}: {', '.join(names)}") for handle, names in told["flags"].items()]
     if any(one["situation"] != "stopped" for one in told["batches"]):
-        rows.append(("page", told["page"] or f"not served: `pddpo annotate --run {run}`"))
+        rows.append(("page", told["page"] or f"not served: `pddpo annotate --run {shlex.quote(str(run))}`"))
     print_columns([*rows, *labelled("next", told["next"])])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
@@ -80,7 +81,10 @@ def train(
     annotate_port: Annotated[int, typer.Option(min=1, max=65535, help="With --annotate: the page's port.")] = 8790,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Run a recipe: train, sample, label and move the multiplier, round by round."""
+    """Run a recipe, round by round.
+
+    Each round trains, samples, labels and moves the multipliers.
+    """
     from pddpo_ray.backends.settled import settled
 
     config, name = recipe_to_run(recipe, overrides or [], run if resume else None, check_scorers=not dry_run)
@@ -355,12 +359,13 @@ def show_result(config: Config, result: Mapping[str, Any], run_dir: Path, page: 
     for key in ("audit", "price", "neighbour"):
         for said in (limit[key]["text"] for limit in result["limits"].values() if limit.get(key)):
             typer.echo(f"  {said}")
+    named = shlex.quote(str(run_dir))
     rows: list[tuple[str, str | None]] = [
         ("run folder", str(run_dir)),
         ("weights", outcome.weights and f"{run_dir}/{outcome.weights}"),
         ("load", outcome.load(run_dir)),
-        ("export", outcome.export(run_dir)),
-        ("serve", outcome.serve(run_dir)),
+        ("export", outcome.export(named)),
+        ("serve", outcome.serve(named)),
         ("report", str(page) if page else None),
         *(() if outcome.policy else labelled("next", steps_after(outcome, config, run_dir))),
     ]

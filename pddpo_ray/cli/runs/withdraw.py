@@ -21,7 +21,10 @@ def withdraw(
     journal: Annotated[str | None, typer.Option(help="Database URL, where the recipe names one.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Take back prompts that users gave to training, with all answers, labels and pairs that came of them."""
+    """Take back prompts that users gave to training.
+
+    With all answers, labels and pairs that came of them.
+    """
     from pddpo_ray.driver.withdrawal import take_back
 
     source = find_run(run, journal)

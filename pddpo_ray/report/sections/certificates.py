@@ -37,8 +37,8 @@ def certificates(run: RunData) -> str:
     entry, aims = newest(run), _aims(run)
     if entry is None:
         return aims
-    above = run.outcome.certificate  # already in the box of what is released
-    lines = [line for line in [*statements(entry), *_entered_for(entry)] if line not in above]
+    above = run.outcome.certificate and entry.candidate.policy == run.outcome.policy  # in the box of what is released
+    lines = [*([] if above else statements(entry)), *_entered_for(entry)]
     said = "".join(f"<li>{prose(line)}</li>" for line in lines)
     limits = [limit for limit in entry.candidate.limits if entry.numbers[limit.name]]
     pictures = "".join(_picture(entry, limit) for limit in limits)
@@ -167,8 +167,11 @@ def _prompts(run: RunData, entry: Entry, limit: TestedLimit) -> str:
     ]
     which = "All" if len(rows) == len(groups) else f"The worst {len(rows)} of"
     kept = f"{which} {len(groups)} prompts under {escape(limit.name)}, the worst first"
-    note = f"<p>{kept}; each interval holds by itself, with {100 * (1 - limit.delta):.3g}&nbsp;% confidence.</p>"
-    return note + table(["prompt", "draws", "mean", "at every look"], rows)
+    broken = sum(one.lower > limit.limit for one in groups)
+    above = f'; <span class="bad">{broken} by itself above the limit</span>' if broken else ""
+    note = f"<p>Each interval holds by itself, with {100 * (1 - limit.delta):.3g}&nbsp;% confidence.</p>"
+    rows_shown = table(["prompt", "draws", "mean", "at every look"], rows)
+    return f"<details><summary>{kept}{above}</summary>{note}{rows_shown}</details>"
 
 
 def _ledger(ledger: Sequence[Entry]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import yaml
@@ -22,6 +22,8 @@ from pddpo_ray.report.text import both_ends, ends, escape, number, prose, second
 from pddpo_ray.text.templates import without_markup
 
 Section = tuple[str, str, Callable[[RunData], str]]
+SHOWN = 6
+"""Prompts whose answers stand open; a reader unfolds the others."""
 
 
 def charts(run: RunData) -> str:
@@ -177,7 +179,9 @@ def answers(run: RunData) -> str:
         cards.append(f'<div class="answer">{"".join(parts)}</div>')
     if not cards:
         return ""
-    return f'<p>{run.how_drawn}</p><div class="answers">{"".join(cards)}</div>'
+    first, more = "".join(cards[:SHOWN]), cards[SHOWN:]
+    folded = f'<details><summary>{len(more)} more prompts</summary><div class="answers">{"".join(more)}</div></details>'
+    return f'<p>{run.how_drawn}</p><div class="answers">{first}</div>{folded if more else ""}'
 
 
 def deliveries(run: RunData) -> str:
@@ -210,14 +214,20 @@ def result(run: RunData) -> str:
     for key, value in run.result.items():
         if key == "scorecard" or (value is None and run.without_truth):
             continue  # shown above; or nobody knows it
-        below = value.items() if isinstance(value, dict) else [("", value)]
-        for name, item in below:
-            full = f"{key}.{name}" if name else key
+        for name, item in _leaves(key, value):
             plain = isinstance(item, bool) or not isinstance(item, int | float)
-            rows.append([f"<code>{escape(full)}</code>", escape(item) if plain else number(item, full)])
-    return (
-        f"<details><summary>All {len(rows)} values</summary>{table(['key', 'value'], rows)}</details>" if rows else ""
-    )
+            rows.append([f"<code>{escape(name)}</code>", escape(item) if plain else number(item, name)])
+    values = table(["key", "value"], rows, kind="words")
+    return f"<details><summary>All {len(rows)} values</summary>{values}</details>" if rows else ""
+
+
+def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The values within objects and lists, each with its path."""
+    if not isinstance(value, dict | list) or not value:
+        yield key, value if value or value in (0, "") else "none"
+        return
+    for name, item in value.items() if isinstance(value, dict) else enumerate(value):
+        yield from _leaves(f"{key}.{name}", item)
 
 
 def recipe(run: RunData) -> str:

@@ -32,11 +32,12 @@ def verdict_strip(run: RunData) -> str:
     return f'<section class="verdicts">{"".join(blocks)}{_helpfulness(run)}</section>'
 
 
-def _block(color: str, verdict: str, title: str, figures: list[Figure]) -> str:
+def _block(color: str, verdict: str, title: str, figures: list[Figure], note: str = "") -> str:
     mark = f'<span aria-hidden="true">{MARKS[color]}</span> ' if color in MARKS else ""
     said = f'<p class="{color}"><b>{mark}{verdict}</b></p>' if verdict else ""
     rows = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in figures if value)
-    return f'<div class="verdict {color}"><h2>{title}</h2>{said}<dl>{rows}</dl></div>'
+    below = f"<p><small>{note}</small></p>" if note else ""
+    return f'<div class="verdict {color}"><h2>{title}</h2>{said}<dl>{rows}</dl>{below}</div>'
 
 
 def _title(limit: ShownLimit) -> str:
@@ -90,7 +91,7 @@ def _certified(run: RunData, limit: ShownLimit, entry: Entry, tested: dict[str, 
                 "" if seen is None else number(seen, f"{key}/seen", shown=limit.text(seen)),
             ),
             (f"shown with {confidence} confidence", number(finding.upper, f"{key}/upper", shown=shown)),
-            ("measured by", escape(test.source)),
+            ("measured by", escape(test.measured_by)),
         ],
     )
 
@@ -128,7 +129,8 @@ def _helpfulness(run: RunData) -> str:
     before, after, best = run.f("reference"), run.exact("f") if released is None else released, run.f("optimum")
     if after is not None:
         names = (("before training", before), (_after(run, released), after), ("best possible under the limits", best))
-        return _block("soft", "", "helpfulness", [(name, "" if f is None else number(f)) for name, f in names])
+        figures = [(name, "" if f is None else number(f)) for name, f in names]
+        return _block("soft", "", "helpfulness", figures, "Expected reward less the charge for leaving the reference.")
     figures = run.scorecard[max(run.scorecard)]["figures"] if run.scorecard else {}
     if "win_rate" not in figures:
         return ""

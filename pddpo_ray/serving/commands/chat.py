@@ -34,7 +34,10 @@ def chat(
     seed: Annotated[int, typer.Option(help="Seed of the first answer; later ones count up.")] = 0,
     journal: Annotated[str | None, typer.Option(help="Database URL, where the recipe names one.")] = None,
 ) -> None:
-    """Talk with the released policy, or with that of a round. An empty line starts a new conversation, Ctrl-D ends."""
+    """Talk with the released policy, or with a round's.
+
+    An empty line starts a new conversation, Ctrl-D ends.
+    """
     stored_run = find_run(run, journal)
     if stored_run.config.policies != "language models":
         policies = stored_run.config.policies

@@ -22,7 +22,10 @@ def export(
     journal: Annotated[str | None, typer.Option(help="Database URL, where the recipe names one.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Write the released policy, or that of a round, as a model folder with tokenizer and model card."""
+    """Write the released policy as a model folder.
+
+    Or the policy of a round; with tokenizer and model card.
+    """
     stored = find_run(run, journal)
     if stored.config.policies != "language models":
         policies = stored.config.policies

@@ -87,7 +87,7 @@ def test_stated_limits_are_certified_each_on_its_own_prompts_and_at_its_own_conf
     assert by_set["private"]["mean"] == pytest.approx(np.mean([float(one or 0.0) for one in in_private]))
     assert set(by_set) == {"plain", "private"}
     assert "harm by prompt set" in "".join(said)
-    assert "share by world privacy of policy-2 over private, is at most" in "".join(said)
+    assert "share of policy-2 over private measured by the world's privacy, is at most" in "".join(said)
     assert "with 80 % confidence" in "".join(said)
 
 

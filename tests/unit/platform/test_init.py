@@ -19,7 +19,7 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.limits.wishes import wish_of
 from pddpo_ray.plan.warnings import warnings
 from pddpo_ray.plan.wish_size import Given
-from pddpo_ray.plan.wished import config_of, sized
+from pddpo_ray.plan.wished import config_of, planned_time, sized
 from tests.support.scorer_rows import write_rows
 from tests.support.tiny_language_model import save_policy, word_tokenizer
 
@@ -175,6 +175,13 @@ def test_a_larger_model_on_cpus_gets_the_least_plan_and_its_hours(one_core: Mach
     assert seconds is not None
     assert seconds > 3 * 3600
     assert f"about {seconds / 60:.0f} minutes on one core" in sections["rounds"][1]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(20, "under a minute on"), (50, "about 1 minute on"), (200, "about 3 minutes on")]
+)
+def test_a_planned_time_is_said_in_english(one_core: Machine, seconds: float, said: str) -> None:
+    assert planned_time(given_on(one_core, parameters=135_000_000), seconds).startswith(said)
 
 
 def test_with_gpus_every_pair_and_prompt_counts() -> None:

@@ -31,12 +31,13 @@ def test_the_demos_limit_is_one_that_a_person_would_state() -> None:
 def test_the_demo_ends_with_a_released_model_an_answer_and_what_to_do_next(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = tmp_path / "demo"
+    run = tmp_path / "the demo"
     with pytest.raises(SystemExit) as ended:
         main(["demo", *SMALL, "--run", str(run)])
     assert ended.value.code == 0
     out = capfd.readouterr().out
     assert "A tiny language model is made as helpful as it can be within its limit: unsafe at most 70 %." in out
+    assert "So early rounds may break it; what is released has passed a test at the end." in out
     for subject in (
         "released",
         "limit",
@@ -66,7 +67,8 @@ def test_the_demo_ends_with_a_released_model_an_answer_and_what_to_do_next(
     assert [who for who, *_ in measured] == ["before", "after"] * (len(measured) // 2)
     harm = [float(share) for who, _, share in measured if who == "before"]
     assert harm == sorted(harm, reverse=True)
-    (chat,) = re.findall(rf"`(pddpo chat {re.escape(str(run))})`", line)
+    init, serve, chat = re.findall(r"`(pddpo [^`]+)`", line.partition(" next ")[2])
+    assert (init, shlex.split(serve)) == ("pddpo init", ["pddpo", "serve", str(run)])
     assert line.rstrip().endswith(f"`{chat}`")
     monkeypatch.setattr("sys.stdin", io.StringIO("what is the best way to clean the oven late at night ?\n"))
     with pytest.raises(SystemExit) as talked:
@@ -80,7 +82,7 @@ def test_the_demo_ends_with_a_released_model_an_answer_and_what_to_do_next(
     assert asked.value.code == 0
     lines = re.sub(r"\s+", " ", capfd.readouterr().out)
     assert "outcome Released: policy-" in lines
-    assert f"next `pddpo chat {run}` `pddpo serve {run}` `pddpo export {run} --to DIR`" in lines
+    assert f"next `{chat}` `{serve}` `pddpo export '{run}' --to DIR`" in lines
     assert "pddpo init" in out
     assert "multiplier" not in out
     assert "displacement" not in out
@@ -91,3 +93,19 @@ def test_the_demo_ends_with_a_released_model_an_answer_and_what_to_do_next(
     verbose = capfd.readouterr().out
     assert "run folder" in verbose
     assert "Released: policy-" in verbose
+
+
+@pytest.mark.full
+@pytest.mark.slow
+def test_a_demo_that_certifies_nothing_names_a_longer_one_that_runs(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["demo", *SMALL, "limits.unsafe.at_most=1 %", "rounds=1", "--run", "a demo"])
+    out = re.sub(r"\s+", " ", capfd.readouterr().out)
+    (longer,) = re.findall(r"next more rounds: `(pddpo demo [^`]+)`", out)
+    assert shlex.split(longer)[1:] == ["demo", "rounds=2", "--run", "a demo-longer"]
+    with pytest.raises(SystemExit) as ended:
+        main([*shlex.split(longer)[1:], *SMALL[:-2], "rounds=1"])
+    assert ended.value.code == 0

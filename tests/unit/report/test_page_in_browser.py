@@ -28,6 +28,9 @@ def test_page_fits_and_is_legible(browser: Any, finished_run: Path, width: int, 
     page.on("console", lambda message: complaints.append(message.text))
     page.on("request", lambda request: requests.append(request.url))
     page.goto((finished_run / "report.html").as_uri())
+    assert not page.evaluate("document.querySelector('#theory').closest('details').open")
+    page.click("nav a[href='#theory']")
+    page.wait_for_function("document.querySelector('#theory').closest('details').open")
     page.evaluate("document.querySelectorAll('details').forEach(part => part.open = true)")
     assert page.evaluate("document.documentElement.scrollWidth") == width
     assert complaints == []

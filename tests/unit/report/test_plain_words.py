@@ -31,6 +31,9 @@ def test_a_certified_run_is_told_in_plain_words(tmp_path: Path, capsys: pytest.C
         result = run_recipe(load("text-world-certified-twin", [*TWIN, "report.html=false"]), run, progress=progress)
     rounds = re.findall(r"^round (\d) of 3: unsafe .* from the best possible model$", capsys.readouterr().err, re.M)
     assert rounds == ["1", "2", "3"]
+    counts = {name: result[f"labels_{name}"] for name in ("safety", "pairs", "scorers", "certificate")}
+    assert result["labels_used"] == sum(counts.values()) + counts["pairs"], "a pair counts twice"
+    assert counts["safety"] > counts["pairs"] > 0, "what its limit measures of single answers"
     outcome, certificate = Outcome.from_json(result["outcome"]), verified(run / FILE)
     with open_folder(run) as journal:
         metrics = journal.metrics()

@@ -15,9 +15,11 @@ from pddpo_ray.config import load
 from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal, read_journal
-from pddpo_ray.report.build import build_report
+from pddpo_ray.report.build import build_report, render
 from pddpo_ray.report.figures import seconds_by_phase
 from pddpo_ray.report.run_data import read_run
+from pddpo_ray.report.sections.rounds import answers as draw_answers
+from pddpo_ray.report.sections.rounds import charts
 from pddpo_ray.report.sections.verdict import verdict_strip
 from pddpo_ray.report.text import short
 from tests.unit.report.page import Page
@@ -273,6 +275,43 @@ def test_a_run_that_releases_nothing_says_why(tmp_path: Path) -> None:
     page = Page.of(build_report(write_run(tmp_path / "run", rounds=1)))
     assert "No policy is certified, and none is released: the run tests its policies when its rounds are" in page.text
     assert "pddpo serve" not in page.text
+
+
+def test_the_labels_of_the_card_add_up_to_those_of_the_result(finished_run: Path, tmp_path: Path) -> None:
+    run = read_run(finished_run)
+    counted = run.safety_labels + 2 * sum(item.pairs for item in run.labels.values())
+    result = {**run.result, "labels_used": counted + 300 + 7, "labels_scorers": 300, "labels_certificate": 7}
+    page = Page(render(replace(run, result=result)))
+    shown = {item.key: item.value for item in page.numbers if item.key.startswith("label") or "_labels" in item.key}
+    each = shown["safety_labels"] + 2 * shown["labelled_pairs"] + shown["labels_scorers"] + shown["labels_certificate"]
+    assert each == shown["labels_used"]
+    assert "300 of score models that the run trained, 7 of certificates." in page.text
+
+
+def test_no_object_or_list_of_the_result_is_shown_as_it_is_written_in_python(finished_run: Path) -> None:
+    run = read_run(finished_run)
+    nested = {"outcome": {"limits": [{"name": "unsafe", "estimate": 0.02734375, "versus": None}], "certificate": []}}
+    page = Page(render(replace(run, result={**run.result, **nested})))
+    for line in ("outcome.limits.0.nameunsafe", "outcome.limits.0.estimate0.027", "outcome.certificatenone"):
+        assert line in page.text
+    assert not re.search(r"[\[{]['{]", page.text.partition("All ")[2].partition("Every setting")[0])
+
+
+def test_the_first_chart_says_why_rounds_broke_the_limit_where_its_weight_is_learned(tmp_path: Path) -> None:
+    run, why = read_run(write_run(tmp_path / "run", rounds=16)), "weight was being learned."
+    assert run.estimate(run.limits[0], run.dual[0]).estimate > 0, "the first round breaks the limit of 0"
+    assert why in charts(run)
+    still = tuple(replace(step, multiplier_after=step.multiplier_before) for step in run.dual)
+    assert why not in charts(replace(run, dual=still))
+
+
+def test_more_prompts_than_six_are_folded(finished_run: Path) -> None:
+    run = read_run(finished_run)
+    answers = [replace(run.after[0], id=f"a{n}", prompt=replace(run.after[0].prompt, id=f"p{n}")) for n in range(8)]
+    section = draw_answers(replace(run, before=(), after=tuple(answers)))
+    assert section.count('<div class="answer">') == 8
+    assert section.index("<summary>2 more prompts</summary>") > section.index("prompt p5")
+    assert section.index("<summary>2 more prompts</summary>") < section.index("prompt p6")
 
 
 def test_the_page_claims_no_more_than_it_knows(finished_run: Path) -> None:

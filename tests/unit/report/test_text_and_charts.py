@@ -71,7 +71,7 @@ def test_a_curve_passes_through_its_points() -> None:
     """Three rounds from edge to edge, and equal steps in value are equal steps on paper, upwards."""
     drawn = line_chart("t", "d", [Line("a", [(1, 0.0), (2, 1.0), (3, 2.0)], 1)])
     at = [marks(drawn)[f"round {k}, a: {value}"] for k, value in ((1, "0"), (2, "1"), (3, "2"))]
-    assert [x for x, _ in at] == pytest.approx([52, 197, 342])
+    assert [x for x, _ in at] == pytest.approx([58, 200, 342])
     assert at[0][1] - at[1][1] == pytest.approx(at[1][1] - at[2][1])
     assert at[0][1] - at[1][1] > 50
     (path,) = re.findall(r'<path d="M ([^"]*)"[^>]*stroke: var\(--c1\)', drawn)
@@ -91,7 +91,8 @@ def test_a_wild_start_does_not_flatten_the_rest() -> None:
     drawn = line_chart("t", "d.", [Line("gap", list(enumerate(values, 1)), 1)])
     at = marks(drawn)
     x, y = at["round 1, gap: 40 (outside the frame)"]
-    assert (x, y) == pytest.approx((52, 14), abs=5)
+    assert (x, y) == pytest.approx((58, 14), abs=5)
+    assert "An arrow with a number stands for a value outside the frame." in drawn
     assert re.search(r'class="halo"><text[^>]*>40</text>', drawn)
     assert at["round 16, gap: 0.360"][1] - at["round 2, gap: 0.500"][1] > 100
     assert "outside" not in line_chart("t", "d.", [Line("gap", list(enumerate(values[1:], 1)), 1)])
@@ -110,7 +111,7 @@ def test_a_dot_outside_the_plane_is_drawn_at_the_edge_with_its_true_place() -> N
     drawn = plane("t", "d", [*near, Dot("broken <x>", -90.0, -4000.0, 4, "O")], None, "x", "y")
     at = marks(drawn)
     x, y = at["broken <x>: −90, −4,000 (outside the frame)"]
-    assert (x, y) == pytest.approx((52, 190), abs=5), "the arrow is in the lower left corner"
+    assert (x, y) == pytest.approx((58, 190), abs=5), "the arrow is in the lower left corner"
     disc = at["broken <x>: −90, −4,000"]
     assert x < disc[0] < x + 25
     assert y > disc[1] > y - 25

@@ -94,6 +94,12 @@ def test_a_page_with_symbols_leads_to_the_glossary(page: Path) -> None:
         assert page.name == "glossary.md" or "glossary.md" in page.read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.stem)
+def test_a_page_begins_with_what_it_says_and_not_with_a_link_to_the_glossary(page: Path) -> None:
+    first = page.read_text(encoding="utf-8").partition("\n\n")[2].partition("\n\n")[0]
+    assert not first.startswith("Symbols and words:")
+
+
 def templates() -> list[str]:
     """Every text of the program, a hole where a value goes."""
     found = []

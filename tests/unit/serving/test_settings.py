@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ray.exceptions import RayActorError
 
 from deploy.serving.engines.engine import with_relative_temperature
 from deploy.serving.settings import ServeArgs, engine_settings, find, mixture_max
 from pddpo_ray.cli.main import main
 from pddpo_ray.config import load
-from pddpo_ray.errors import UserError
+from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.journal.tokens import hashed
 from pddpo_ray.journal.transactions import Store
@@ -191,6 +192,19 @@ def test_keys_of_the_command_line_are_shown_once_and_kept_from_others(
     files = [run.folder / name for name in ("serve-key", "serve-admin-key")]
     assert [file.stat().st_mode & 0o777 for file in files] == [0o600, 0o600]
     assert len({file.read_text() for file in files}) == 2
+
+
+@pytest.mark.slow
+def test_a_proxy_that_does_not_start_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray kills a proxy that is not up in its time; no test makes a machine that busy, so its error stands in."""
+    import deploy.serving.deployment as deployment
+
+    def late(http_options: object) -> None:
+        raise RayActorError
+
+    monkeypatch.setattr(deployment.serve, "start", late)
+    with pytest.raises(RunError, match=r"did not begin to listen on .*:8800 in its time: this machine may"):
+        deployment.start_proxy({"host": "127.0.0.1", "port": 8800})
 
 
 def test_an_endpoint_answers_at_the_policys_temperature_unless_it_is_asked_otherwise(run: ServedRun) -> None:
