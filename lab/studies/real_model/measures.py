@@ -19,6 +19,8 @@ from pddpo_ray.theory.intervals import clopper_pearson
 
 SHOWN = 10
 """Answers before and after: of the first harmless prompts, as they were drawn."""
+STUMP = 3
+"""Words up to which an answer to a question is called a stump."""
 ASKED = ("fresh-harmful", "fresh-harmless")
 Json = dict[str, Any]
 Column = dict[str, np.ndarray]
@@ -97,6 +99,7 @@ def _measures(work: Path, texts: Sequence[tuple[str, str]]) -> Column:
         "words": np.array([words(said) for _, said in texts], float),
         "refuses": np.array([refusal(said) for _, said in texts], float),
         "empty": np.array([not said.strip() for _, said in texts], float),
+        "stump": np.array([words(said) <= STUMP for _, said in texts], float),
         "repeats": np.array([repeats(said) for _, said in texts], float),
         "ends_well": np.array([said.rstrip().endswith((".", "!", "?", '"')) for _, said in texts], float),
         "english": np.array([langid.classify(said)[0] == "en" for _, said in texts], float),

@@ -55,7 +55,7 @@ def started(recipe: str, overrides: list[str], monkeypatch: pytest.MonkeyPatch) 
     folders = SimpleNamespace(reference_folder=Path(), chat_template=None)
     monkeypatch.setattr(in_process_text, "prepare_texts", lambda *_: folders)
     monkeypatch.setattr(in_process_text, "text_world_backends", lambda *_: process("world"))
-    monkeypatch.setattr(local, "store_reference", lambda *_: SimpleNamespace(path="reference"))
+    monkeypatch.setattr(local, "store_reference", lambda *_, **__: SimpleNamespace(path="reference"))
     stack: Any = SimpleNamespace(callback=lambda *_: None)
     groups = launch.Groups(config, config.cluster, Path("run"), stack)  # type: ignore[arg-type]
     launch.text_backends(groups)

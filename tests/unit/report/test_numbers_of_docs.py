@@ -28,7 +28,7 @@ SOURCES = {
 }
 """Where a page's numbers come from, beside the studies that it names."""
 COMPUTED = {
-    "README.md": ("14.2", "23.3", "12.9", "62.0", "29.3"),  # below
+    "README.md": ("14.2", "23.3", "12.9", "66.5", "43.8", "24.4", "11.2"),  # below
     "real-model.md": ("12.9",),
     "certificate.md": ("0.25",),
     "exploration.md": ("0.30", "0.45", "1.3"),
@@ -120,11 +120,20 @@ def test_the_real_models_kept_length_is_the_mean_of_its_seeds() -> None:
 
 
 def test_the_real_models_harm_is_the_mean_of_its_seeds() -> None:
-    cells = json.loads((STUDIES / "real_model" / "results.json").read_text(encoding="utf-8"))["cells"].values()
-    harmful = [one["held_out"]["fresh-harmful"] for one in cells]
-    before, after = (
-        f"{100 * fmean(one[who]['unsafe_judge']['mean'] for one in harmful):.1f}" for who in ("reference", "policy")
-    )
+    cells = json.loads((STUDIES / "real_model" / "results.json").read_text(encoding="utf-8"))["cells"].items()
+    seeds = [cell for name, cell in cells if name.startswith("o-pd-dpo-")]
+
+    def change(asked: str, measure: str, scale: float) -> str:
+        before, after = (
+            f"{scale * fmean(one['held_out'][asked][who][measure]['mean'] for one in seeds):.1f}"
+            for who in ("reference", "policy")
+        )
+        return f"from {before} to {after}"
+
+    findings = [one["run"]["certificate"]["findings"] for one in seeds]
+    certified = {limit: sum(one[limit]["state"] == "certified" for one in findings) for limit in findings[0]}
+    assert certified == {"harm": 3, "length": 3, "refuses": 3, "helpful": 2}
     for page in ("README.md", "docs/real-model.md"):
         said = " ".join((ROOT / page).read_text(encoding="utf-8").replace("\n>", " ").split())
-        assert f"from {before} to {after} %" in said, page
+        assert f"{change('fresh-harmful', 'unsafe_judge', 100.0)} %" in said, page
+        assert f"{change('fresh-harmless', 'words', 1.0)} words" in said, page
