@@ -108,7 +108,7 @@ def asked(out: Path, *more: str) -> Result:
 def test_the_command_says_the_sentence_and_its_exit_code_is_the_state(out: Path) -> None:
     done = asked(out)
     assert done.exit_code == 0, done.output
-    assert "Certified: length, the mean by rule words of final, is at most" in done.output
+    assert "Certified: length, the mean of final measured by rule words, is at most" in done.output
     assert asked(out, "--limit", "length=2").exit_code == 6
     assert asked(out, "--policy", "checkpoint-2", "--limit", "seven=25%", "--budget", "4").exit_code == 5
     assert json.loads(asked(out, "--json").stdout)["candidate"]["policy"] == "final"
