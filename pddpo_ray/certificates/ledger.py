@@ -79,7 +79,8 @@ class TestedLimit:
     @property
     def measured_by(self) -> str:
         """Its source in words."""
-        return self.source.replace("world ", "the world's ", 1) if self.source.startswith("world ") else self.source
+        name = self.source.removeprefix("world ")
+        return self.source if name == self.source else f"the world's {name}"
 
     @property
     def measured_as(self) -> str:

@@ -24,7 +24,7 @@ def verify(
     ),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Check every formula and guarantee.
+    """Check formulas and guarantees.
 
     Exit 0 only if each check holds.
     """

@@ -36,7 +36,7 @@ MOCAN = Method(
     "pddpo_lab.methods.mocan:run", OneShotSettings, one_round=True, multiplier="given", parts=SCORING,
     reference_answers=DUAL_ANSWERS,
 )  # fmt: skip
-PECAN = replace(MOCAN, code="pddpo_lab.methods.pecan:run")
+PECAN = replace(MOCAN, code="pddpo_lab.methods.pecan:run", reference_answers=f"{DUAL_ANSWERS}_by_policies")
 C_DPO = Method("pddpo_lab.methods.c_dpo:run", scored=True, parts=SCORING)
 CAID = Method(
     "pddpo_lab.methods.caid:run", CaidSettings, multiplier="given", scored=True, parts=SCORING,

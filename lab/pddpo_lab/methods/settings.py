@@ -91,19 +91,26 @@ class GroupSettings(PpoSettings):
 
 
 def for_the_dual(config: Config, prompts: int) -> dict[str, int]:
-    """Answers on which MoCAN, PeCAN or CAID minimises the explicit dual; policies as scores want labels of some more,
-    for the zero of their cost."""
+    """Answers on which MoCAN or CAID minimises the explicit dual; policies as scores want some more, whose labels set
+    the zero of their cost."""
     settings = config.method_settings
     assert isinstance(settings, ExplicitDualSettings)
     if isinstance(settings, OneShotSettings) and settings.multiplier is not None:
         return {}
     wanted = {"dual": prompts * settings.answers}
-    by_policies = settings.scores == "policies" if isinstance(settings, CaidSettings) else config.algorithm == "pecan"
-    return {**wanted, "cost": config.feedback.responses} if by_policies else wanted
+    by_policies = isinstance(settings, CaidSettings) and settings.scores == "policies"
+    return wanted | first_batch(config, prompts) if by_policies else wanted
+
+
+def for_the_dual_by_policies(config: Config, prompts: int) -> dict[str, int]:
+    """The same of PeCAN, whose scores are always policies."""
+    wanted = for_the_dual(config, prompts)
+    return wanted | first_batch(config, prompts) if wanted else {}
 
 
 def first_batch(config: Config, prompts: int) -> dict[str, int]:
-    """A batch of the reference, which the first update of a policy gradient learns from."""
+    """A round's answers of the reference: the first update of a policy gradient learns from them, and their labels set
+    the zero of a cost by policies."""
     return {"cost": config.feedback.responses}
 
 
