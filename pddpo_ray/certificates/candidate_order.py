@@ -6,14 +6,16 @@ to each other, so every round's answers count for all of them, by importance wei
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from pddpo_ray.backends.backends import Backends
 from pddpo_ray.certificates.ledger import TestedLimit
-from pddpo_ray.certificates.margins import half_width
+from pddpo_ray.certificates.margins import coming_test, varies
 from pddpo_ray.certificates.outcome import ORDER
 from pddpo_ray.certificates.round_draws import drawn_answers
 from pddpo_ray.certificates.testing import first_of_rounds, tested_limits
@@ -45,7 +47,8 @@ def order_of_tests(config: Config, journal: JournalReader, backends: Backends) -
         means = pooled.mean(*_costs(config, journal, backends, one, pooled.answers))
         for number, mean in zip(pooled.rounds, means.tolist(), strict=True):
             estimates.setdefault(number, {})[one.name] = mean
-    reachable, thresholds = certifiable(tested, config.certificate.draws), {one.name: one.limit for one in tested}
+    reachable = certifiable(tested, config.certificate.draws, _spreads(journal))
+    thresholds = {one.name: one.limit for one in tested}
     short = {number: shortfall(estimate, reachable, thresholds) for number, estimate in estimates.items()}
     # no test looks at the drift: a policy that is too far from the reference by its own estimate is not put to one
     short |= dict.fromkeys(_drifted(config, journal) & set(short))
@@ -101,13 +104,26 @@ def _costs(
     return tested.low + values * (tested.high - tested.low), counts
 
 
-def certifiable(tested: Sequence[TestedLimit], draws: int) -> dict[str, float]:
-    """The costs that a test with this number of draws certifies four times in five, by limit.
+def certifiable(
+    tested: Sequence[TestedLimit], draws: int, spreads: Mapping[str, float] = MappingProxyType({})
+) -> dict[str, float]:
+    """The costs that a test with this number of draws certifies four times in five, by limit. `spreads`: the standard
+    deviation of answers by which a mean is measured.
 
     The most helpful of many candidates that look just good enough is one that looks too good: at the cost that is
     certified every other time too many of them failed.
     """
-    return {one.name: one.limit - half_width(one, draws) for one in tested}
+    widths = {one.name: spreads.get(one.name, math.inf) if varies(one) else math.inf for one in tested}
+    return {one.name: one.limit - coming_test(one, draws).margin(widths[one.name]) for one in tested}
+
+
+def _spreads(journal: JournalReader) -> dict[str, float]:
+    """The largest standard deviation of a round's measured answers, by limit."""
+    found: dict[str, float] = {}
+    for one in journal.dual_steps():
+        spread = one.estimate.standard_error * math.sqrt(one.estimate.responses)
+        found[one.constraint] = max(spread, found.get(one.constraint, 0.0))
+    return found
 
 
 def _drifted(config: Config, journal: JournalReader) -> set[int]:

@@ -2,7 +2,8 @@
 
 A multiplier that drives the estimate to the limit itself makes policies that no test can certify. With
 `dual.margin: certificate` it aims below: where the test of a first candidate with `certificate.draws` draws certifies
-four policies in five, at most half of what can be reached below the limit at all.
+four policies in five, at most half of what can be reached below the limit at all. A test of a mean needs the less the
+less its answers differ, which each round's estimate says.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pddpo_ray.certificates.round_draws import draws_each_round
 from pddpo_ray.certificates.testing import first_of_rounds, tested_limits
 from pddpo_ray.config import Config
 from pddpo_ray.errors import UserError
-from pddpo_ray.theory.certificates.power import draws_needed, fewest_draws, likely_rate
+from pddpo_ray.theory.certificates.power import ComingTest, draws_needed, fewest_draws
 
 LATE = 12
 """A later candidate whose draws a plan states."""
@@ -36,22 +37,29 @@ class Margin:
     kept: float
     wanted: float
     """What the coming test asks for; more than `kept` where too little can be reached below the limit."""
+    test: ComingTest | None = None
+    """Of a mean: its margin is less where answers differ less than the worst ones could."""
 
     def line(self, name: str, limit: float) -> str:
         if self.tested is None:
             return f"the dual of {name} aims {self.kept:g} below the limit {limit:g}"
         aim = self.tested.amount(self.tested.limit - self.kept)
-        said = f"the dual of {name} aims at {aim}; the limit is {self.tested.stated}"
-        if self.kept < self.wanted:
+        least = ", or nearer where answers differ little" if self.test is not None else ""
+        said = f"the dual of {name} aims at {aim}{least}; the limit is {self.tested.stated}"
+        if self.test is None and self.kept < self.wanted:
             return f"{said}: it can hardly be certified with certificate.draws, which would take a margin twice as wide"
         return said
 
 
-def half_width(tested: TestedLimit, draws: int) -> float:
-    """How far below the limit a policy's mean must be for these draws to certify it in four tests of five, in units of
-    the cost. The half-width of the test itself would be half of the tests."""
-    unit = tested.to_unit(tested.limit - tested.bias)
-    return tested.limit - tested.from_unit(likely_rate(unit, draws, tested.level))
+def coming_test(tested: TestedLimit, draws: int) -> ComingTest:
+    """The test with these draws, of which none needs more; its margins are in units of the cost."""
+    low, high = tested.ends
+    return ComingTest(tested.to_unit(tested.limit - tested.bias), high - low, draws, tested.level)
+
+
+def varies(tested: TestedLimit) -> bool:
+    """Whether answers may differ less than the test has to reckon with: those of a rate are right or wrong."""
+    return tested.kind == "mean" and tested.people is None
 
 
 def margins(config: Config, lowest: Mapping[str, float]) -> dict[str, Margin]:
@@ -64,9 +72,10 @@ def margins(config: Config, lowest: Mapping[str, float]) -> dict[str, Margin]:
         return {name: Margin(None, given, given) for name in config.thresholds}
     by_name = {}
     for tested in tested_limits(config, {}, first_of_rounds(config)):
-        wanted = half_width(tested, config.certificate.draws)
+        test = coming_test(tested, config.certificate.draws)
+        wanted = test.margin()
         room = 0.5 * max(0.0, tested.limit - lowest.get(tested.name, tested.low))
-        by_name[tested.name] = Margin(tested, min(wanted, room), wanted)
+        by_name[tested.name] = Margin(tested, min(wanted, room), wanted, test if varies(tested) else None)
     return by_name
 
 

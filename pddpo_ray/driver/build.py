@@ -57,7 +57,7 @@ logger = logging.getLogger(__name__)
 def demand_startable(config: Config, backends: Backends) -> None:
     """Raises UserError for what this world or these files cannot give, before anything of the run is kept."""
     demand_groups(config, backends)
-    dual_state(config, backends, config.rounds, _kept(_margins(config, backends)))
+    dual_state(config, backends, config.rounds, _margins(config, backends))
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
     feedback = feedback_of(Labelling(config, journal, backends, rollout))
     verdicts = UsersVerdicts(journal, backends.verdicts, config.production.verdicts)
     aims = _margins(config, backends)
-    state = dual_state(config, backends, rounds, _kept(aims))
+    state = dual_state(config, backends, rounds, aims)
     owner = (backends.own_dual or LocalDual)(state)
     dual = DualController(owner, journal, partial(held_limits, config, journal))
     due = due_labels(config, journal, feedback, rounds)
@@ -292,18 +292,14 @@ def _margins(config: Config, backends: Backends) -> dict[str, Margin]:
     return margins(config, lowest_costs(backends)) if config.dual.margin else {}
 
 
-def _kept(aims: Mapping[str, Margin]) -> dict[str, float]:
-    return {name: margin.kept for name, margin in aims.items()}
-
-
-def dual_state(config: Config, backends: Backends, rounds: int, kept: Mapping[str, float]) -> dual_rules.DualState:
+def dual_state(config: Config, backends: Backends, rounds: int, aims: Mapping[str, Margin]) -> dual_rules.DualState:
     """First state of the multipliers, with these margins. What the recipe leaves open comes from the world's oracle.
 
     Bounds and first value are prices, in units of the reward per range of a measure, or per logit of the paper's cost.
     """
     states = []
     for one in backends.held_limits:
-        settings, limit = config.duals[one.name], one.stated.limit
+        settings, limit, margin = config.duals[one.name], one.stated.limit, aims.get(one.name)
         rho = _rho(settings, backends)
         part = rho if one.labelled else rho / len(backends.held_limits)
         state = first_state(
@@ -318,7 +314,8 @@ def dual_state(config: Config, backends: Backends, rounds: int, kept: Mapping[st
             limit=limit.cost_limit,
             scale=one.scale,
             centre=one.centre,
-            margin=kept.get(one.name, 0.0),
+            margin=margin.kept if margin else 0.0,
+            test=margin.test if margin else None,
             kl=one.on_drift,
         )
         states.append(state)

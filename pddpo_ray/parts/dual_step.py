@@ -58,7 +58,7 @@ def ascend_all(
     after = state
     if joint:
         still = {one.constraint for one in estimates if one.constraint in held}
-        excess = np.array([one.value - limit.aim for one, limit in zip(estimates, state.limits, strict=True)])
+        excess = np.array([one.value - limit.aim(one) for one, limit in zip(estimates, state.limits, strict=True)])
         moved = np.array([one.moved for one in estimates])
         limits, record = newton_step(
             state.limits, excess, recent_covariance(state), moved=moved if moved.any() else None, held=still
@@ -71,7 +71,7 @@ def ascend_all(
             step = DualStep(old.name, one, old.multiplier, old.multiplier, 0.0, held[one.constraint])
         elif old.name in joint:
             new = after[old.name]
-            step = DualStep(old.name, one, old.multiplier, new.multiplier, 0.0, new.message)
+            step = DualStep(old.name, one, old.multiplier, new.multiplier, 0.0, new.message, old.margin_of(one))
         else:
             after, step = ascend(after, one)
         steps.append(step)
@@ -232,6 +232,7 @@ class DualController:
                     f"{prefix}dual/eta": step.eta,
                     f"{prefix}cost/estimate": estimate.value,
                     f"{prefix}cost/standard_error": estimate.standard_error,
+                    **({f"dual/margin_{step.constraint}": step.margin} if step.margin else {}),
                     **({f"{prefix}dual/rounds_late": estimate.rounds_late} if estimate.rounds_late else {}),
                     **({} if ends is None else {f"{prefix}cost/low": ends[0], f"{prefix}cost/high": ends[1]}),
                 }

@@ -64,7 +64,12 @@ def _entered_for(entry: Entry) -> list[str]:
 def _aims(run: RunData) -> str:
     """How far below each limit its multiplier aimed; empty without a margin."""
     start = "dual/margin_"
-    kept = {name.removeprefix(start): value for name, value in run.metrics.get(0, {}).items() if name.startswith(start)}
+    kept = {
+        name.removeprefix(start): value
+        for _, metrics in sorted(run.metrics.items())  # the newest round's, where a mean's margin was measured
+        for name, value in metrics.items()
+        if name.startswith(start)
+    }
     limits = {one.name: one.limit for one in run.limits}
     said = ", ".join(
         f"{escape(name)} at {number(value, f'{start}{name}', shown=_aim(limits[name], value))} in place of"

@@ -7,6 +7,7 @@ failures with which the test certifies, and the chance to be certified by then f
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,29 +46,64 @@ def allowed_failures(limit: float, level: float, draws: int) -> NDArray[np.int64
     return np.fromiter((allowed.failures(draw) for draw in range(1, draws + 1)), dtype=np.int64, count=draws)
 
 
-def certified_rate(limit: float, draws: float, level: float) -> float:
-    """The share of failures among the draws whose upper bound is just the limit; 0 where none is small enough."""
+def certified_rate(limit: float, draws: float, level: float, spread: float = math.inf) -> float:
+    """The mean of the draws whose upper bound is just the limit; 0 where none is small enough.
+
+    Draws lie in [0, 1] with at most this standard deviation; those that are right or wrong spread most.
+    """
     bets = bets_below(limit)
 
-    def missing(share: float) -> float:
-        gained = draws * (share * np.log1p(-bets) - np.log1p(-bets * limit))
-        return float(logsumexp(gained)) - math.log(len(bets)) + math.log(level)
+    def missing(mean: float) -> float:
+        share, rest = _worst_law(mean, spread)
+        grown = share * np.log1p(-bets) + (1.0 - share) * np.log1p(-bets * rest) - np.log1p(-bets * limit)
+        return float(logsumexp(draws * grown)) - math.log(len(bets)) + math.log(level)
 
     return 0.0 if missing(0.0) <= 0.0 else float(brentq(missing, 0.0, limit))
 
 
-def likely_rate(limit: float, draws: float, level: float, power: float = 0.8) -> float:
-    """A true rate that this number of draws certifies with a probability of about `power`; 0 where there is none.
+def likely_rate(limit: float, draws: float, level: float, power: float = 0.8, spread: float = math.inf) -> float:
+    """A true mean that this number of draws certifies with a probability of about `power`, or more; 0 where there is
+    none.
 
-    Of draws at the rate r the share of failures is below certified_rate with that probability, by the normal law.
-    A policy whose rate is the certified one itself fails in half of its tests.
+    Of draws with the mean r the sample's is below certified_rate with that probability, by the normal law.
+    A policy whose mean is the certified one itself fails in half of its tests.
     """
-    certified, far = certified_rate(limit, draws, level), float(ndtri(power))
+    certified, far = certified_rate(limit, draws, level, spread), float(ndtri(power))
 
-    def missing(rate: float) -> float:
-        return rate + far * math.sqrt(rate * (1.0 - rate) / draws) - certified
+    def missing(mean: float) -> float:
+        return mean + far * min(math.sqrt(mean * (1.0 - mean)), spread) / math.sqrt(draws) - certified
 
     return 0.0 if certified <= 0.0 else float(brentq(missing, 0.0, certified))
+
+
+@dataclass(frozen=True)
+class ComingTest:
+    """A test of a limit that a certificate will make."""
+
+    limit: float
+    """Where the limit lies between the lowest and the highest cost of a draw, in (0, 1)."""
+    width: float
+    """Highest less lowest, in the unit of the cost."""
+    draws: int
+    level: float
+
+    def margin(self, spread: float = math.inf) -> float:
+        """How far below the limit a mean must be for four such tests of five to certify it, where draws have at most
+        this standard deviation; both in the unit of the cost. The half-width of the test itself would be half of the
+        tests.
+        """
+        rate = likely_rate(self.limit, self.draws, self.level, spread=spread / self.width)
+        return self.width * (self.limit - rate)
+
+
+def _worst_law(mean: float, spread: float) -> tuple[float, float]:
+    """Of all laws on [0, 1] with this mean and standard deviation, the one on which every bet gains least: which share
+    is 1, and what the rest is; right or wrong where they cannot spread so far.
+
+    The gain log(1 - c z) has a negative third derivative in z, so its mean is least with the largest value at 1.
+    """
+    variance = min(spread**2, mean * (1.0 - mean))
+    return variance / (variance + (1.0 - mean) ** 2), mean - variance / (1.0 - mean)
 
 
 def fewest_draws(limit: float, level: float) -> int:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from pddpo_ray.records import CostEstimate
+from pddpo_ray.theory.certificates.power import ComingTest
 
 ROUNDS_AT_AN_END = 3
 """Rounds at an end of the interval after which the state says so in words."""
@@ -218,7 +219,10 @@ class LimitState:
     """Middle of the measure's range."""
     lower: float = 0.0
     margin: float = 0.0
-    """The multiplier aims at limit - margin, so that a test can show that the limit is kept."""
+    """The multiplier aims at limit - margin at the lowest, so that a test can show that the limit is kept."""
+    test: ComingTest | None = None
+    """Of a mean: the margin is what this test asks for where answers differ as much as the estimate's, if that is less
+    than `margin`; None: it is `margin`."""
     kl: bool = False
     """Whether the cost is log policy / reference: its multiplier adds to beta."""
     steps: int = 0
@@ -226,9 +230,15 @@ class LimitState:
     rounds_at_lower: int = 0
     memory: Memory = Memory()
 
-    @property
-    def aim(self) -> float:
-        return self.limit - self.margin
+    def margin_of(self, estimate: CostEstimate) -> float:
+        """How far below the limit the multiplier aims, by how much the estimate's answers differ."""
+        if self.test is None:
+            return self.margin
+        return min(self.margin, self.test.margin(estimate.standard_error * math.sqrt(estimate.responses)))
+
+    def aim(self, estimate: CostEstimate) -> float:
+        """What the multiplier drives the estimated cost to."""
+        return self.limit - self.margin_of(estimate)
 
     @property
     def price(self) -> float:
@@ -242,7 +252,7 @@ class LimitState:
 
     def excess(self, estimate: CostEstimate) -> float:
         """Estimated cost above what is aimed at, in scales: (c~ - (d - margin)) / scale."""
-        return (estimate.value - self.aim) / self.scale
+        return (estimate.value - self.aim(estimate)) / self.scale
 
     def scaled(self, estimate: CostEstimate) -> CostEstimate:
         """The estimate with its spread in scales."""
@@ -318,6 +328,8 @@ class DualStep:
     multiplier_after: float
     eta: float
     message: str | None = None
+    margin: float = 0.0
+    """How far below the limit it aimed."""
 
 
 def limit_state(
@@ -332,6 +344,7 @@ def limit_state(
     scale: float = 1.0,
     centre: float = 0.0,
     margin: float = 0.0,
+    test: ComingTest | None = None,
     kl: bool = False,
 ) -> LimitState:
     """A limit before its first step. `rho`, `first`, `lower` and `upper` are prices: upper = 2 rho and first = rho
@@ -348,7 +361,7 @@ def limit_state(
     if start == 0.0 and isinstance(rule, ProjectedFixed):
         raise ValueError(f"{name}: first multiplier 0 must be above 0, for the step of a projected rule grows with it")
     return LimitState(
-        name, start / scale, end / scale, limit, rule, scale, centre, lower / scale, margin, kl,
+        name, start / scale, end / scale, limit, rule, scale, centre, lower / scale, margin, test, kl,
         memory=Memory(integral=start),
     )  # fmt: skip
 
@@ -361,7 +374,9 @@ def ascend(state: DualState, estimate: CostEstimate) -> tuple[DualState, DualSte
     price, eta, memory = old.rule.next(old, estimate)
     multiplier = min(max(price / old.scale, old.lower), old.upper)
     new = old.stepped(multiplier, old.excess(estimate) > 0, memory)
-    return state.with_limit(new), DualStep(old.name, estimate, old.multiplier, multiplier, eta, new.message)
+    return state.with_limit(new), DualStep(
+        old.name, estimate, old.multiplier, multiplier, eta, new.message, old.margin_of(estimate)
+    )
 
 
 def replay(state: DualState, estimates: Iterable[CostEstimate]) -> DualState:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from pddpo_ray.backends.in_process import make_backends
 from pddpo_ray.certificates import testing as certifying
-from pddpo_ray.certificates.margins import draws_rows, half_width, lowest_costs, margins
+from pddpo_ray.certificates.margins import coming_test, draws_rows, lowest_costs, margins
 from pddpo_ray.config import load
 from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import UserError
@@ -18,8 +19,9 @@ from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.records import CostEstimate
 from pddpo_ray.report.run_data import read_run
 from pddpo_ray.report.sections.certificates import certificates
+from pddpo_ray.theory.certificates.certificate import first_certified
 from pddpo_ray.theory.certificates.levels import Allocation
-from pddpo_ray.theory.certificates.power import allowed_failures, draws_needed
+from pddpo_ray.theory.certificates.power import _worst_law, allowed_failures, draws_needed, likely_rate
 from pddpo_ray.theory.multipliers.dual import (
     DampedNewton,
     DualState,
@@ -29,7 +31,7 @@ from pddpo_ray.theory.multipliers.dual import (
     ascend,
     limit_state,
 )
-from tests.unit.loop.small_run import small
+from tests.unit.loop.small_run import MEASURED, small
 
 RATE = (
     "limits.cost={rate: {world: cost}, learned_from: comparisons}",
@@ -43,11 +45,43 @@ ASKED = (*RATE, "dual.margin=certificate")
 def test_a_policy_below_the_limit_by_the_half_width_is_certified_in_four_tests_of_five() -> None:
     """400 simulated tests of 2,000 draws at .3 less the half-width."""
     (tested,) = certifying.tested_limits(small(*ASKED), {}, 1)
-    generator, share = np.random.default_rng(3), 0.3 - half_width(tested, 2000)
+    generator, share = np.random.default_rng(3), 0.3 - coming_test(tested, 2000).margin()
     failures = np.cumsum(generator.random((400, 2000)) < share, axis=1)
     certified = (failures <= allowed_failures(0.3, tested.level, 2000)).any(axis=1)
     assert 0.74 <= certified.mean() <= 0.92
-    assert half_width(tested, 200) > 2 * half_width(tested, 2000) > 0
+    assert coming_test(tested, 200).margin() > 2 * coming_test(tested, 2000).margin() > 0
+
+
+def test_the_margin_of_a_mean_follows_how_much_its_answers_differ() -> None:
+    """Words between 0 and 96, at most 13.8: were answers of 0 or 96 words alone, 4.6 fewer would be needed."""
+    length = "limits.length={mean: {world: cost}, at_most: 13.8, bounds: [0, 96]}"
+    config = load("tabular-limits", [*MEASURED, length, "dual.margin=certificate", "certificate.draws=800"])
+    margin = margins(config, {})["length"]
+    assert margin.kept == pytest.approx(4.6, abs=0.1)
+    state = limit_state(
+        "length", rho=1.0, rule=DampedNewton(1, 0.1, 0.5), limit=13.8, margin=margin.kept, test=margin.test
+    )
+    ends = [state.margin_of(CostEstimate(11.0, spread / math.sqrt(128), 128, 1)) for spread in (0.0, 7.0, 13.0, 90.0)]
+    assert ends == sorted(ends)
+    assert 0.3 < ends[1] < 1.5
+    assert ends[3] == margin.kept
+
+
+@pytest.mark.parametrize("spread", [0.05, 0.2])
+@pytest.mark.parametrize("law", ["worst", "beta"])
+def test_four_tests_in_five_certify_a_mean_that_is_below_by_the_margin(law: str, spread: float) -> None:
+    """1,000 simulated tests of 500 draws under a limit of 0.4; answers that are not the worst ones succeed oftener."""
+    generator, mean = np.random.default_rng(5), likely_rate(0.4, 500, 0.05, spread=spread)
+    if law == "worst":
+        share, rest = _worst_law(mean, spread)
+        draws = np.where(generator.random((1000, 500)) < share, 1.0, rest)
+    else:
+        size = mean * (1 - mean) / spread**2 - 1
+        draws = generator.beta(mean * size, (1 - mean) * size, (1000, 500))
+    certified = np.mean([first_certified(row, 0.4, 0.05) is not None for row in draws])
+    assert certified >= 0.75
+    assert certified <= 0.93 or law == "beta"
+    assert 0.4 - mean < 0.6 * (0.4 - likely_rate(0.4, 500, 0.05))
 
 
 def test_the_margin_is_cut_to_half_of_what_can_be_reached_and_the_line_says_so() -> None:

@@ -46,7 +46,7 @@ def moved(
 ) -> tuple[tuple[LimitState, ...], MatrixStep]:
     """One Newton step of limits that all have this rule."""
     ruled = [replace(state, rule=rule) for state in states]
-    excess = np.array(means) - np.array([state.aim for state in ruled])
+    excess = np.array(means) - np.array([state.limit - state.margin for state in ruled])
     return newton_step(ruled, excess, np.array(covariance, dtype=float), **given)
 
 
@@ -300,7 +300,7 @@ def test_one_limits_own_step_is_the_matrix_step_of_its_variance(seed: int) -> No
     seen = replace(seen, rounds_late=2, moved=draw(-1.0, 1.0) / state.scale) if seed % 2 else seen
     alone = ascend(DualState((state,)), seen)[0]["a"]
     variance = curvature_variance(state.scaled(seen), rule.cost_max) * state.scale**2
-    excess, ahead = np.array([seen.value - state.aim]), np.array([seen.moved])
+    excess, ahead = np.array([seen.value - state.aim(seen)]), np.array([seen.moved])
     ((together,), _) = newton_step([state], excess, np.array([[variance]]), moved=ahead)
     assert together.multiplier == pytest.approx(alone.multiplier, rel=1e-12, abs=1e-14)
 
