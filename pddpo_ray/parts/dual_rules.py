@@ -53,7 +53,9 @@ def anytime(settings: AnytimeRule, run: RuleContext) -> Rule:
 
 
 def newton(settings: NewtonRule, run: RuleContext) -> Rule:
-    return dual.DampedNewton(run.rounds, run.beta, run.cost_max, settings.damping)
+    return dual.DampedNewton(
+        run.rounds, run.beta, run.cost_max, settings.damping, measured=settings.response == "measured"
+    )
 
 
 def log(settings: LogRule, run: RuleContext) -> Rule:

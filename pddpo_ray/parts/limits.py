@@ -107,6 +107,7 @@ class LimitsController:
         self._reference, self._seed, self._window = reference, seed, window
         self._each = answers_each([one.stated for one in limits])
         self._stage: tuple[PolicyVersion, PolicyVersion] | None = None
+        self._own_before = False
         prompts = limits[0].factors
         self._factors = {prompt: np.array([one.factors[prompt] for one in limits]) for prompt in prompts}
         self._stated = [one.stated for one in limits]
@@ -162,8 +163,10 @@ class LimitsController:
 
     # --- measuring ----------------------------------------------------------------------------------------------
 
-    def measure_before(self, answers: Sequence[Response]) -> None:
-        """Answers of the offline pairs, by the limits' own sources. Prompts that no set holds have no limit."""
+    def measure_before(self, answers: Sequence[Response], *, own: bool) -> None:
+        """Answers of the offline pairs, or the reference's `own`, by the limits' own sources. Prompts that no set holds
+        have no limit."""
+        self._own_before = own
         self._remember(OFFLINE, [answer for answer in answers if answer.prompt.token_ids in self._factors])
 
     @property
@@ -202,7 +205,13 @@ class LimitsController:
         for rounds_late, asked in taken:
             found, covariance = self._estimated(asked)
             late = [replace(one, rounds_late=rounds_late) for one in found] if rounds_late else found
-            self._dual.step(late, covariance)
+            self._dual.step(late, covariance, self._reference_estimates())
+
+    def _reference_estimates(self) -> list[CostEstimate]:
+        """Of the answers that were measured before the first round, where the reference wrote all of them."""
+        if not self._own_before or not self._by_covariance:
+            return []
+        return cost_estimates(self._limits, self.before, self._factors)[0]
 
     def _arrived(self, answers: Sequence[Response]) -> bool:
         """Whether the round's answers can be measured without a wait; a world's measures are as late as they may be."""

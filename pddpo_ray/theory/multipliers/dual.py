@@ -22,6 +22,7 @@ from typing import Protocol
 
 from pddpo_ray.records import CostEstimate
 from pddpo_ray.theory.certificates.power import ComingTest
+from pddpo_ray.theory.multipliers.response import MeasuredPolicy
 
 ROUNDS_AT_AN_END = 3
 """Rounds at an end of the interval after which the state says so in words."""
@@ -141,6 +142,8 @@ class DampedNewton:
     cost_max: float
     damping: float = 1.0
     trust: float | None = None
+    measured: bool = False
+    """Whether limits that move together step by the curvature that measured policies showed (`response`)."""
     ridge: float = 1e-4
     """Added to the variances where limits are moved together (`matrix_dual`), in squared scales."""
 
@@ -298,6 +301,8 @@ class DualState:
     limits: tuple[LimitState, ...]
     covariances: tuple[tuple[float, tuple[tuple[float, ...], ...]], ...] = ()
     """Of the last rounds whose estimates had one: what limits on the drift added to beta, and the matrix. [I, I]"""
+    measured: tuple[MeasuredPolicy, ...] = ()
+    """The last policies by whose differences a rule measures the curvature."""
 
     def __getitem__(self, name: str) -> LimitState:
         for limit in self.limits:
