@@ -64,16 +64,18 @@ def report(name: str, folder: Path, shard: Shard) -> dict[str, Any]:
         gradient = gradient_of(trainer)
         if shard.rank == 0:
             np.save(folder / f"gradient-{name}-{shard.ranks}.npy", gradient)
+    # The store keeps the masters of a version that it has: fits of another number of ranks are other versions.
+    result = f"{name}-{shard.ranks}"
     # 10 pairs a batch over 24 rows: shares are unequal, and micro-batches of 2 leave a remainder.
     settings = FitSettings(steps=6, learning_rate=5e-4, batch_pairs=10, micro_pairs=2)
-    reward = FitCommand(1, Start(reference), Objective("reward", reference, 0.1), rows(), settings, 5, f"{name}-r")
+    reward = FitCommand(1, Start(reference), Objective("reward", reference, 0.1), rows(), settings, 5, f"{result}-r")
     if name.startswith("lora-"):
         settings = settings.model_copy(update={"learning_rate": 2e-3})
         reward = replace(reward, settings=settings)
     first = trainer.execute(reward)
     between = settings.model_copy(update={"learning_rate": 3e-4, "max_grad_norm": 0.1, "micro_pairs": None})
     cost = Objective("cost", first.version, 0.1, multiplier=0.7)
-    second = trainer.execute(FitCommand(2, Start(first.version), cost, rows(), between, 6, f"{name}-c"))
+    second = trainer.execute(FitCommand(2, Start(first.version), cost, rows(), between, 6, f"{result}-c"))
     again = trainer.execute(reward)
     longer = trainer.execute(replace(reward, settings=settings.model_copy(update={"steps": 12})))
     gentle, resumed = masters_of(trainer, reward)
