@@ -142,10 +142,10 @@ class DampedNewton:
     cost_max: float
     damping: float = 1.0
     trust: float | None = None
-    measured: bool = False
-    """Whether limits that move together step by the curvature that measured policies showed (`response`)."""
     ridge: float = 1e-4
     """Added to the variances where limits are moved together (`matrix_dual`), in squared scales."""
+    measured: bool = False
+    """Whether limits that move together step by the curvature that measured policies showed (`response`)."""
 
     def next(self, limit: LimitState, estimate: CostEstimate) -> tuple[float, float, Memory]:
         eta = self.damping * self.beta / curvature_variance(limit.scaled(estimate), self.cost_max)
