@@ -5,7 +5,8 @@ few steps on a language model follows its multipliers a tenth as far, and the st
 
 Two measured policies show it. With s the difference of their multipliers and y that of their costs, the other way
 round, the curvature between them has H s = y. The covariance's is scaled by s.y / s.H s and corrected by the update of
-Broyden, Fletcher, Goldfarb and Shanno, which keeps it positive definite where s.y > 0.
+Broyden, Fletcher, Goldfarb and Shanno, which keeps it positive definite where s.y > 0. The first policy is the
+reference: what the reward changed since then counts as the limits' doing until later differences put it right.
 """
 
 from __future__ import annotations
