@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Browser, expect
 
-from pddpo_ray.annotation.people.accounts import DEFAULT_GUIDELINES, Campaign, Person, Role
+from deploy.annotation.app import create_app
+from pddpo_ray.annotation.people.accounts import DEFAULT_GUIDELINES, Campaign, People, Person, Role
 from pddpo_ray.annotation.queue.answers import Submission
 from pddpo_ray.annotation.queue.assignment import Lease
+from pddpo_ray.annotation.queue.question_files import read_questions
+from pddpo_ray.annotation.queue.question_store import RULES, add_questions, begin
 from tests.browser.screen import LOW_CONTRAST, Screen, pairs, until
 from tests.browser.test_accessible import findings
 from tests.browser.test_lead_day import PREFERS_FIRST, PREFERS_SECOND, works
-from tests.support.annotation_api import FreshService
+from tests.support.annotation_api import GENEROUS, FreshService
 from tests.support.annotation_queue import safety_questions
+from tests.support.annotation_server import serving
 from tests.support.tiers import in_full
 
 pytestmark = pytest.mark.browser
@@ -198,3 +203,26 @@ def test_the_keyboard_stays_where_it_was_when_the_page_is_read_again(service: Fr
         page.wait_for_timeout(100)  # it has read the reply
         expect(one).to_be_focused()
     assert screen.clean()
+
+
+@pytest.mark.full
+def test_a_lead_of_a_file_of_questions_reads_nothing_about_a_run(browser: Browser, tmp_path: Path) -> None:
+    (tmp_path / "q.jsonl").write_text('{"kind": "safety", "prompt": "Hi?", "response": "Hello."}\n')
+    store = begin(tmp_path / "store")
+    add_questions(store, read_questions(tmp_path / "q.jsonl"), labels_each=1)
+    _, token = People(store).create("lead", Role.LEAD, by="test")
+    with serving(create_app(store.engine, store.run, RULES, GENEROUS)) as url:
+        screen = Screen(browser.new_page(), url)
+        screen.sign_in(token)
+        screen.page.goto(f"{url}/lead")
+        expect(screen.page.locator("#situation")).to_have_text("People are being asked for these labels.")
+        screen.page.get_by_role("button", name="Stop the batch").click()
+        expect(screen.page.locator("#decide-means")).to_contain_text("Its answers stay stored")
+        screen.page.get_by_role("textbox", name="Why (kept in the audit log)", exact=True).fill("enough")
+        screen.page.get_by_role("button", name="Do it").click()
+        expect(screen.page.locator("#situation")).to_have_text(
+            "The batch is stopped: nobody is asked until it is open again."
+        )
+        assert "run" not in screen.page.locator("#situation").inner_text().split()
+        assert screen.clean()
+    store.engine.dispose()

@@ -254,8 +254,8 @@ FIXED = (
     mutant(
         "the threshold's sign",
         "theory/multipliers/dual LimitState.excess",
-        "return (estimate.value - self.aim) / self.scale",
-        "return (estimate.value + self.aim) / self.scale",
+        "return (estimate.value - self.aim(estimate)) / self.scale",
+        "return (estimate.value + self.aim(estimate)) / self.scale",
         "test_moving_limit_and_cost_together_gives_the_same_step_up_to_the_bound",
     ),
     mutant(

@@ -16,22 +16,36 @@ const SITUATIONS = {
   complete: "All labels are there: the run takes them.", frozen: "The run has all its labels.",
   accepted: "The run continues without the missing labels.", stopped: "The batch is stopped: its run cannot continue until it is open again.",
 };
+// Of a file of questions, whose labels no run takes.
+const ALONE_MEANS = {
+  "extend": ["Move the deadline", "People may answer until the new deadline."],
+  "accept": ["Close with the labels that are there", "The batch is closed now, and nobody is asked about it any more. Its labels can be exported."],
+  "stop": ["Stop the batch", "Nobody is asked about it any more. Its answers stay stored, and the batch can be opened again."],
+  "reopen": ["Open again", "The questions are asked again."],
+};
+const ALONE_SITUATIONS = {
+  waiting: "People are being asked for these labels.", overdue: "The deadline has passed.",
+  complete: "All labels are there and can be exported.", frozen: "All labels are there and can be exported.",
+  accepted: "The batch is closed without the missing labels.", stopped: "The batch is stopped: nobody is asked until it is open again.",
+};
 const TIMES = [["1800", "30 minutes"], ["7200", "2 hours"], ["86400", "1 day"], ["259200", "3 days"], ["", "no deadline"]];
 let batch = null, done = null;
 let asked = null; // what the dialog is about: another batch may be shown behind it meanwhile
 
+const situation = (round) => (round.of_run ? SITUATIONS : ALONE_SITUATIONS)[round.situation];
+const means = (name) => (batch.of_run ? MEANS : { ...MEANS, ...ALONE_MEANS })[name];
 const percent = (share) => (share === null ? "–" : `${(100 * share).toFixed(1)} %`);
 
 // The panel of one batch; `after` is called when a decision was taken.
 export function showDecisions(round, after) {
   [batch, done] = [round, after];
   const choices = round ? round.choices : [];
-  $("situation").textContent = round ? SITUATIONS[round.situation] : "";
+  $("situation").textContent = round ? situation(round) : "";
   $("outlook").textContent = round && round.outlook && round.missing
     ? `Unsafe so far: ${percent(round.outlook.observed)}; with the ${round.missing} missing labels between ${percent(round.outlook.all_safe)} and ${percent(round.outlook.all_unsafe)}.`
     : "";
   place($("choices"), ...choices.map((name) => {
-    const button = make("button", { type: "button", "data-name": name }, MEANS[name][0]);
+    const button = make("button", { type: "button", "data-name": name }, means(name)[0]);
     button.addEventListener("click", () => ask(name));
     return button;
   }));
@@ -39,8 +53,8 @@ export function showDecisions(round, after) {
 
 function ask(name) {
   asked = { batch, decision: name };
-  $("decide-title").textContent = `${MEANS[name][0]}: round ${batch.round}, ${batch.purpose}`;
-  $("decide-means").textContent = MEANS[name][1];
+  $("decide-title").textContent = `${means(name)[0]}: round ${batch.round}, ${batch.purpose}`;
+  $("decide-means").textContent = means(name)[1];
   $("decide-until").parentElement.hidden = name !== "extend";
   $("decide-until").replaceChildren(...TIMES.map(([seconds, words]) => make("option", { value: seconds }, words)));
   $("decide-reason").value = "";

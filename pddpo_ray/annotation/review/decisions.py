@@ -14,11 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
+
+from sqlalchemy import select
 
 from pddpo_ray.annotation.queue.batch_rows import RoundStatus
 from pddpo_ray.annotation.queue.batches import Rounds
 from pddpo_ray.annotation.queue.queue_rules import Problem, QueueError, Rules
+from pddpo_ray.journal.database import reading
+from pddpo_ray.journal.identity import QUESTIONS_ALONE
+from pddpo_ray.journal.schema import run
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.theory.estimates.cost_estimate import estimate_from_shares
 from pddpo_ray.theory.estimates.people_estimates import three_fillings
@@ -150,11 +156,19 @@ class Decisions:
             "situation": state_of(status, now).value,
             "choices": [one.value for one in choices(status, now)],
             "outlook": self.outlook(status),
+            "of_run": self._of_run,
         }
+
+    @cached_property
+    def _of_run(self) -> bool:
+        """Whether a run takes the labels; no run does of a file of questions."""
+        with reading(self._store.engine) as connection:
+            recipe = connection.execute(select(run.c.recipe).where(run.c.id == self._store.run)).scalar_one()
+        return bool(recipe != QUESTIONS_ALONE)
 
     def _why_not(self, status: RoundStatus, decision: Decision, now: int) -> str:
         state, allowed = state_of(status, now), [one.value for one in choices(status, now)]
         named = f"round {status.round}, {status.purpose} is {state}"
         if decision in LEADS_TO[state]:
             return f"{named} and has no blocked question: {decision} changes nothing"
-        return f"{named}: {decision} is not possible; possible: {', '.join(allowed) or 'nothing, its run continues'}"
+        return f"{named}: {decision} is not possible; possible: {', '.join(allowed) or 'nothing'}"

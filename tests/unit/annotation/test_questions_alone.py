@@ -301,6 +301,7 @@ def test_decisions_and_a_backup_work_on_a_folder_of_questions(
     assert ends(["annotations", "decide", "--run", str(tmp_path / "store"), "--json"]) == 0
     batches = json.loads(capsys.readouterr().out)["batches"]
     assert sorted((one["batch"], one["missing"]) for one in batches) == [("1/compare", 2), ("1/safety", 2)]
+    assert not any(one["of_run"] for one in batches)
     backup = tmp_path / "saved.backup"
     assert ends(["annotations", "backup", "--run", str(tmp_path / "store"), "--out", str(backup)]) == 0
     (tmp_path / "store" / "journal.sqlite").unlink()
