@@ -71,7 +71,7 @@ REFERENCES = 8
 class LimitsController:
     """What the methods do with stated limits. `window` answers count for adaLag's estimates (None: the round's own).
     `beta` is the weight of the KL divergence without a limit on the drift; `by_covariance` says whether a step divides
-    by the covariance of the costs.
+    by the covariance of the costs, `by_response` whether by what measured policies have shown, the reference first.
 
     `drift` says log policy / reference of answers, each under the policy that wrote it, `log_probs` the log-probability
     of answers under one policy. [n] `reference` draws one answer of the reference to each of these prompts, for a
@@ -88,6 +88,7 @@ class LimitsController:
         *,
         beta: float,
         by_covariance: bool,
+        by_response: bool = False,
         drift: Callable[[Sequence[Response]], Array],
         log_probs: Callable[[PolicyVersion, Sequence[Response]], Array],
         reference: Callable[[str, Sequence[Prompt]], list[Response]],
@@ -102,7 +103,7 @@ class LimitsController:
         self._labels_each = max(one.labels_each for one in limits)
         self._begun: dict[int, tuple[list[Response | None], Callable[[], MeasuredValues]]] = {}
         self._journal, self._limits, self._measure, self._dual = journal, tuple(limits), measure, dual
-        self._beta, self._by_covariance = beta, by_covariance
+        self._beta, self._by_covariance, self._by_response = beta, by_covariance, by_response
         self._drift, self._log_probs = drift, log_probs
         self._reference, self._seed, self._window = reference, seed, window
         self._each = answers_each([one.stated for one in limits])
@@ -209,7 +210,7 @@ class LimitsController:
 
     def _reference_estimates(self) -> list[CostEstimate]:
         """Of the answers that were measured before the first round, where the reference wrote all of them."""
-        if not self._own_before or not self._by_covariance:
+        if not self._own_before or not self._by_response:
             return []
         return cost_estimates(self._limits, self.before, self._factors)[0]
 
