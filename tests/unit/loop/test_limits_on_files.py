@@ -75,6 +75,31 @@ def test_sets_of_files_weigh_their_prompts_as_the_lists_say(tmp_path: Path) -> N
     assert "benign" not in prepared.prompts[both].text
 
 
+@pytest.mark.run
+def test_steps_by_the_measured_response_know_the_references_own_answers(tmp_path: Path) -> None:
+    """The mean of its answers from before the first round, by hand; other steps than by an exact fit's curvature."""
+    steps = {}
+    for response in ("measured", "exact"):
+        tight = {**RULES, "length": {**RULES["length"], "at_most": 3}}
+        config = recipe(tmp_path, tight, f"dual.rule.response={response}", "dual.margin=certificate")
+        run_recipe(config, tmp_path / response)
+        with read_journal(tmp_path / response / JOURNAL) as journal:
+            taken = [entry.payload for entry in journal.phases(like="dual")]
+            own = {answer.id: answer for answer in calibration_answers(journal)}
+            before = measured_in(journal, 0, "measure-offline")
+            steps[response] = [step.multiplier_after for step in journal.dual_steps()]
+            margins = [metrics["dual/margin_length"] for number, metrics in sorted(journal.metrics().items())]
+        assert margins == sorted(margins, reverse=True), "a mean's margin is less where answers differ less"
+        for payload in taken:
+            assert ("reference" in payload) is (response == "measured")
+        if response == "measured":
+            names = [name for name in before["ids"] if name in own]
+            assert names == before["ids"]
+            words = [costs[0] for costs in before["costs"]]
+            assert taken[0]["reference"]["length"][0] == pytest.approx(np.mean(words))
+    assert steps["measured"] != steps["exact"], steps
+
+
 @pytest.mark.full
 @pytest.mark.slow
 def test_a_cost_model_that_no_limit_asks_is_not_trained(tmp_path: Path) -> None:
