@@ -110,12 +110,7 @@ class Dual(Protocol):
     @property
     def message(self) -> str | None: ...
 
-    def step(
-        self,
-        estimates: Sequence[CostEstimate],
-        covariance: Array | None = None,
-        reference: Sequence[CostEstimate] = (),
-    ) -> dict[str, float]:
+    def step(self, estimates: Sequence[CostEstimate], covariance: Array | None = None) -> dict[str, float]:
         """One projected step of every limit that was estimated; returns the multipliers that follow."""
         ...
 

@@ -277,12 +277,11 @@ def _limits(
     def reference(purpose: str, prompts: Sequence[Prompt]) -> list[Response]:
         return rollout.pool(purpose, prompts, backends.reference, 1, Decoding(max_tokens=config.rollout.max_tokens))
 
-    newton = [one.rule for one in config.duals.values() if isinstance(one.rule, NewtonRule)]
+    newton = any(isinstance(one.rule, NewtonRule) for one in config.duals.values())
     risk = unsafe_chance(feedback.models)
     return LimitsController(
         journal, backends.held_limits, measure_of(config, backends, feedback), dual, beta=config.beta,
-        by_covariance=bool(newton), by_response=any(one.response == "measured" for one in newton), drift=drift,
-        log_probs=trainer.log_probs, reference=reference, seed=config.seed,
+        by_covariance=newton, drift=drift, log_probs=trainer.log_probs, reference=reference, seed=config.seed,
         due=due, feedback=feedback, window=window,
         people=people_of_limits(config, journal, backends.held_limits, sets_of_prompts(backends), risk),
     )  # fmt: skip

@@ -11,7 +11,6 @@ from pddpo_ray.driver.build import BuiltParts
 from pddpo_ray.driver.cut_answers import watch_cut_answers
 from pddpo_ray.driver.offline_setup import (
     answers_to_measure,
-    calibration_answers,
     check_reference,
     draw_pools,
     offline_pairs,
@@ -50,8 +49,7 @@ def prepare(config: Config, journal: Journal, backends: Backends, parts: BuiltPa
     if parts.rewards is not None:
         parts.rewards.measure_before(first)
     if parts.limits.by_sources:
-        own = {one.id for one in calibration_answers(journal)}
-        parts.limits.measure_before(first, own=all(one.id in own for one in first))
+        parts.limits.measure_before(first)
         chances = backends.prior or [1.0] * len(backends.prompts)
         prior = {one.token_ids: chance for one, chance in zip(backends.prompts, chances, strict=True)}
         note_reachable(journal, backends.held_limits, parts.limits.before, prior)

@@ -53,9 +53,7 @@ def anytime(settings: AnytimeRule, run: RuleContext) -> Rule:
 
 
 def newton(settings: NewtonRule, run: RuleContext) -> Rule:
-    return dual.DampedNewton(
-        run.rounds, run.beta, run.cost_max, settings.damping, measured=settings.response == "measured"
-    )
+    return dual.DampedNewton(run.rounds, run.beta, run.cost_max, settings.damping)
 
 
 def log(settings: LogRule, run: RuleContext) -> Rule:

@@ -20,8 +20,7 @@ from pddpo_ray.journal import Journal, JournalReader
 from pddpo_ray.records import Array, CostEstimate
 from pddpo_ray.theory.estimates.estimate_interval import interval
 from pddpo_ray.theory.multipliers.dual import DampedNewton, DualState, DualStep, ascend
-from pddpo_ray.theory.multipliers.matrix_dual import COVARIANCE_ROUNDS, measured_covariance, newton_step, temperature_of
-from pddpo_ray.theory.multipliers.response import POINTS, MeasuredPolicy
+from pddpo_ray.theory.multipliers.matrix_dual import COVARIANCE_ROUNDS, newton_step, recent_covariance, temperature_of
 
 logger = logging.getLogger(__name__)
 
@@ -41,13 +40,11 @@ def ascend_all(
     estimates: Sequence[CostEstimate],
     covariance: Array | None = None,
     held: Mapping[str, str] | None = None,
-    reference: Sequence[CostEstimate] = (),
 ) -> tuple[DualState, JointStep]:
     """One step of every limit that has an estimate. Those that are `held` stay, with the reason as their message.
 
     `covariance` [I, I] is that of the costs of the same answers within prompts, in the order of the limits: limits with
-    the rule `DampedNewton` then move together, by the mean covariance of the last rounds, and by what policies measured
-    so far have shown where the rule says so; `reference` is the first of these. None: each moves alone.
+    the rule `DampedNewton` then move together, by the mean covariance of the last rounds. None: each moves alone.
     Raises ValueError where an estimate is no finite number.
     """
     held = held or {}
@@ -63,10 +60,9 @@ def ascend_all(
         still = {one.constraint for one in estimates if one.constraint in held}
         excess = np.array([one.value - limit.aim(one) for one, limit in zip(estimates, state.limits, strict=True)])
         moved = np.array([one.moved for one in estimates])
-        if any(isinstance(one.rule, DampedNewton) and one.rule.measured for one in state.limits):
-            state = _with_measured(state, estimates, reference)
-        covariance = measured_covariance(state)
-        limits, record = newton_step(state.limits, excess, covariance, moved=moved if moved.any() else None, held=still)
+        limits, record = newton_step(
+            state.limits, excess, recent_covariance(state), moved=moved if moved.any() else None, held=still
+        )
         after, lines = replace(state, limits=limits), tuple(record.log_lines())
     steps = []
     for one in estimates:
@@ -87,21 +83,6 @@ def _with_covariance(state: DualState, covariance: Array) -> tuple[tuple[float, 
     return (*state.covariances, newest)[-COVARIANCE_ROUNDS:]
 
 
-def _with_measured(state: DualState, estimates: Sequence[CostEstimate], reference: Sequence[CostEstimate]) -> DualState:
-    """With the policy of these estimates, and before the first one the reference, to which no multiplier applied."""
-    known = state.measured
-    if reference and not known:
-        known = (_measured(state, reference, np.zeros(len(reference))),)
-    then = np.array([limit.multiplier - one.moved for limit, one in zip(state.limits, estimates, strict=True)])
-    return replace(state, measured=(*known, _measured(state, estimates, then))[-POINTS:])
-
-
-def _measured(state: DualState, estimates: Sequence[CostEstimate], multipliers: Array) -> MeasuredPolicy:
-    scales = np.array([limit.scale for limit in state.limits])
-    costs, errors = np.array([(one.value, one.standard_error) for one in estimates]).T / scales
-    return MeasuredPolicy(tuple(multipliers * scales), tuple(costs), tuple(errors))
-
-
 @dataclass(frozen=True, eq=False)
 class Estimates:
     """What one step is taken from: the estimates of all limits that a round's policy was measured under."""
@@ -113,8 +94,6 @@ class Estimates:
     """Of the costs of the same answers within prompts; None: the limits have answers of their own. [I, I]"""
     held: Mapping[str, str] = field(default_factory=dict)
     """Why a limit's multiplier may not move, by its name."""
-    reference: tuple[CostEstimate, ...] = ()
-    """The reference's, where its own answers were measured before the first round."""
 
 
 class DualOwner(Protocol):
@@ -163,9 +142,7 @@ class LocalDual:
                 replace(one, moved=self._state[one.constraint].multiplier - then[one.constraint])
                 for one in estimates.limits
             ]
-            self._state, taken = ascend_all(
-                self._state, limits, estimates.covariance, estimates.held, estimates.reference
-            )
+            self._state, taken = ascend_all(self._state, limits, estimates.covariance, estimates.held)
             steps = tuple(replace(one, multiplier_before=then[one.constraint]) for one in taken.steps)
             self._steps[number] = replace(taken, steps=steps)
         return self._steps[number]
@@ -204,15 +181,10 @@ class DualController:
         """What the last step has to say in words (stuck at an end, infeasible); None mostly."""
         return "; ".join(message for message in self._messages.values() if message) or None
 
-    def step(
-        self,
-        estimates: Sequence[CostEstimate],
-        covariance: Array | None = None,
-        reference: Sequence[CostEstimate] = (),
-    ) -> dict[str, float]:
+    def step(self, estimates: Sequence[CostEstimate], covariance: Array | None = None) -> dict[str, float]:
         """One step of all limits that were estimated, together where their covariance is known; returns the multipliers
-        that follow. `reference`: the same estimates of the reference's own answers, where there are any."""
-        taken = self._journal.once(PHASE, lambda: self._taken(tuple(estimates), covariance, tuple(reference)))
+        that follow."""
+        taken = self._journal.once(PHASE, lambda: self._taken(tuple(estimates), covariance))
         for line in taken["moved"]:
             logger.info("round %d: multiplier of %s", self._journal.round, line)
         self._messages = {name: one["message"] for name, one in taken["limits"].items()}
@@ -239,18 +211,11 @@ class DualController:
 
         self._journal.once(PHASE, observed)
 
-    def _taken(
-        self, limits: tuple[CostEstimate, ...], covariance: Array | None, reference: tuple[CostEstimate, ...]
-    ) -> dict[str, Any]:
+    def _taken(self, limits: tuple[CostEstimate, ...], covariance: Array | None) -> dict[str, Any]:
         names = {one.constraint for one in limits}
         held = {name: reason for name, reason in self._held().items() if name in names}
-        taken = self._owner.step(Estimates(self._journal.round, limits, covariance, held, reference))
-        at = {one.constraint: [one.value, one.standard_error, one.responses] for one in reference}
-        return {
-            **self._record(taken, covariance),
-            **({"held": held} if held else {}),
-            **({"reference": at} if at else {}),
-        }
+        taken = self._owner.step(Estimates(self._journal.round, limits, covariance, held))
+        return {**self._record(taken, covariance), **({"held": held} if held else {})}
 
     def _record(self, taken: JointStep, covariance: Array | None) -> dict[str, Any]:
         first = next(iter(self.multipliers))
@@ -311,9 +276,5 @@ def journalled_estimates(journal: JournalReader) -> list[Estimates]:
             for name, one in payload["limits"].items()
         )
         covariance = None if payload["covariance"] is None else np.array(payload["covariance"])
-        reference = tuple(
-            CostEstimate(value, error, count, 1, constraint=name)
-            for name, (value, error, count) in payload.get("reference", {}).items()
-        )
-        taken.append(Estimates(entry.round, limits, covariance, payload.get("held", {}), reference))
+        taken.append(Estimates(entry.round, limits, covariance, payload.get("held", {})))
     return taken

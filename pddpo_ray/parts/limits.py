@@ -71,7 +71,7 @@ REFERENCES = 8
 class LimitsController:
     """What the methods do with stated limits. `window` answers count for adaLag's estimates (None: the round's own).
     `beta` is the weight of the KL divergence without a limit on the drift; `by_covariance` says whether a step divides
-    by the covariance of the costs, `by_response` whether by what measured policies have shown, the reference first.
+    by the covariance of the costs.
 
     `drift` says log policy / reference of answers, each under the policy that wrote it, `log_probs` the log-probability
     of answers under one policy. [n] `reference` draws one answer of the reference to each of these prompts, for a
@@ -88,7 +88,6 @@ class LimitsController:
         *,
         beta: float,
         by_covariance: bool,
-        by_response: bool = False,
         drift: Callable[[Sequence[Response]], Array],
         log_probs: Callable[[PolicyVersion, Sequence[Response]], Array],
         reference: Callable[[str, Sequence[Prompt]], list[Response]],
@@ -103,12 +102,11 @@ class LimitsController:
         self._labels_each = max(one.labels_each for one in limits)
         self._begun: dict[int, tuple[list[Response | None], Callable[[], MeasuredValues]]] = {}
         self._journal, self._limits, self._measure, self._dual = journal, tuple(limits), measure, dual
-        self._beta, self._by_covariance, self._by_response = beta, by_covariance, by_response
+        self._beta, self._by_covariance = beta, by_covariance
         self._drift, self._log_probs = drift, log_probs
         self._reference, self._seed, self._window = reference, seed, window
         self._each = answers_each([one.stated for one in limits])
         self._stage: tuple[PolicyVersion, PolicyVersion] | None = None
-        self._own_before = False
         prompts = limits[0].factors
         self._factors = {prompt: np.array([one.factors[prompt] for one in limits]) for prompt in prompts}
         self._stated = [one.stated for one in limits]
@@ -164,10 +162,8 @@ class LimitsController:
 
     # --- measuring ----------------------------------------------------------------------------------------------
 
-    def measure_before(self, answers: Sequence[Response], *, own: bool) -> None:
-        """Answers of the offline pairs, or the reference's `own`, by the limits' own sources. Prompts that no set holds
-        have no limit."""
-        self._own_before = own
+    def measure_before(self, answers: Sequence[Response]) -> None:
+        """Answers of the offline pairs, by the limits' own sources. Prompts that no set holds have no limit."""
         self._remember(OFFLINE, [answer for answer in answers if answer.prompt.token_ids in self._factors])
 
     @property
@@ -206,13 +202,7 @@ class LimitsController:
         for rounds_late, asked in taken:
             found, covariance = self._estimated(asked)
             late = [replace(one, rounds_late=rounds_late) for one in found] if rounds_late else found
-            self._dual.step(late, covariance, self._reference_estimates())
-
-    def _reference_estimates(self) -> list[CostEstimate]:
-        """Of the answers that were measured before the first round, where the reference wrote all of them."""
-        if not self._own_before or not self._by_response:
-            return []
-        return cost_estimates(self._limits, self.before, self._factors)[0]
+            self._dual.step(late, covariance)
 
     def _arrived(self, answers: Sequence[Response]) -> bool:
         """Whether the round's answers can be measured without a wait; a world's measures are as late as they may be."""

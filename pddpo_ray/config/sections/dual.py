@@ -41,8 +41,6 @@ class NewtonRule(Strict):
     """Tag of this variant."""
     damping: float = Field(1.0, gt=0, le=1)
     """Share of the Newton step that is taken: less follows the noise of the estimates less."""
-    response: Literal["exact", "measured"] = "exact"
-    """How far costs follow a multiplier: as an exact fit's would, or as those of the policies measured so far did."""
 
 
 class LogRule(Strict):

@@ -22,7 +22,6 @@ from typing import Protocol
 
 from pddpo_ray.records import CostEstimate
 from pddpo_ray.theory.certificates.power import ComingTest
-from pddpo_ray.theory.multipliers.response import MeasuredPolicy
 
 ROUNDS_AT_AN_END = 3
 """Rounds at an end of the interval after which the state says so in words."""
@@ -144,8 +143,6 @@ class DampedNewton:
     trust: float | None = None
     ridge: float = 1e-4
     """Added to the variances where limits are moved together (`matrix_dual`), in squared scales."""
-    measured: bool = False
-    """Whether limits that move together step by the curvature that measured policies showed (`response`)."""
 
     def next(self, limit: LimitState, estimate: CostEstimate) -> tuple[float, float, Memory]:
         eta = self.damping * self.beta / curvature_variance(limit.scaled(estimate), self.cost_max)
@@ -301,8 +298,6 @@ class DualState:
     limits: tuple[LimitState, ...]
     covariances: tuple[tuple[float, tuple[tuple[float, ...], ...]], ...] = ()
     """Of the last rounds whose estimates had one: what limits on the drift added to beta, and the matrix. [I, I]"""
-    measured: tuple[MeasuredPolicy, ...] = ()
-    """The last policies by whose differences a rule measures the curvature."""
 
     def __getitem__(self, name: str) -> LimitState:
         for limit in self.limits:

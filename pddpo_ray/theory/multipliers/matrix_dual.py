@@ -28,7 +28,6 @@ from scipy.optimize import lsq_linear
 
 from pddpo_ray.records import Array
 from pddpo_ray.theory.multipliers.dual import DampedNewton, DualState, LimitState
-from pddpo_ray.theory.multipliers.response import seen_curvature
 
 COVARIANCE_ROUNDS = 5
 """Rounds whose mean covariance a step uses: one in which nothing happens would promise a step without end."""
@@ -115,21 +114,6 @@ def recent_covariance(state: DualState) -> Array:
         factor = np.where(kl, (beta + mu) / (beta + state.covariances[-1][0]), 1.0)
         today.append(np.array(matrix) * np.outer(factor, factor))
     return np.asarray(np.mean(today, axis=0))
-
-
-def measured_covariance(state: DualState) -> Array:
-    """`recent_covariance`, and where measured policies have shown another curvature, the one that would make it. [I, I]
-
-    A limit on the drift changes the temperature, in which costs are not linear: with one nothing is shown.
-    """
-    covariance = recent_covariance(state)
-    if any(one.kl for one in state.limits) or len(state.measured) < 2:
-        return covariance
-    beta = next(one.rule.beta for one in state.limits if isinstance(one.rule, DampedNewton))
-    scale = np.array([one.scale for one in state.limits])
-    scales = np.outer(scale, scale)
-    ridge = np.diag([one.rule.ridge if isinstance(one.rule, DampedNewton) else 0.0 for one in state.limits])
-    return seen_curvature((covariance / scales + ridge) / beta, state.measured) * beta * scales
 
 
 def box_step(excess: Array, hessian: Array, low: Array, high: Array) -> tuple[Array, Array]:

@@ -41,7 +41,7 @@ from pddpo_ray.records import (
 from pddpo_ray.rollout.delivery_check import DeliveryCheck
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.estimates.prompt_sets import prompt_sets
-from pddpo_ray.theory.multipliers.dual import DampedNewton, DualState, ProjectedFixed, limit_state
+from pddpo_ray.theory.multipliers.dual import DualState, ProjectedFixed, limit_state
 from pddpo_ray.theory.seeds import counts, seed_of
 from pddpo_ray.worlds.truth_labeller import WorldLabeller
 
@@ -326,30 +326,6 @@ def test_a_restored_dual_variable_goes_on_where_the_journal_stops(tmp_path: Path
                 dual.step([CostEstimate(0.8, 0.1, 9, 5, constraint="a")])
     with read_journal(tmp_path / "journal.sqlite", "run") as journal:
         assert [step.multiplier_after for step in journal.dual_steps()] == pytest.approx([1.2, 1.4, 1.6])
-
-
-def test_a_restored_dual_variable_knows_the_policies_that_were_measured_and_the_reference(tmp_path: Path) -> None:
-    """Each step by a new process, or all by one: the same multipliers, and others than without the reference."""
-
-    def estimates(*values: float) -> list[CostEstimate]:
-        return [CostEstimate(one, 0.01, 9, 5, constraint=name) for name, one in zip("ab", values, strict=True)]
-
-    def played(folder: Path, sittings: tuple[int, ...], reference: list[CostEstimate]) -> list[float]:
-        folder.mkdir()
-        rule = DampedNewton(4, 0.1, 0.5, trust=0.3, measured=True)
-        state = DualState(tuple(limit_state(name, rho=2.0, rule=rule, first=1.0) for name in ("a", "b")))
-        for last in sittings:
-            with Journal.open(folder / "journal.sqlite", "run", create={}) as journal:
-                dual = DualController(LocalDual(state), journal)
-                for number in journal.rounds(last):
-                    dual.step(estimates(0.4 - 0.1 * number, 0.2), np.array([[0.5, 0.1], [0.1, 0.3]]), reference)
-                taken = [step.multiplier_after for step in journal.dual_steps()]
-        return taken
-
-    reference = estimates(0.9, 0.5)
-    once = played(tmp_path / "once", (3,), reference)
-    assert played(tmp_path / "often", (1, 2, 3), reference) == once
-    assert played(tmp_path / "without", (3,), []) != once
 
 
 # --- trainer ------------------------------------------------------------------------------------------------------

@@ -260,7 +260,7 @@ def test_pd_dpo_fits_the_reward_once_and_a_chain_of_cost_fits_in_every_round() -
                 ("rollout.sample", "5 prompts", version, ("each", 1)),
                 ("feedback.open_safety", f"answers-{number}", 3),
                 *answered(number),
-                ("dual.step", [labels(number, name) for name in ("harm", "length")], None, []),
+                ("dual.step", [labels(number, name) for name in ("harm", "length")], None),
             ]
         assert calls == expected
         assert found == ALL
@@ -280,7 +280,7 @@ def test_adalag_answers_to_each_limits_labels_with_one_step_a_round() -> None:
             *answered(number),
         ]
         estimates = [labels(number, name) for name in ("harm", "length")]
-        expected.append(("dual.step", estimates, None, []))
+        expected.append(("dual.step", estimates, None))
     assert calls == expected
     assert found == LAST
 
@@ -306,7 +306,7 @@ def test_o_pd_dpo_chooses_pairs_while_labels_are_given_and_begins_the_next_fit()
             ("explorer.update", "explorer.choose"),
             ("trainer.begin", reward(), "D_r"),
             *answered(number),
-            ("dual.step", [labels(number, name) for name in ("harm", "length")], None, []),
+            ("dual.step", [labels(number, name) for name in ("harm", "length")], None),
         ]
     assert calls == expected
     assert found == ALL
@@ -333,7 +333,7 @@ def test_the_papers_method_has_each_stages_bonus_in_its_loss() -> None:
             ("explorer.choose", "rollout.candidates"),
             ("feedback.compare", "explorer.choose"),
             *answered(number),
-            ("dual.step", [labels(number, name) for name in ("harm", "length")], None, []),
+            ("dual.step", [labels(number, name) for name in ("harm", "length")], None),
             ("preferences.extend", "feedback.compare"),
             ("explorer.update", "explorer.choose"),
         ]
