@@ -79,12 +79,9 @@ def test_sets_of_files_weigh_their_prompts_as_the_lists_say(tmp_path: Path) -> N
 def test_the_dual_aims_nearer_to_a_means_limit_by_how_much_answers_differ(tmp_path: Path) -> None:
     run_recipe(recipe(tmp_path, RULES, "dual.margin=certificate"), tmp_path / "run")
     with read_journal(tmp_path / "run" / JOURNAL) as journal:
-        margins = {number: metrics.get("dual/margin_length") for number, metrics in journal.metrics().items()}
-        steps = {step.round: step.estimate for step in journal.dual_steps() if step.constraint == "length"}
-    assert margins[0] == pytest.approx(3.0), "half of what can be reached below 6 words"
-    for number, estimate in steps.items():
-        assert 0 < margins[number] < margins[0], "answers of a few words say that they are not of 0 or 200"
-        assert estimate.standard_error > 0
+        widest, *of_rounds = [values["dual/margin_length"] for _, values in sorted(journal.metrics().items())]
+    assert len(of_rounds) == 2
+    assert all(0 < one < widest for one in of_rounds), "answers of a few words are not of 0 or 200"
 
 
 @pytest.mark.full
