@@ -20,6 +20,16 @@ LOCK := requirements/py$(or $(shell $(PYTHON) -c 'import sys; print("%d%d" % sys
 TORCH := torch==2.13.0
 # Set-up is skipped while neither the lock nor the metadata of the package and of the laboratory changed.
 READY := $(VENV)/ready-$(shell cat $(LOCK) pyproject.toml lab/pyproject.toml 2>/dev/null | cksum | cut -d' ' -f1)
+# What looks at the environment, or calls the endpoint from outside, has an environment of its own: neither decides
+# which versions the project runs with.
+TOOLS := .venv-tools
+TOOLS_READY := $(TOOLS)/ready-$(shell cat requirements/tools.lock 2>/dev/null | cksum | cut -d' ' -f1)
+CLIENTS := .venv-clients
+TRAINERS := .venv-trainers
+TRAINERS_READY := $(TRAINERS)/ready-$(shell cat requirements/trainers.lock 2>/dev/null | cksum | cut -d' ' -f1)
+CLIENTS_READY := $(CLIENTS)/ready-$(shell cat requirements/clients.lock 2>/dev/null | cksum | cut -d' ' -f1)
+CHART := .venv-chart
+CHART_READY := $(CHART)/ready-$(shell cat requirements/chart.lock 2>/dev/null | cksum | cut -d' ' -f1)
 # The documentation is built in an environment of its own, whose packages nothing else needs.
 DOCS := .venv-docs
 DOCS_READY := $(DOCS)/ready-$(shell cat requirements/docs.lock 2>/dev/null | cksum | cut -d' ' -f1)
@@ -94,7 +104,7 @@ check: setup
 test: check
 	$(BOTH) run-tests service-tests
 
-full: test $(DOCS_READY)
+full: test $(DOCS_READY) $(CLIENTS_READY) $(CHART_READY)
 	$(BOTH) full-runs full-services
 
 # Two workers on two cores: each of them computes on one thread. Bytecode is kept: every process would compile it anew.
@@ -152,16 +162,6 @@ phase: setup
 fair: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m lab.studies.comparison.run all $(ARGS)
 
-# What looks at the environment, or calls the endpoint from outside, has an environment of its own: neither decides
-# which versions the project runs with.
-TOOLS := .venv-tools
-TOOLS_READY := $(TOOLS)/ready-$(shell cat requirements/tools.lock 2>/dev/null | cksum | cut -d' ' -f1)
-CLIENTS := .venv-clients
-TRAINERS := .venv-trainers
-TRAINERS_READY := $(TRAINERS)/ready-$(shell cat requirements/trainers.lock 2>/dev/null | cksum | cut -d' ' -f1)
-CLIENTS_READY := $(CLIENTS)/ready-$(shell cat requirements/clients.lock 2>/dev/null | cksum | cut -d' ' -f1)
-CHART := .venv-chart
-CHART_READY := $(CHART)/ready-$(shell cat requirements/chart.lock 2>/dev/null | cksum | cut -d' ' -f1)
 SITE = $(shell $(BIN)/python -c "import sysconfig; print(sysconfig.get_paths()['purelib'])")
 
 $(TOOLS_READY):
