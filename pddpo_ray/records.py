@@ -6,6 +6,7 @@ journal, sent to a Ray actor or compared in a test. Token ids travel with text; 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -200,6 +201,11 @@ class CostEstimate:
     """Rounds between the one whose policy was labelled and the one in which the labels are used."""
     moved: float = 0.0
     """How far the multiplier has moved from the one of that policy by then; its owner knows."""
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the answers' costs."""
+        return self.standard_error * math.sqrt(self.responses)
 
 
 def answers_seen(unsure: int, random: int, answers: int) -> int:

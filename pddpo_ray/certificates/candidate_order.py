@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from pddpo_ray.backends.backends import Backends
 from pddpo_ray.certificates.ledger import TestedLimit
-from pddpo_ray.certificates.margins import coming_test, varies
+from pddpo_ray.certificates.margins import coming_test
 from pddpo_ray.certificates.outcome import ORDER
 from pddpo_ray.certificates.round_draws import drawn_answers
 from pddpo_ray.certificates.testing import first_of_rounds, tested_limits
@@ -104,25 +103,22 @@ def _costs(
     return tested.low + values * (tested.high - tested.low), counts
 
 
-def certifiable(
-    tested: Sequence[TestedLimit], draws: int, spreads: Mapping[str, float] = MappingProxyType({})
-) -> dict[str, float]:
+def certifiable(tested: Sequence[TestedLimit], draws: int, spreads: Mapping[str, float]) -> dict[str, float]:
     """The costs that a test with this number of draws certifies four times in five, by limit. `spreads`: the standard
-    deviation of answers by which a mean is measured.
+    deviations of measured answers, as far as they are known.
 
     The most helpful of many candidates that look just good enough is one that looks too good: at the cost that is
     certified every other time too many of them failed.
     """
-    widths = {one.name: spreads.get(one.name, math.inf) if varies(one) else math.inf for one in tested}
-    return {one.name: one.limit - coming_test(one, draws).margin(widths[one.name]) for one in tested}
+    found = ((one, coming_test(one, draws).margin(spreads.get(one.name, math.inf))) for one in tested)
+    return {one.name: one.limit - margin for one, margin in found}
 
 
 def _spreads(journal: JournalReader) -> dict[str, float]:
     """The largest standard deviation of a round's measured answers, by limit."""
     found: dict[str, float] = {}
     for one in journal.dual_steps():
-        spread = one.estimate.standard_error * math.sqrt(one.estimate.responses)
-        found[one.constraint] = max(spread, found.get(one.constraint, 0.0))
+        found[one.constraint] = max(one.estimate.spread, found.get(one.constraint, 0.0))
     return found
 
 

@@ -38,28 +38,23 @@ class Margin:
     wanted: float
     """What the coming test asks for; more than `kept` where too little can be reached below the limit."""
     test: ComingTest | None = None
-    """Of a mean: its margin is less where answers differ less than the worst ones could."""
+    """Its margin is less where answers differ less than the worst ones could; None: the margin was given."""
 
     def line(self, name: str, limit: float) -> str:
-        if self.tested is None:
+        if self.tested is None or self.test is None:
             return f"the dual of {name} aims {self.kept:g} below the limit {limit:g}"
         aim = self.tested.amount(self.tested.limit - self.kept)
-        least = ", or nearer where answers differ little" if self.test is not None else ""
+        least = ", or nearer where answers differ little" if self.test.varies else ""
         said = f"the dual of {name} aims at {aim}{least}; the limit is {self.tested.stated}"
-        if self.test is None and self.kept < self.wanted:
+        if not self.test.varies and self.kept < self.wanted:
             return f"{said}: it can hardly be certified with certificate.draws, which would take a margin twice as wide"
         return said
 
 
 def coming_test(tested: TestedLimit, draws: int) -> ComingTest:
     """The test with these draws, of which none needs more; its margins are in units of the cost."""
-    low, high = tested.ends
-    return ComingTest(tested.to_unit(tested.limit - tested.bias), high - low, draws, tested.level)
-
-
-def varies(tested: TestedLimit) -> bool:
-    """Whether answers may differ less than the test has to reckon with: those of a rate are right or wrong."""
-    return tested.kind == "mean" and tested.people is None
+    (low, high), varies = tested.ends, tested.kind == "mean" and tested.people is None
+    return ComingTest(tested.to_unit(tested.limit - tested.bias), high - low, draws, tested.level, varies)
 
 
 def margins(config: Config, lowest: Mapping[str, float]) -> dict[str, Margin]:
@@ -75,7 +70,7 @@ def margins(config: Config, lowest: Mapping[str, float]) -> dict[str, Margin]:
         test = coming_test(tested, config.certificate.draws)
         wanted = test.margin()
         room = 0.5 * max(0.0, tested.limit - lowest.get(tested.name, tested.low))
-        by_name[tested.name] = Margin(tested, min(wanted, room), wanted, test if varies(tested) else None)
+        by_name[tested.name] = Margin(tested, min(wanted, room), wanted, test)
     return by_name
 
 

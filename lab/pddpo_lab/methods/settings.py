@@ -103,7 +103,7 @@ def for_the_dual(config: Config, prompts: int) -> dict[str, int]:
 
 
 def for_the_dual_by_policies(config: Config, prompts: int) -> dict[str, int]:
-    """The same of PeCAN, whose scores are always policies."""
+    """The same of PeCAN, whose scores are policies."""
     wanted = for_the_dual(config, prompts)
     return wanted | first_batch(config, prompts) if wanted else {}
 

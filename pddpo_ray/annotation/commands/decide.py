@@ -88,7 +88,8 @@ def _show(decisions: Decisions, statuses: list[RoundStatus], as_json: bool) -> N
 
 
 def _row(batch: dict[str, Any]) -> tuple[str, ...]:
-    options = ", ".join(f"--{name}" for name in batch["choices"]) or "nothing" + ", the run continues" * batch["of_run"]
+    nothing = "nothing, the run continues" if batch["of_run"] else "nothing"
+    options = ", ".join(f"--{name}" for name in batch["choices"]) or nothing
     outlook = batch["outlook"]
     shares = "" if outlook is None else f"unsafe {_percent(outlook['all_safe'])} to {_percent(outlook['all_unsafe'])}"
     lacking = f"{batch['missing']} of {batch['wanted']} labels missing"

@@ -17,14 +17,11 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
-from sqlalchemy import select
-
 from pddpo_ray.annotation.queue.batch_rows import RoundStatus
 from pddpo_ray.annotation.queue.batches import Rounds
 from pddpo_ray.annotation.queue.queue_rules import Problem, QueueError, Rules
-from pddpo_ray.journal.database import reading
+from pddpo_ray.journal import JournalReader
 from pddpo_ray.journal.identity import QUESTIONS_ALONE
-from pddpo_ray.journal.schema import run
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.theory.estimates.cost_estimate import estimate_from_shares
 from pddpo_ray.theory.estimates.people_estimates import three_fillings
@@ -162,13 +159,12 @@ class Decisions:
     @cached_property
     def _of_run(self) -> bool:
         """Whether a run takes the labels; no run does of a file of questions."""
-        with reading(self._store.engine) as connection:
-            recipe = connection.execute(select(run.c.recipe).where(run.c.id == self._store.run)).scalar_one()
-        return bool(recipe != QUESTIONS_ALONE)
+        return JournalReader(self._store.engine, self._store.run).recipe != QUESTIONS_ALONE
 
     def _why_not(self, status: RoundStatus, decision: Decision, now: int) -> str:
         state, allowed = state_of(status, now), [one.value for one in choices(status, now)]
         named = f"round {status.round}, {status.purpose} is {state}"
         if decision in LEADS_TO[state]:
             return f"{named} and has no blocked question: {decision} changes nothing"
-        return f"{named}: {decision} is not possible; possible: {', '.join(allowed) or 'nothing'}"
+        nothing = "nothing, its run continues" if self._of_run else "nothing"
+        return f"{named}: {decision} is not possible; possible: {', '.join(allowed) or nothing}"

@@ -54,7 +54,7 @@ def certified_rate(limit: float, draws: float, level: float, spread: float = mat
     bets = bets_below(limit)
 
     def missing(mean: float) -> float:
-        share, rest = _worst_law(mean, spread)
+        share, rest = worst_law(mean, spread)
         grown = share * np.log1p(-bets) + (1.0 - share) * np.log1p(-bets * rest) - np.log1p(-bets * limit)
         return float(logsumexp(draws * grown)) - math.log(len(bets)) + math.log(level)
 
@@ -86,17 +86,19 @@ class ComingTest:
     """Highest less lowest, in the unit of the cost."""
     draws: int
     level: float
+    varies: bool
+    """Whether draws may differ less than the test has to reckon with: those of a rate are right or wrong."""
 
     def margin(self, spread: float = math.inf) -> float:
-        """How far below the limit a mean must be for four such tests of five to certify it, where draws have at most
-        this standard deviation; both in the unit of the cost. The half-width of the test itself would be half of the
-        tests.
+        """How far below the limit a mean must be for four such tests of five to certify it, where draws that may vary
+        have at most this standard deviation; both in the unit of the cost. The half-width of the test itself would be
+        half of the tests.
         """
-        rate = likely_rate(self.limit, self.draws, self.level, spread=spread / self.width)
+        rate = likely_rate(self.limit, self.draws, self.level, spread=spread / self.width if self.varies else math.inf)
         return self.width * (self.limit - rate)
 
 
-def _worst_law(mean: float, spread: float) -> tuple[float, float]:
+def worst_law(mean: float, spread: float) -> tuple[float, float]:
     """Of all laws on [0, 1] with this mean and standard deviation, the one on which every bet gains least: which share
     is 1, and what the rest is; right or wrong where they cannot spread so far.
 

@@ -179,7 +179,7 @@ class Stepwise:
 
     def next(self, limit: LimitState, estimate: CostEstimate) -> tuple[float, float, Memory]:
         memory, share = limit.memory, max(1.0 - SLOW, 1.0 / (limit.steps + 1))
-        newest = estimate.standard_error * math.sqrt(estimate.responses) / limit.scale
+        newest = estimate.spread / limit.scale
         deviation = (1.0 - share) * memory.deviation + share * newest
         if self.rate and 0.0 < limit.limit < 1.0:
             unit = math.sqrt(limit.limit * (1.0 - limit.limit))
@@ -221,8 +221,8 @@ class LimitState:
     margin: float = 0.0
     """The multiplier aims at limit - margin at the lowest, so that a test can show that the limit is kept."""
     test: ComingTest | None = None
-    """Of a mean: the margin is what this test asks for where answers differ as much as the estimate's, if that is less
-    than `margin`; None: it is `margin`."""
+    """The margin is what this test asks for where answers differ as much as the estimate's, if that is less than
+    `margin`; None: it is `margin`."""
     kl: bool = False
     """Whether the cost is log policy / reference: its multiplier adds to beta."""
     steps: int = 0
@@ -234,7 +234,7 @@ class LimitState:
         """How far below the limit the multiplier aims, by how much the estimate's answers differ."""
         if self.test is None:
             return self.margin
-        return min(self.margin, self.test.margin(estimate.standard_error * math.sqrt(estimate.responses)))
+        return min(self.margin, self.test.margin(estimate.spread))
 
     def aim(self, estimate: CostEstimate) -> float:
         """What the multiplier drives the estimated cost to."""

@@ -21,7 +21,7 @@ from pddpo_ray.report.run_data import read_run
 from pddpo_ray.report.sections.certificates import certificates
 from pddpo_ray.theory.certificates.certificate import first_certified
 from pddpo_ray.theory.certificates.levels import Allocation
-from pddpo_ray.theory.certificates.power import _worst_law, allowed_failures, draws_needed, likely_rate
+from pddpo_ray.theory.certificates.power import allowed_failures, draws_needed, likely_rate, worst_law
 from pddpo_ray.theory.multipliers.dual import (
     DampedNewton,
     DualState,
@@ -73,7 +73,7 @@ def test_four_tests_in_five_certify_a_mean_that_is_below_by_the_margin(law: str,
     """1,000 simulated tests of 500 draws under a limit of 0.4; answers that are not the worst ones succeed oftener."""
     generator, mean = np.random.default_rng(5), likely_rate(0.4, 500, 0.05, spread=spread)
     if law == "worst":
-        share, rest = _worst_law(mean, spread)
+        share, rest = worst_law(mean, spread)
         draws = np.where(generator.random((1000, 500)) < share, 1.0, rest)
     else:
         size = mean * (1 - mean) / spread**2 - 1

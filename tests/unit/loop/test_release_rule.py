@@ -29,7 +29,7 @@ def released(
     """One simulated run: estimates of so many labels a round choose, fresh draws decide. Helpfulness rises with the
     rate."""
     level = Allocation().level(0.05, 1)
-    reach = certifiable([ledgers.TestedLimit("cost", limit, level, 0.05, "rate", 1, 0.0, 1.0, "test")], draws)
+    reach = certifiable([ledgers.TestedLimit("cost", limit, level, 0.05, "rate", 1, 0.0, 1.0, "test")], draws, {})
     counts = {k: generator.binomial(labels, rate) for k, rate in enumerate(rates, start=1)}
     estimates = {k: {"cost": float(count) / labels} for k, count in counts.items()}
     short = {k: shortfall(found, reach, {"cost": limit}) for k, found in estimates.items()}
