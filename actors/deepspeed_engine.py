@@ -53,7 +53,9 @@ class DeepSpeedEngine:
         self._engine.optimizer.refresh_fp32_params()
         self._load_masters(weights)
 
-    def begin(self, settings: FitConfig) -> None:
+    def begin(self, settings: FitConfig, moments: Tensors | None = None) -> None:
+        if moments is not None:
+            raise RuntimeError("AdamW begins afresh under DeepSpeed")
         optimizer = self._engine.optimizer
         optimizer.optimizer.state.clear()
         optimizer.clip_grad = settings.max_grad_norm
@@ -61,6 +63,9 @@ class DeepSpeedEngine:
             group["lr"] = settings.learning_rate
             group["weight_decay"] = settings.weight_decay
         self._engine.zero_grad()
+
+    def moments(self) -> dict[str, Tensor]:
+        raise RuntimeError("DeepSpeed's moments are not kept")
 
     def backward(self, loss: Tensor) -> None:
         # DeepSpeed counts micro-batches in its own forward, which the scorer does not pass through; without this, stage

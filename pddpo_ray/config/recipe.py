@@ -196,6 +196,8 @@ class Config(Sections):
                 f"algorithm {self.algorithm} mixes the weights of two fits, which no adapter of their rank holds: set"
                 " model.parameters.kind=full"
             )
+        if self.trainer.moments == "carried" and self.trainer.engine != "torch":
+            raise ValueError("trainer.moments=carried needs trainer.engine=torch; else write trainer.moments=fresh")
         if self.model.in_nf4 and self.trainer.engine != "torch":
             raise ValueError(
                 "model.parameters.quantise=nf4 needs trainer.engine=torch: DeepSpeed moves no weights of 4 bits"

@@ -75,7 +75,7 @@ class FitPlan:
         chosen = trainer.of_stage(of_round_1[stage] if first else stage)
         done = min(max((round_ - 1) / max(1, self.rounds - 1), 0.0), 1.0)
         rate = chosen.learning_rate * (1.0 - (1.0 - trainer.last_rate) * done)
-        every = trainer.model_dump(include={"micro_pairs", "activation_gib", "support", "held_out"})
+        every = trainer.model_dump(include={"micro_pairs", "activation_gib", "support", "held_out", "moments"})
         return FitSettings(**{**chosen.model_dump(), **every, "learning_rate": rate})
 
 
@@ -173,9 +173,13 @@ class TrainerController:
         entries = self._journal.versions()
         previous = previous_fit(entries, objective.stage, link)
         kept, margins = self._rows(objective, rows, link, round_)
+        start = start_of(objective, previous, {e.version.number: e.version for e in entries}, self._plan)
+        fitted = previous is not None and "fit/skipped" not in previous.metrics
+        if previous is not None and fitted and self._plan.trainer.moments == "carried":
+            start = replace(start, moments=previous.version)
         return FitCommand(
             sequence=self._next_number(),
-            start=start_of(objective, previous, {e.version.number: e.version for e in entries}, self._plan),
+            start=start,
             objective=replace(objective, margins=margins),
             rows=kept,
             settings=with_steps(self._plan.settings(objective.stage, previous is None, round_), len(kept)),
@@ -194,7 +198,8 @@ class TrainerController:
         logdets = {number: values["explore/logdet"] for number, values in known if "explore/logdet" in values}
         refit, new = self._plan.trainer.refit, sum(row.round == newest for row in kept)
         draws = generator(self._seed, round_, objective.stage, link, "replay")
-        return limit_rows(kept, margins, older_rows(refit, round_, new, logdets), draws)
+        alone = objective.values and self._plan.trainer.measured == "newest"
+        return limit_rows(kept, margins, 0 if alone else older_rows(refit, round_, new, logdets), draws)
 
     def _optimism(self, link: int) -> LossOptimism | None:
         """The XPO-style term, in the fit that makes the round's policy: it is optimistic for reward minus all costs."""

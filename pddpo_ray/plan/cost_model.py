@@ -185,13 +185,19 @@ def _work_of_a_round(config: Config, prompts: int, first: bool) -> Work:
     trainer, offline = config.trainer, config.offline.pairs
     stages = FIRST if first else LATER
     own = own_answers(config, prompts)
+    newest = bool(own) and not first and trainer.measured == "newest"
     fitted = _pairs_of(trainer.of_stage(stages[0]), offline)
-    fitted += _pairs_of_own(config, own, prompts, stages[1]) if own else _pairs_of(trainer.of_stage(stages[1]), offline)
+    if newest:
+        fitted += _pairs_of(trainer.of_stage(stages[1]), config.feedback.responses // 2)
+    elif own:
+        fitted += _pairs_of_own(config, own, prompts, stages[1])
+    else:
+        fitted += _pairs_of(trainer.of_stage(stages[1]), offline)
     new = 0 if first or not config.online else config.pairs_asked
     rows = offline if first else offline + round(new * config.rounds / 2)
     models = config.asked_models if isinstance(config.feedback, ModelFeedback) else ()
     # the reference's numbers are kept from round to round; the cost fit's base, the reward policy, is another each time
-    measured = own + (0 if first else config.feedback.responses)
+    measured = (0 if newest else own) + (0 if first else config.feedback.responses)
     prepared = 2 * (rows if first else new) + (2 * measured if own else 2 * rows)
     own_scores = 2 if config.signal == "cost_model" else 1
     scored = own_scores * config.feedback.responses if "cost" in models else 0

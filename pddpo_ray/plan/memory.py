@@ -192,12 +192,14 @@ EARLIER = ("weights", "runtime", "cache")
 
 
 def copies_of_trainer(config: Config, shape: ModelShape) -> dict[str, float]:
-    """Copies on the host of the first rank: the version that it writes, of bfloat16 with its float32 masters.
+    """Copies on the host of the first rank: the version that it writes, of bfloat16 with its float32 masters, and the
+    moments of AdamW where they are carried.
 
     Files that are read (starts of fits, the base of adapters) are mapped, tensor by tensor.
     """
     masters = 4.0 if _width(config) == 2 else 0.0
-    return {"version": trained_parameters(config, shape) * (_width(config) + masters)}
+    moments = 8.0 if config.trainer.moments == "carried" else 0.0
+    return {"version": trained_parameters(config, shape) * (_width(config) + masters + moments)}
 
 
 def copies_of_reference(config: Config, shape: ModelShape) -> dict[str, float]:
@@ -391,23 +393,25 @@ def stored_bytes(config: Config, shape: ModelShape | None) -> float:
     """Artifacts of the whole run: the reference, one reward policy and one policy per round, scorers that are trained.
 
     Adapters are float32; whole weights are made of the newest of them for the engines. A whole version in bfloat16 has
-    its float32 masters beside it while a fit may start from them.
+    its float32 masters beside it while a fit may start from them, and any version the moments that are carried.
     """
     if shape is None:
         return 0.0
     width, versions = _width(config), 2 * config.rounds
-    scorers = 4.0 * shape.parameters * len(config.trained_scorers)
+    beside = 4.0 * shape.parameters * len(config.trained_scorers)
+    if config.trainer.moments == "carried":
+        beside += 8.0 * min(versions, KEPT_BESIDE) * trained_parameters(config, shape)
     parameters = config.model.parameters
     if isinstance(parameters, LoraParameters):
         merged = min(config.rounds, KEPT_WHOLE) * len(copies_of_engine(config, shape))
         bases = width * (1 + merged) * shape.parameters + sum(_narrow_base(config, shape).values())
-        return scorers + bases + 4.0 * versions * parameters.rank * shape.linear_sizes
-    masters = 4 * min(versions, KEPT_MASTERS) if width == 2 else 0
-    return scorers + float(shape.parameters * (width * (1 + versions) + masters))
+        return beside + bases + 4.0 * versions * parameters.rank * shape.linear_sizes
+    masters = 4 * min(versions, KEPT_BESIDE) if width == 2 else 0
+    return beside + float(shape.parameters * (width * (1 + versions) + masters))
 
 
-KEPT_MASTERS = 4
-"""Versions with masters: those of the last two rounds, of either stage."""
+KEPT_BESIDE = 4
+"""Versions with masters or moments: those of the last two rounds, of either stage."""
 
 
 def _width(config: Config) -> int:

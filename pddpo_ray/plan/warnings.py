@@ -167,14 +167,16 @@ def _limits_untold(config: Config) -> Iterator[str]:
 
 
 def _too_few_steps(config: Config) -> Iterator[str]:
-    """A fit of the limits that is smaller than the one that moved a small model."""
+    """Fits of the limits, on answers that the policy has just given, that are less than what moved a small model."""
     by_values = any(one.limit.quantity.kind in ("rate", "mean") and not one.labelled for one in config.stated)
     if not (config.data is not None and config.model.reference and by_values and config.online):
         return
     prompts = prompts_of(config)
     answers = own_answers(config, prompts) or 2 * config.offline.pairs
     steps = with_steps(config.trainer.of_stage("first_cost"), rows_of_own(answers, prompts)).steps
-    if steps < MOVED_STEPS or prompts < MOVED_PROMPTS:
+    each = with_steps(config.trainer.of_stage("cost"), config.feedback.responses // 2).steps
+    later = (config.rounds - 1) * each if config.trainer.measured == "newest" else 0
+    if steps + later < MOVED_STEPS or prompts < MOVED_PROMPTS:
         yield (
             f"trainer.stages.first_cost: {steps} steps on {answers:,} answers to {prompts:,} prompts;"
             f" {MOVED_STEPS} steps on {MOVED_ANSWERS} answers to {MOVED_PROMPTS} prompts moved the length of a 135M"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from pddpo_ray.backends.machine import Machine
 from pddpo_ray.data.lengths import Lengths
@@ -15,6 +16,8 @@ EACH = 4
 MOVED, MOVED_PAIRS = 160, 64
 """Prompts and pairs of the run that moved SmolLM2's length; four own answers to each prompt taught the limit
 (docs/real-model.md)."""
+COUNTED = ("words", "tokens")
+"""Rules whose first multiplier follows from the spread of the model's own answers."""
 ENDED = 0.97
 """Share of the first answers that end by themselves: if 97 in 100 of 128 do, most likely 95 in 100 of all do."""
 
@@ -66,7 +69,7 @@ class Size:
 
     room: Room
     rounds: int | None
-    """None: as many as the recipe that is extended."""
+    """None: as many as the recipe that is extended has."""
     prompts: int
     pairs: int
 
@@ -122,8 +125,15 @@ def _fewest_pairs(given: Given) -> int:
 
 
 def smallest(given: Given, room: Room) -> Size:
-    """What was shown to move a real model, on CPUs: one round, in which each limit's first multiplier acts."""
-    return Size(room, 1, min(prompts_of(given), MOVED), _fewest_pairs(given))
+    """What was shown to move a real model, on CPUs: one round where a limit on length is alone, whose first multiplier
+    is known from the model's own answers; else rounds enough for multipliers to be found."""
+    alone = len(given.wish.limits) == 1 and given.drawn is not None and any(map(counted, given.wish.limits.values()))
+    return Size(room, 1 if alone else None, min(prompts_of(given), MOVED), _fewest_pairs(given))
+
+
+def counted(limit: Mapping[str, Any]) -> bool:
+    """Whether it is one on words or tokens, which the model's own answers price."""
+    return isinstance(limit.get("mean"), Mapping) and limit["mean"].get("rule") in COUNTED
 
 
 def up(number: float, unit: int) -> int:

@@ -28,6 +28,8 @@ ASKED = 400
 """Prompts whose answers teach the limits first."""
 MOVED_ASKED = 8
 """Prompts of which a round of the run that moved SmolLM2 compared answers."""
+OLDER = 16
+"""Older pairs that a round's reward fit sees again on CPUs, beside its own."""
 MOVED_BY = 5.0
 """Nats by which a first multiplier prices one standard deviation of the model's own answers: 4.5 moved SmolLM2's, and a
 tenth more leaves a certificate its margin."""
@@ -97,7 +99,7 @@ def recipe(given: Given, size: Size, seconds: float | None) -> Sections:
     pairs = min(size.pairs, max(1, fitting(lengths, room)))
     asked = min(size.prompts, ASKED)
     minutes = "" if seconds is None else planned_time(given, seconds)
-    rounds = {} if size.rounds is None else {"rounds": (size.rounds, minutes)}
+    rounds = {} if given.cores is None else {"rounds": (size.rounds or extended(given).rounds, minutes)}
     sections: Sections = {
         "about": (f"{given.model} under {', '.join(given.wish.limits)}", ""),
         "extends": (EXTENDS, "what is not said here"),
@@ -225,6 +227,8 @@ def _trainer(given: Given, pairs: int, room: Room) -> Section:
     # of the reward's stages alone: the limits' own stay as they are shipped
     stages = {"first_reward": fit, "reward": dict(fit)}
     section: Section = {"stages": (stages, f"about {steps:,} steps over the pairs; the limits' stages as shipped")}
+    if not gpus:
+        section["refit"] = ({"kind": "budget", "rows": OLDER, "per_new": 0}, "older pairs of a later round's fit")
     if gpus > 1:
         section["workers"] = (gpus, "one a GPU")
     if not gpus:

@@ -1,12 +1,14 @@
-"""Float32 masters of a version that is published in bfloat16: what training starts from.
+"""What the next fit of a stage starts from, beside a version's weights: float32 masters of a version that is published
+in bfloat16, and AdamW's moments where they are carried from round to round.
 
-    policy-3-1a2b3c4d5e6f/   model.safetensors (bfloat16), masters/model.safetensors (float32), configuration, tokenizer
+    policy-3-1a2b3c4d5e6f/   model.safetensors (bfloat16), configuration, tokenizer,
+                             masters/model.safetensors, moments/model.safetensors (float32)
 
 A version is what its policy computes with: the masters rounded to the nearest bfloat16 (ties to even). It is what is
 sampled, scored, delivered and hashed. A fit's small steps would be lost if the next one began from there.
 
-Masters take twice the space of their version. A fit begins from its stage's version of the round before, which keeps
-them for that; those of older rounds are removed.
+Masters take twice the space of their version, moments four times. A fit begins from its stage's version of the round
+before, which keeps both for that; those of older rounds are removed.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-MASTERS = "masters"
+MASTERS, MOMENTS = "masters", "moments"
 VERSION = re.compile(r"(?P<stage>.+?)-(?P<round>\d+)(?P<link>(-\d+)?)-[0-9a-f]{12}")
 """Folder of a version: reward-3-HASH, policy-3-HASH, with several limits policy-3-1-HASH."""
 
@@ -35,23 +37,23 @@ def published(weights: Mapping[str, Tensor], dtype: torch.dtype) -> Mapping[str,
     return MadeTensors(weights, lambda name: weights[name].to(dtype))
 
 
-def write_masters(folder: Path, weights: Mapping[str, Tensor]) -> None:
-    """Store the float32 weights in a version's folder."""
+def write_beside(folder: Path, kind: str, tensors: Mapping[str, Tensor]) -> None:
+    """Store masters or moments in a version's folder."""
     from safetensors.torch import save_file
 
-    (folder / MASTERS).mkdir()
-    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, folder / MASTERS / WEIGHTS)
+    (folder / kind).mkdir()
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / kind / WEIGHTS)
 
 
-def forget_masters(version: Path) -> None:
-    """Removes the masters of the same stage from rounds before the last one; empty folders say that they were there.
+def forget_older(version: Path) -> None:
+    """Removes both of the same stage from rounds before the last one; empty folders say that they were there.
 
     `version` is the folder of one that was just fitted.
     """
     own = VERSION.fullmatch(version.name)
     if own is None:
         return
-    for folder in version.parent.glob(f"*/{MASTERS}"):
+    for folder in (*version.parent.glob(f"*/{MASTERS}"), *version.parent.glob(f"*/{MOMENTS}")):
         other = VERSION.fullmatch(folder.parent.name)
         if other is None or (other["stage"], other["link"]) != (own["stage"], own["link"]):
             continue
@@ -73,3 +75,10 @@ def read_masters(folder: Path, policy: PolicyVersion, dtype: torch.dtype) -> Map
     if tensors_sha256(published(masters, dtype)) != policy.sha256:
         raise RunError(f"the masters of {policy.name} do not round to its weights: {policy.path} was changed")
     return masters
+
+
+def read_moments(folder: Path, policy: PolicyVersion) -> Mapping[str, Tensor]:
+    """Moments with which a version's fit ended. Raises RunError where it has none."""
+    if not (folder / MOMENTS / WEIGHTS).is_file():
+        raise RunError(f"the moments of {policy.name} are not there: no fit goes on with them")
+    return stored_mapping(folder / MOMENTS / WEIGHTS)

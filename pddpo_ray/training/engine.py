@@ -17,6 +17,8 @@ from pddpo_ray.training.passes.graphs import PassGraphs
 from pddpo_ray.training.passes.log_probs import ResponseScorer, device_of
 
 ADAM_BETAS = (0.9, 0.99)
+MOMENTS, STEPS = ("exp_avg", "exp_avg_sq"), "steps"
+"""What torch calls AdamW's moments, and the number of steps behind them."""
 FUSED_FROM = 50_000
 """Trained parameters from which on the optimiser's fused step is used."""
 
@@ -58,7 +60,7 @@ class TorchEngine:
                 if tensor in self._masters:
                     self._masters[tensor].copy_(value)
 
-    def begin(self, settings: FitConfig) -> None:
+    def begin(self, settings: FitConfig, moments: Tensors | None = None) -> None:
         self._max_grad_norm = settings.max_grad_norm
         # One pass over memory per step instead of ten; for a very small model the difference is only in rounding.
         fused = sum(parameter.numel() for parameter in self._trainable) >= FUSED_FROM
@@ -69,6 +71,8 @@ class TorchEngine:
             weight_decay=settings.weight_decay,
             fused=fused,
         )
+        if moments is not None:
+            self._take(moments)
         self._graphs = PassGraphs(self._device) if self._replays() else None
         self._forget_gradients()
 
@@ -77,6 +81,38 @@ class TorchEngine:
         self._gradients = {}
         for parameter in self._trainable:
             parameter.grad = None
+
+    def moments(self) -> dict[str, Tensor]:
+        if self._optimizer is None:
+            raise RuntimeError("begin() comes before moments()")
+        state = self._optimizer.state
+        steps = max((float(one["step"]) for one in state.values()), default=0.0)
+        kept = {STEPS: torch.tensor(steps)} if self.shard.rank == 0 else {}
+        return kept | copied(self._each_moment(), self.shard)
+
+    def _take(self, moments: Tensors) -> None:
+        """A state of the optimiser for every trained tensor, then each weight's own numbers in it."""
+        assert self._optimizer is not None
+        for tensor in self._trainable:
+            step = torch.tensor(float(moments[STEPS]), dtype=torch.float32, device=tensor.device)
+            zeros = {name: torch.zeros_like(tensor) for name in MOMENTS}
+            self._optimizer.state[tensor] = {"step": step, **zeros}
+        for name, tensor in self._each_moment():
+            if name in moments:  # a weight without a gradient had no step
+                tensor.copy_(moments[name])
+
+    def _each_moment(self) -> Iterator[tuple[str, Tensor]]:
+        """Both moments of every trained weight that has had a step, by name."""
+        assert self._optimizer is not None
+        state = self._optimizer.state
+        flat = state.get(self._all_masters) if self._all_masters is not None else None
+        for moment in MOMENTS:
+            parts = {} if flat is None else dict(zip(self._masters, _parts(flat[moment], self._masters), strict=True))
+            for name, tensor in self._named_weights().items():
+                if tensor in parts:
+                    yield f"{moment}.{name}", parts[tensor]
+                elif tensor in state:
+                    yield f"{moment}.{name}", state[tensor][moment]
 
     def backward(self, loss: Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]

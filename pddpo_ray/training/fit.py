@@ -122,8 +122,12 @@ class Engine(Protocol):
         """Take over these weights. Raises ValueError if their names or shapes are not the model's."""
         ...
 
-    def begin(self, settings: FitConfig) -> None:
-        """A fresh optimiser for the weights as they are."""
+    def begin(self, settings: FitConfig, moments: Tensors | None = None) -> None:
+        """An optimiser for the weights as they are: fresh, or with the `moments` of an earlier one."""
+        ...
+
+    def moments(self) -> dict[str, Tensor]:
+        """A copy of the optimiser's moments on the CPU of the first rank. RuntimeError where they are not kept."""
         ...
 
     def end(self) -> None:

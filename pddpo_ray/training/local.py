@@ -20,13 +20,22 @@ from pddpo_ray.contracts import FitCommand, FitResult, Start, Update
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import Array, PolicyVersion, Response
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.storage.masters import check_startable, forget_masters, published, read_masters, write_masters
+from pddpo_ray.storage.masters import (
+    MASTERS,
+    MOMENTS,
+    check_startable,
+    forget_older,
+    published,
+    read_masters,
+    read_moments,
+    write_beside,
+)
 from pddpo_ray.storage.tensors import MadeTensors
 from pddpo_ray.storage.whole_files import copy_plain_files, write_json
 from pddpo_ray.training.batches import Text, texts_of
 from pddpo_ray.training.device import device_for
 from pddpo_ray.training.engine import TorchEngine
-from pddpo_ray.training.fit import Engine, FrozenColumns, run_fit
+from pddpo_ray.training.fit import Engine, FrozenColumns, Tensors, run_fit
 from pddpo_ray.training.models.nf4 import store_in_nf4
 from pddpo_ray.training.passes.log_probs import (
     ResponseScorer,
@@ -81,7 +90,10 @@ class LocalTrainer:
         prepared = time.perf_counter()
         self.load_start(command.start)
         before = self._sampled(self.engine.each_weight())
-        self.engine.begin(command.settings)
+        known = command.start.moments
+        self.engine.begin(
+            command.settings, None if known is None else read_moments(self.store.stored(known.path), known)
+        )
         curve = run_fit(
             self.engine,
             command.objective,
@@ -92,9 +104,10 @@ class LocalTrainer:
             command.optimism,
             command.result,
         )
+        moments = self.engine.moments() if command.settings.moments == "carried" else {}
         self.engine.end()
         weights = self.engine.weights()
-        version = self.keep(command, weights)
+        version = self.keep(command, weights, moments)
         metrics = curve.as_metrics()
         if weights:
             metrics["fit/moved"] = moved_share(before, self._sampled(weights.items()))
@@ -219,23 +232,27 @@ class LocalTrainer:
         masters = read_masters(self.store.stored(policy.path), policy, self._dtype)
         return self.store.read_torch(policy.path, policy.sha256) if masters is None else masters
 
-    def keep(self, command: FitCommand | Update, weights: Mapping[str, Tensor]) -> PolicyVersion:
+    def keep(
+        self, command: FitCommand | Update, weights: Mapping[str, Tensor], moments: Tensors | None = None
+    ) -> PolicyVersion:
         """The version that these trained weights make. Rank 0 has them and writes it; the others hear its hash."""
-        sha256 = self._write(command.result, weights) if self.engine.shard.rank == 0 else ""
+        sha256 = self._write(command.result, weights, moments or {}) if self.engine.shard.rank == 0 else ""
         sha256 = self.engine.gather(np.array(sha256))[0].item()
         self._resident = path = f"{command.result}-{sha256[:12]}"
         return PolicyVersion(command.sequence, command.result, sha256, path)
 
-    def _write(self, name: str, weights: Mapping[str, Tensor]) -> str:
-        """Put a version into the store. -> its hash"""
+    def _write(self, name: str, weights: Mapping[str, Tensor], moments: Tensors) -> str:
+        """Put a version into the store, with what the next fit of its stage starts from. -> its hash"""
 
         def fill(folder: Path) -> None:
             copy_plain_files(self.store.folder(self.reference.path), folder)
             if self._dtype == torch.bfloat16:
-                write_masters(folder, weights)
+                write_beside(folder, MASTERS, weights)
+            if moments:
+                write_beside(folder, MOMENTS, moments)
 
         path, sha256 = self.store.write_tensors(name, published(weights, self._dtype), fill=fill)
-        forget_masters(self.store.stored(path))
+        forget_older(self.store.stored(path))
         return sha256
 
 

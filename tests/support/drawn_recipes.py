@@ -136,7 +136,8 @@ def _explore(draws: Draws) -> Tree:
 def _trainer(draws: Draws) -> Tree:
     refit = draws.one("union", "geometric", "determinant", "budget")
     choices: list[tuple[str, Any]] = [
-        ("refit", {"kind": refit}), ("warm_start", ["previous", "reward"]), ("last_rate", 0.5), ("held_out", 0.2),
+        ("refit", {"kind": refit}), ("measured", "newest"), ("moments", "carried"), ("last_rate", 0.5),
+        ("warm_start", ["previous", "reward"]), ("held_out", 0.2),
         ("fit", [{"epochs": 1.0}, {"steps": 3}, {"batch_pairs": 4}]), ("stages", {"first_cost": {"epochs": 2.0}}),
         ("support", 0.0),
     ]  # fmt: skip

@@ -122,6 +122,12 @@ class TrainerConfig(Strict):
     whole answers and do not mind mass that leaves the language: a toy language needs about 100."""
     refit: Refit = BudgetRefit()
     """How much of the past a fit sees."""
+    measured: Literal["all", "newest"] = "all"
+    """Measured answers that teach limits on rates and means, and a computed reward. all: as `refit` says. newest: those
+    of the last round alone, which are what a network's few steps can move (docs/real-model.md)."""
+    moments: Literal["fresh", "carried"] = "fresh"
+    """AdamW's moments when a fit begins. carried: those with which the last round's fit of the same stage ended, so
+    that rounds of a few steps average over more answers than their own; it needs `engine: torch`."""
     held_out: float = Field(0.0, ge=0, le=0.5)
     """Share of a fit's prompts whose pairs teach nothing: a network's fit ends with the weights that have the smallest
     loss on them. It needs four such prompts; 0: every pair teaches, and the last step counts."""

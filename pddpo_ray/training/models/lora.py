@@ -18,6 +18,7 @@ from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.records import PolicyVersion
 from pddpo_ray.storage.adapters import ADAPTER, DOWN, UP, merged, read_adapter, switched_off, write_adapter
 from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.storage.masters import MOMENTS, forget_older, write_beside
 from pddpo_ray.storage.tensors import tensors_sha256
 from pddpo_ray.storage.whole_files import copy_plain_files
 from pddpo_ray.training.device import device_for
@@ -152,13 +153,17 @@ class LoraTrainer(LocalTrainer):
             self._merged[own] = tensors_sha256(merged(self._frozen, adapter, self._scale))
         return self._merged[own]
 
-    def _write(self, name: str, weights: Mapping[str, Tensor]) -> str:
+    def _write(self, name: str, weights: Mapping[str, Tensor], moments: Tensors) -> str:
         sha256 = self._sha256(weights)
 
         def fill(folder: Path) -> None:
             copy_plain_files(self.store.folder(self.reference.path), folder)
             write_adapter(folder, weights, self.reference, self._scale)
             self.engine.scorer.model.peft_config["default"].save_pretrained(folder / ADAPTER)  # type: ignore[index, union-attr]
+            if moments:
+                write_beside(folder, MOMENTS, moments)
 
-        self.store.write_folder(f"{name}-{sha256[:12]}", fill)
+        path = f"{name}-{sha256[:12]}"
+        self.store.write_folder(path, fill)
+        forget_older(self.store.stored(path))
         return sha256

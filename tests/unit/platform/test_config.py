@@ -306,6 +306,12 @@ def test_a_base_of_four_bits_needs_plain_torch_and_its_library_before_a_run_and_
     assert [one for one in said if one.startswith("before the run: model.parameters.quantise=nf4: this needs bits")]
 
 
+def test_moments_are_carried_by_torch_alone() -> None:
+    carried = "trainer.moments=carried"
+    assert load("text-world", [carried]).trainer.moments == "carried"
+    assert "needs trainer.engine=torch; else write" in complaint("text-world", carried, "trainer.engine=zero2")
+
+
 @pytest.mark.slow
 @given(st.sampled_from(sorted(key for key in dotted_keys() if not key.startswith(("prompts.", "scorecard.scorers.")))))
 @settings(max_examples=60)

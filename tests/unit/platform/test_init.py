@@ -199,6 +199,7 @@ def test_the_price_of_a_length_acts_in_the_first_round_whatever_other_limits_the
     )
     sections, _ = sized(replace(given_on(one_core), wish=wish))
     assert sections["limits"]["helpful"][0]["versus"] == "reference"
+    assert sections["rounds"][0] == 12, "other limits' multipliers are found by rounds"
     price = sections["limits"]["length"][0]["dual"]
     assert price["first"] == price["rho"] > 0
     config = config_of(sections)

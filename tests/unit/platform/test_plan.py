@@ -254,6 +254,9 @@ def test_fifty_policies_take_the_space_of_their_weights() -> None:
     assert adapters - 4 * reference == pytest.approx(8.0e9, rel=1e-3)
     by_files = [*overrides, "model.parameters.kind=lora", "rollout.delivery=native"]
     assert stored_bytes(load("text-world", by_files), SEVEN_B) - reference == pytest.approx(8.0e9, rel=1e-3)
+    # moments are two numbers of four bytes a trained parameter, kept for the last two versions of either stage
+    moments = stored_bytes(load("text-world", [*by_files, "trainer.moments=carried"]), SEVEN_B) - reference - 8.0e9
+    assert moments == pytest.approx(8 * 4 * 8.0e9 / 50 / 4, rel=1e-2)
 
 
 def test_scorers_that_are_trained_are_stored_beside_the_versions() -> None:

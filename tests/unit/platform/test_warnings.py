@@ -97,6 +97,13 @@ def test_each_appears(changes: list[str], line: str, folder: Path) -> None:
     assert line in said(folder, *changes)
 
 
+def test_rounds_on_the_newest_answers_count_as_steps_that_move(folder: Path) -> None:
+    """Twelve rounds of two steps are more than the twenty that moved a real model."""
+    short = ["explore.calibration=160", "rounds=12", "trainer.stages.cost={epochs: 1, batch_pairs: 16}"]
+    assert "trainer.stages.first_cost: 2 steps on 160 answers to 160 prompts" in said(folder, *short)
+    assert said(folder, *short, "trainer.measured=newest") == ""
+
+
 def test_prompts_of_sets_are_not_counted_by_the_pairs(folder: Path) -> None:
     for name in "ab":
         (folder / f"{name}.jsonl").write_text(json.dumps({"prompt": f"Question {name}?"}) + "\n")

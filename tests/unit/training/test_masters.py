@@ -18,7 +18,7 @@ from pddpo_ray.errors import RunError
 from pddpo_ray.parts.fitting import _warn
 from pddpo_ray.records import Objective, PairRow, PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.storage.masters import forget_masters, write_masters
+from pddpo_ray.storage.masters import MASTERS, forget_older, write_beside
 from pddpo_ray.training.engine import ADAM_BETAS, TorchEngine
 from pddpo_ray.training.fit import Shard
 from pddpo_ray.training.local import LocalTrainer, moved_share, sampled, store_reference
@@ -202,8 +202,8 @@ def test_a_stage_leaves_the_masters_of_another_alone(tmp_path: Path) -> None:
     folders = {name: tmp_path / f"{name}-0123456789ab" for name in names}
     for folder in folders.values():
         folder.mkdir()
-        write_masters(folder, {"a": torch.zeros(1)})
-    forget_masters(folders["policy-5"])
+        write_beside(folder, MASTERS, {"a": torch.zeros(1)})
+    forget_older(folders["policy-5"])
     left = {name for name, folder in folders.items() if (folder / "masters" / "model.safetensors").exists()}
     assert left == {"reward-1", "policy-4", "policy-1-1", "policy-5"}
 
@@ -255,3 +255,33 @@ def test_one_line_names_the_learning_rate_of_a_fit_that_hardly_moves(
     (line,) = caplog.messages
     assert line.startswith("reward-4: the fit changed 0.22 % of the policy's numbers as they are published")
     assert "learning rate 1e-06" in line
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_two_fits_with_carried_moments_are_one_fit_of_as_many_steps(
+    dtype: torch.dtype, store: ArtifactStore, tmp_path: Path
+) -> None:
+    """Six steps at once, and three after three: the same weights; a fresh optimiser ends elsewhere."""
+    reference = store_reference(store, save_policy(tmp_path / "model", seed=3), dtype=str(dtype).split(".")[1])
+    trainer = trainer_of(store, reference, dtype)
+    settings = GENTLE.model_copy(update={"learning_rate": 1e-3, "schedule": "constant", "warmup": 0.0})
+    whole = replace(command(reference), settings=settings)
+    half = replace(whole, settings=settings.model_copy(update={"steps": 3, "moments": "carried"}))
+    both = [trainer.execute(whole).version]
+    first = trainer.execute(half).version
+    for number, moments in ((3, first), (4, None)):
+        start = Start(first, moments=moments)
+        both.append(trainer.execute(replace(half, sequence=number, result="reward-2", start=start)).version)
+    one, two, fresh = (store.read_torch(version.path, version.sha256) for version in both)
+    assert share_that_differs(one, two) < share_that_differs(one, fresh)
+    for name, weight in one.items():
+        torch.testing.assert_close(two[name], weight)
+
+
+def test_a_fit_without_the_moments_that_it_goes_on_with_is_refused(
+    store: ArtifactStore, reference: PolicyVersion
+) -> None:
+    trainer = trainer_of(store, reference)
+    first = trainer.execute(command(reference)).version
+    with pytest.raises(RunError, match="the moments of reward-1 are not there"):
+        trainer.execute(replace(command(reference, first, 2), start=Start(first, moments=first)))
