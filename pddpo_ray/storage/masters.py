@@ -80,5 +80,5 @@ def read_masters(folder: Path, policy: PolicyVersion, dtype: torch.dtype) -> Map
 def read_moments(folder: Path, policy: PolicyVersion) -> Mapping[str, Tensor]:
     """Moments with which a version's fit ended. Raises RunError where it has none."""
     if not (folder / MOMENTS / WEIGHTS).is_file():
-        raise RunError(f"the moments of {policy.name} are not there: no fit goes on with them")
+        raise RunError(f"the moments of {policy.name} are not there: no fit can begin with them")
     return stored_mapping(folder / MOMENTS / WEIGHTS)
