@@ -120,7 +120,7 @@ def test_the_real_models_kept_length_is_the_mean_of_its_seeds() -> None:
 
 
 def test_the_real_models_harm_is_the_mean_of_its_seeds() -> None:
-    cells = json.loads((STUDIES / "real_model" / "results.json").read_text(encoding="utf-8"))["cells"].items()
+    cells = json.loads((STUDIES / "real_model" / "results_third.json").read_text(encoding="utf-8"))["cells"].items()
     seeds = [cell for name, cell in cells if name.startswith("o-pd-dpo-")]
 
     def change(asked: str, measure: str, scale: float) -> str:
