@@ -13,6 +13,7 @@ CHAT = (
 SMALL_ALIGN = [
     "data={prompt_count: 6, held_out: 0.1}",
     "rollout={engine: transformers, max_tokens: 6, candidates: 3}",
+    "rounds=3",
     "feedback.responses=8",
     "explore={calibration: 16, rank: 4, prompts: 2, picks: 1, baseline_answers: 4}",
     "offline.pairs=24",
