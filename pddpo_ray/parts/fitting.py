@@ -174,8 +174,7 @@ class TrainerController:
         previous = previous_fit(entries, objective.stage, link)
         kept, margins = self._rows(objective, rows, link, round_)
         start = start_of(objective, previous, {e.version.number: e.version for e in entries}, self._plan)
-        fitted = previous is not None and "fit/skipped" not in previous.metrics
-        if previous is not None and fitted and self._plan.trainer.moments == "carried":
+        if self._plan.trainer.moments == "carried" and previous is not None and "fit/skipped" not in previous.metrics:
             start = replace(start, moments=previous.version)
         return FitCommand(
             sequence=self._next_number(),
