@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from pddpo_ray.config import FitConfig
 from pddpo_ray.records import (
@@ -209,8 +209,6 @@ class FitSettings(FitConfig):
     """Weight of the term that keeps a policy on the reference's tokens."""
     held_out: float = 0.0
     """Share of the rows' prompts whose pairs teach nothing and say when to stop."""
-    moments: Literal["fresh", "carried"] = "fresh"
-    """carried: the version keeps AdamW's moments for the next fit of its stage."""
 
 
 @dataclass(frozen=True)
@@ -242,6 +240,8 @@ class FitCommand:
     result: str
     """Name of the version to be made, e.g. `policy-3`; its number is `sequence`."""
     optimism: LossOptimism | None = None
+    keeps_moments: bool = False
+    """The version keeps AdamW's moments, for the next fit of its stage."""
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ class FitPlan:
         chosen = trainer.of_stage(of_round_1[stage] if first else stage)
         done = min(max((round_ - 1) / max(1, self.rounds - 1), 0.0), 1.0)
         rate = chosen.learning_rate * (1.0 - (1.0 - trainer.last_rate) * done)
-        every = trainer.model_dump(include={"micro_pairs", "activation_gib", "support", "held_out", "moments"})
+        every = trainer.model_dump(include={"micro_pairs", "activation_gib", "support", "held_out"})
         return FitSettings(**{**chosen.model_dump(), **every, "learning_rate": rate})
 
 
@@ -174,7 +174,8 @@ class TrainerController:
         previous = previous_fit(entries, objective.stage, link)
         kept, margins = self._rows(objective, rows, link, round_)
         start = start_of(objective, previous, {e.version.number: e.version for e in entries}, self._plan)
-        if self._plan.trainer.moments == "carried" and previous is not None and "fit/skipped" not in previous.metrics:
+        carried = self._plan.trainer.moments == "carried"
+        if carried and previous is not None and "fit/skipped" not in previous.metrics:
             start = replace(start, moments=previous.version)
         return FitCommand(
             sequence=self._next_number(),
@@ -185,6 +186,7 @@ class TrainerController:
             seed=seed_of(self._seed, round_, objective.stage, link, "fit"),
             result=self._name(objective, link, round_),
             optimism=self._optimism(link),
+            keeps_moments=carried,
         )
 
     def _rows(

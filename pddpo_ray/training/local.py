@@ -104,7 +104,7 @@ class LocalTrainer:
             command.optimism,
             command.result,
         )
-        moments = self.engine.moments() if command.settings.moments == "carried" else {}
+        moments = self.engine.moments() if command.keeps_moments else {}
         self.engine.end()
         weights = self.engine.weights()
         version = self.keep(command, weights, moments)

@@ -266,7 +266,7 @@ def test_two_fits_with_carried_moments_are_one_fit_of_as_many_steps(
     trainer = trainer_of(store, reference, dtype)
     settings = GENTLE.model_copy(update={"learning_rate": 1e-3, "schedule": "constant", "warmup": 0.0})
     whole = replace(command(reference), settings=settings)
-    half = replace(whole, settings=settings.model_copy(update={"steps": 3, "moments": "carried"}))
+    half = replace(whole, settings=settings.model_copy(update={"steps": 3}), keeps_moments=True)
     both = [trainer.execute(whole).version]
     first = trainer.execute(half).version
     for number, moments in ((3, first), (4, None)):
