@@ -221,7 +221,8 @@ def with_reward_share(labelled: Sequence[LabelledPair], share: float, seed: int)
 
 def neighbours(answers: Sequence[Response], per_prompt: int, wanted: int, name: str = "0-pair") -> list[Pair]:
     """At most `wanted` pairs of answers that were drawn one after the other, prompts in turn, without equal texts."""
-    rows = [answers[start : start + per_prompt] for start in range(0, len(answers), per_prompt)]
+    # methods that score the reference's answers themselves may have no pairs at all
+    rows = [answers[start : start + per_prompt] for start in range(0, len(answers), max(1, per_prompt))]
     pairs = [
         Pair(f"{name}-{start}-{index}", row[start], row[start + 1])
         for start in range(0, per_prompt - 1, 2)

@@ -9,7 +9,7 @@ import pytest
 
 from pddpo_lab.worlds.tabular.world import trap_world
 from pddpo_ray.config import load
-from pddpo_ray.driver.offline_setup import with_reward_share
+from pddpo_ray.driver.offline_setup import neighbours, offline_answers, with_reward_share
 from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.journal import read_journal
 from pddpo_ray.records import HARM, Verdict
@@ -62,3 +62,9 @@ def test_at_least_one_pair_keeps_its_label_and_a_whole_share_changes_nothing() -
     labelled = trap_world().offline(0, 5)
     assert with_reward_share(labelled, 1.0, 0) == labelled
     assert sum(item.helpful is not Verdict.ABSTAIN for item in with_reward_share(labelled, 0.01, 0)) == 1
+
+
+def test_no_pairs_are_drawn_where_none_are_wished() -> None:
+    """Of a method that scores the reference's answers itself."""
+    assert offline_answers(0, 6) == 0
+    assert neighbours([], 0, 0) == []
