@@ -236,9 +236,12 @@ class LocalTrainer:
         self, command: FitCommand | Update, weights: Mapping[str, Tensor], moments: Tensors | None = None
     ) -> PolicyVersion:
         """The version that these trained weights make. Rank 0 has them and writes it; the others hear its hash."""
-        sha256 = self._write(command.result, weights, moments or {}) if self.engine.shard.rank == 0 else ""
+        first = self.engine.shard.rank == 0
+        sha256 = self._write(command.result, weights, moments or {}) if first else ""
         sha256 = self.engine.gather(np.array(sha256))[0].item()
         self._resident = path = f"{command.result}-{sha256[:12]}"
+        if first:
+            forget_older(self.store.stored(path))
         return PolicyVersion(command.sequence, command.result, sha256, path)
 
     def _write(self, name: str, weights: Mapping[str, Tensor], moments: Tensors) -> str:
@@ -251,9 +254,7 @@ class LocalTrainer:
             if moments:
                 write_beside(folder, MOMENTS, moments)
 
-        path, sha256 = self.store.write_tensors(name, published(weights, self._dtype), fill=fill)
-        forget_older(self.store.stored(path))
-        return sha256
+        return self.store.write_tensors(name, published(weights, self._dtype), fill=fill)[1]
 
 
 def store_reference(

@@ -18,7 +18,7 @@ from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.records import PolicyVersion
 from pddpo_ray.storage.adapters import ADAPTER, DOWN, UP, merged, read_adapter, switched_off, write_adapter
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.storage.masters import MOMENTS, forget_older, write_beside
+from pddpo_ray.storage.masters import MOMENTS, write_beside
 from pddpo_ray.storage.tensors import tensors_sha256
 from pddpo_ray.storage.whole_files import copy_plain_files
 from pddpo_ray.training.device import device_for
@@ -163,7 +163,5 @@ class LoraTrainer(LocalTrainer):
             if moments:
                 write_beside(folder, MOMENTS, moments)
 
-        path = f"{name}-{sha256[:12]}"
-        self.store.write_folder(path, fill)
-        forget_older(self.store.stored(path))
+        self.store.write_folder(f"{name}-{sha256[:12]}", fill)
         return sha256

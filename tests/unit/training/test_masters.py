@@ -285,3 +285,24 @@ def test_a_fit_without_the_moments_that_it_goes_on_with_is_refused(
     first = trainer.execute(command(reference)).version
     with pytest.raises(RunError, match="the moments of reward-1 are not there"):
         trainer.execute(replace(command(reference, first, 2), start=Start(first, moments=first)))
+
+
+def test_adapters_carry_their_moments_too_and_only_the_last_two_rounds_keep_them(
+    store: ArtifactStore, tmp_path: Path
+) -> None:
+    folder = save_policy(tmp_path / "model", seed=3)
+    reference = store_reference(store, folder)
+    trainer = load_lora_trainer(folder, store, reference, rank=4, alpha=4.0)
+    settings = GENTLE.model_copy(update={"learning_rate": 1e-3, "schedule": "constant", "warmup": 0.0})
+    whole = replace(command(reference), settings=settings)
+    part = replace(whole, settings=settings.model_copy(update={"steps": 2}), keeps_moments=True)
+    expected = trainer.execute(whole).version
+    made = [trainer.execute(part).version]
+    for number in (2, 3):
+        start = Start(made[-1], moments=made[-1])
+        made.append(trainer.execute(replace(part, sequence=number, result=f"reward-{number}", start=start)).version)
+    one, three = (store.read_torch(version.path, version.sha256) for version in (expected, made[-1]))
+    for name, weight in one.items():
+        torch.testing.assert_close(three[name], weight)
+    kept = [(store.stored(one.path) / "moments" / "model.safetensors").is_file() for one in made]
+    assert kept == [False, True, True]
