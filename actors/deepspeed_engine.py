@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pddpo_ray.config import FitConfig
 from pddpo_ray.training.batches import moved
-from pddpo_ray.training.engine import ADAM_BETAS, copied, matched
+from pddpo_ray.training.engine import SECOND_BETA, copied, matched
 from pddpo_ray.training.fit import PairLoss, PairPass, Shard, Tensors
 from pddpo_ray.training.passes.log_probs import ResponseScorer, device_of
 
@@ -61,6 +61,7 @@ class DeepSpeedEngine:
         optimizer.clip_grad = settings.max_grad_norm
         for group in optimizer.param_groups:
             group["lr"] = settings.learning_rate
+            group["betas"] = (settings.momentum, SECOND_BETA)
             group["weight_decay"] = settings.weight_decay
         self._engine.zero_grad()
 
@@ -130,7 +131,7 @@ def _initialize(scorer: ResponseScorer, parameters: list[torch.nn.Parameter], st
     import deepspeed
 
     deepspeed.init_distributed(dist_backend="nccl" if on_gpu else "gloo", verbose=False)
-    optimizer = torch.optim.AdamW(parameters, lr=0.0, betas=ADAM_BETAS, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(parameters, lr=0.0, weight_decay=0.0)
     engine, *_ = deepspeed.initialize(
         model=scorer,
         optimizer=optimizer,

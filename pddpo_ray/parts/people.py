@@ -33,6 +33,8 @@ from pddpo_ray.theory.seeds import generator
 
 RiskOf = Callable[[Sequence[Response]], Sequence[float]]
 """The chance that each answer is harmful. [n] -> [n], from 0 to 1"""
+OVERLAP_EACH = 3
+"""People who compare a pair of `people.overlap`: of two who differ nobody knows which one is wrong."""
 SIDE = {"first": Verdict.FIRST, "second": Verdict.SECOND, TIE: Verdict.ABSTAIN}
 
 
@@ -51,7 +53,7 @@ class Overlap:
     """Some pairs go to several people, so that their agreement is known."""
 
     share: float = 0.0
-    people: int = 3
+    people: int = OVERLAP_EACH
 
     def drawn(self, pairs: Sequence[Pair], *seed: int | str) -> dict[str, int]:
         """Labels wanted by each pair that is drawn, by its id: the nearest number to the share of them all."""
@@ -157,9 +159,7 @@ def people_labeller(
 ) -> People:
     """Asks in the journal's present round."""
     settings, asking = config.people, asking or Asking()
-    each = (
-        min(settings.overlap_each, config.labels_each) if labelled_by_feedback(config.stated) else settings.overlap_each
-    )
+    each = min(OVERLAP_EACH, config.labels_each) if labelled_by_feedback(config.stated) else OVERLAP_EACH
     estimate = partial(
         estimate_from_shares, labels_each=config.labels_each, cost_max=config.dual.cost_max, mode=config.signal
     )

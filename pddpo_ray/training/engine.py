@@ -16,7 +16,8 @@ from pddpo_ray.training.fit import PairLoss, PairPass, Shard, Tensors
 from pddpo_ray.training.passes.graphs import PassGraphs
 from pddpo_ray.training.passes.log_probs import ResponseScorer, device_of
 
-ADAM_BETAS = (0.9, 0.99)
+SECOND_BETA = 0.99
+"""AdamW's; the first is `momentum` of the fit."""
 MOMENTS, STEPS = ("exp_avg", "exp_avg_sq"), "steps"
 """What torch calls AdamW's moments, and the number of steps behind them."""
 FUSED_FROM = 50_000
@@ -67,7 +68,7 @@ class TorchEngine:
         self._optimizer = torch.optim.AdamW(
             self._trainable,
             lr=settings.learning_rate,
-            betas=ADAM_BETAS,
+            betas=(settings.momentum, SECOND_BETA),
             weight_decay=settings.weight_decay,
             fused=fused,
         )

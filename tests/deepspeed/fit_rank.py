@@ -16,12 +16,15 @@ from actors.launch import COLLECTIVES
 from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.records import Objective, PairRow, PolicyVersion, Prompt, Response
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.training.engine import ADAM_BETAS, TorchEngine
+from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import Shard
 from pddpo_ray.training.local import LocalTrainer, store_reference
 from pddpo_ray.training.models.lora import load_lora_trainer
 from pddpo_ray.training.passes.log_probs import ResponseScorer
 from tests.support.tiny_language_model import tiny_llama
+
+MOMENTUM = 0.75
+"""Of AdamW, in the one step that its optimiser is read after; not the recipe's."""
 
 
 def rows(count: int = 24) -> tuple[PairRow, ...]:
@@ -112,11 +115,11 @@ def masters_of(trainer: LocalTrainer, reward: FitCommand) -> tuple[float, bool]:
 def gradient_of(trainer: LocalTrainer) -> np.ndarray:
     """Gradient of the chosen answers' mean log-probability, at the reference; ranks take turns. -> [parameters]
 
-    Read from the optimiser: after its first step AdamW's mean is (1 - beta) times the gradient.
+    Read from the optimiser: after its first step AdamW's mean is (1 - MOMENTUM) times the gradient.
     """
     engine = trainer.engine
     trainer.load(trainer.reference)
-    engine.begin(FitSettings(steps=1, max_grad_norm=1e9))
+    engine.begin(FitSettings(steps=1, max_grad_norm=1e9, momentum=MOMENTUM))
     texts = [(row.prompt, row.chosen) for row in rows()]
     own = texts[engine.shard.rank :: engine.shard.ranks]
     engine.backward(engine.scorer.log_probs(own)[0].sum() / len(texts))
@@ -128,7 +131,7 @@ def gradient_of(trainer: LocalTrainer) -> np.ndarray:
         from deepspeed.utils import safe_get_full_optimizer_state
 
         means = [safe_get_full_optimizer_state(p, "exp_avg") for p in engine.scorer.model.parameters()]
-    return np.concatenate([mean.float().reshape(-1).numpy() for mean in means]) / (1 - ADAM_BETAS[0])
+    return np.concatenate([mean.float().reshape(-1).numpy() for mean in means]) / (1 - MOMENTUM)
 
 
 def main(names: str, output: Path, folder: Path) -> None:

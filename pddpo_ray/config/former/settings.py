@@ -42,6 +42,8 @@ FIXED: Mapping[str, Any] = {
     "offline.top_p": 0.9,
     "people.poll_s": 0.2,
     "people.tell.after_s": 60.0,
+    "people.overlap_each": 3,
+    "feedback.overlap_each": 3,
     "rollout.canaries": 8,
     "rollout.enforce_eager": False,
     "scorecard.alarm": 0.05,

@@ -85,10 +85,8 @@ class QueueConfig(Strict):
     gold_rate: float = Field(0.05, ge=0, lt=1)
     """Share of control questions, once an admin has added some; twice as many among a person's first 60 of a day."""
     overlap: float = Field(0.1, ge=0, le=1)
-    """Share of pairs that several people compare, so that their agreement is known; the first label counts."""
-    overlap_each: int = Field(3, ge=2, le=10)
-    """How many people compare such a pair, at most a limit's labels_each: of two who differ nobody knows which one is
-    wrong."""
+    """Share of pairs that three people compare, or as many as a limit's labels_each where that is less, so that their
+    agreement is known; the first label counts."""
     languages: tuple[Language, ...] = Field((), strict=False)
     """Codes of the languages of the prompts, e.g. [de, en], recognised by py3langid: a question in one of them goes to
     people who know it. Empty: all people are asked everything."""

@@ -31,6 +31,9 @@ class FitOptions(Strict):
     """Share of the steps in which the learning rate rises."""
     schedule: Literal["linear", "cosine", "constant"] = "linear"
     """What the learning rate does afterwards."""
+    momentum: float = Field(0.9, ge=0, lt=1)
+    """AdamW's first beta: the share of a step's direction that is the last one's. Rounds of a few steps with `moments:
+    carried` want 0.5: 0.9 keeps pushing for three rounds at multipliers that have moved (docs/real-model.md)."""
     weight_decay: float = Field(0.0, ge=0)
     """Decoupled weight decay."""
     max_grad_norm: float = Field(1.0, gt=0)

@@ -19,7 +19,7 @@ from pddpo_ray.parts.fitting import _warn
 from pddpo_ray.records import Objective, PairRow, PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.masters import MASTERS, forget_older, write_beside
-from pddpo_ray.training.engine import ADAM_BETAS, TorchEngine
+from pddpo_ray.training.engine import SECOND_BETA, TorchEngine
 from pddpo_ray.training.fit import Shard
 from pddpo_ray.training.local import LocalTrainer, moved_share, sampled, store_reference
 from pddpo_ray.training.models.lora import load_lora_trainer
@@ -85,20 +85,22 @@ def test_a_version_is_the_rounding_of_its_masters_and_the_model_computes_with_it
         assert torch.equal(weight, resident[name])
 
 
-def test_the_first_step_is_adamw_s_on_float32_weights() -> None:
-    """The same gradient by plain autograd, one step of torch's own AdamW on float32 copies."""
+@pytest.mark.parametrize("momentum", [0.9, 0.5])
+def test_steps_are_adamw_s_on_float32_weights(momentum: float) -> None:
+    """The same gradients by plain autograd, two steps of torch's own AdamW on float32 copies."""
     model = tiny_llama(5).bfloat16()
     engine = TorchEngine(ResponseScorer(model, "plain"))
-    engine.begin(FitSettings(learning_rate=1e-5, max_grad_norm=1e9))
-    text = [((1, 7), (9, 12, 2))]
-    loss = -engine.scorer.log_probs(text)[0].sum()
+    engine.begin(FitSettings(learning_rate=1e-5, max_grad_norm=1e9, momentum=momentum))
     expected = {name: p.detach().float().requires_grad_() for name, p in model.named_parameters()}
-    gradients = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
-    for copy, gradient in zip(expected.values(), gradients, strict=True):
-        copy.grad = gradient.float()
-    torch.optim.AdamW(expected.values(), lr=1e-5, betas=ADAM_BETAS, weight_decay=0.0).step()
-    engine.backward(loss)
-    engine.update(1e-5)
+    optimizer = torch.optim.AdamW(expected.values(), lr=1e-5, betas=(momentum, SECOND_BETA), weight_decay=0.0)
+    for text in ([((1, 7), (9, 12, 2))], [((1, 9), (3, 14, 2))]):
+        loss = -engine.scorer.log_probs(text)[0].sum()
+        gradients = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+        for copy, gradient in zip(expected.values(), gradients, strict=True):
+            copy.grad = gradient.float()
+        optimizer.step()
+        engine.backward(loss)
+        engine.update(1e-5)
     for name, weight in engine.weights().items():
         torch.testing.assert_close(weight, expected[name].detach(), rtol=1e-6, atol=1e-9)
 
