@@ -1,11 +1,13 @@
 """Who is put to the test first: rounds by what the answers of all rounds say about their policies.
 
 A round's own answers tell its rate so badly that the best of many looks far better than it is. Late policies are close
-to each other, so every round's answers count for all of them, by importance weights. Nothing here certifies anything.
+to each other, so every round's answers count for all of them, by importance weights; of a model of the user's, whose
+log-probabilities cost more than the test, those of the newest rounds do. Nothing here certifies anything.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -25,9 +27,14 @@ from pddpo_ray.records import Array, PolicyVersion, Response
 from pddpo_ray.theory.estimates.pooled import pooled_means, pooled_weights
 from pddpo_ray.theory.output import in_order_of_test, shortfall
 from pddpo_ray.theory.seeds import generator
+from pddpo_ray.training.progress import LinePace
+
+logger = logging.getLogger(__name__)
 
 MOST_ASKED = 200_000
 """Log-probabilities that are asked for: every round's policy says that of every answer."""
+MOST_OF_A_DRAW = 2
+"""The same of a user's model, for each draw of the test, which costs about as much as two."""
 
 LogProbs = Callable[[PolicyVersion, Sequence[Response]], Array]
 
@@ -35,7 +42,8 @@ LogProbs = Callable[[PolicyVersion, Sequence[Response]], Array]
 def order_of_tests(config: Config, journal: JournalReader, backends: Backends) -> dict[str, Any]:
     """Rounds in the order in which they are put to the test, with what each is estimated to be worth."""
     tested = tested_limits(config, {}, first_of_rounds(config))
-    pooled = PooledAnswers(journal, backends.trainer.log_probs, config.seed)
+    newest = None if config.data is None else MOST_OF_A_DRAW * config.certificate.draws
+    pooled = PooledAnswers(journal, backends.trainer.log_probs, config.seed, newest)
     estimates: dict[int, dict[str, float]] = {}
     for step in journal.dual_steps():
         if step.round < journal.next_round:
@@ -57,24 +65,45 @@ def order_of_tests(config: Config, journal: JournalReader, backends: Backends) -
 
 
 class PooledAnswers:
-    """Answers of all finished rounds, evenly many of each, with their weights under every round's policy [K, n]."""
+    """Answers of finished rounds, evenly many of each, with their weights under every round's policy [K, n].
 
-    def __init__(self, journal: JournalReader, log_probs: LogProbs, seed: int) -> None:
+    `newest`: of as many of the last rounds as ask for so many log-probabilities, the reward policy's among them, and of
+    two at least; None: of all rounds.
+    """
+
+    def __init__(self, journal: JournalReader, log_probs: LogProbs, seed: int, newest: int | None = None) -> None:
         finished = range(1, journal.next_round)
         drawn = {number: _of_the_recipe(journal.samples(number, "cost")) for number in finished}
         self.rounds = [number for number in finished if drawn[number]]
+        if newest is not None:
+            self.rounds = self.rounds[-_affordable([len(drawn[number]) for number in self.rounds], newest) :]
         each = max(MOST_ASKED // max(len(self.rounds), 1) ** 2, 1)
         # an even draw: a round's answers may stand prompt by prompt
         kept = {number: _drawn(drawn[number], each, generator(seed, ORDER, number)) for number in self.rounds}
         self.answers = [answer for number in self.rounds for answer in kept[number]]
         authors = [index for index, number in enumerate(self.rounds) for _ in kept[number]]
-        policies = [journal.policies[number - 1] for number in self.rounds]
-        self.log_probs = np.array([log_probs(policy, self.answers) for policy in policies])
+        self.log_probs = np.array(self._by_policy(journal, log_probs))
         self.weights = pooled_weights(self.log_probs, authors) if authors else np.zeros((0, 0))
+
+    def _by_policy(self, journal: JournalReader, log_probs: LogProbs) -> list[Array]:
+        pace, found = LinePace(), []
+        for number in self.rounds:
+            found.append(log_probs(journal.policies[number - 1], self.answers))
+            if pace.due():
+                said = "who is tested: log-probabilities of answers under the policy of round %d of %d"
+                logger.info(said, number, self.rounds[-1])
+        return found
 
     def mean(self, values: Array, counts: Array | float = 1.0) -> Array:
         """Means under every policy of values [n] or [K, n]; an answer counts `counts` times [n]. -> [K]"""
         return pooled_means(self.weights * counts, values)
+
+
+def _affordable(answers: Sequence[int], most: int) -> int:
+    """How many of the last rounds, two at least, whose answers under their policies and the reward policy are at most
+    so many log-probabilities. `answers`: of each round."""
+    asked = [(rounds + 1) * sum(answers[-rounds:]) for rounds in range(1, len(answers) + 1)]
+    return max(2, sum(one <= most for one in asked))
 
 
 def _of_the_recipe(answers: Sequence[Response]) -> list[Response]:

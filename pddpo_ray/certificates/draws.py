@@ -31,6 +31,7 @@ from pddpo_ray.records import Decoding, Measurement, Prompt, Response
 from pddpo_ray.rollout.delivery_check import DeliveryCheck
 from pddpo_ray.scorers.labellers import Labelling, feedback_of, measure_of, unsafe_chance
 from pddpo_ray.theory.seeds import generator, seed_of
+from pddpo_ray.training.progress import LinePace
 
 logger = logging.getLogger(__name__)
 
@@ -218,12 +219,15 @@ def draw_until_decided(config: Config, journal: Journal, backends: Backends, can
     asking = CandidateDraws(config, journal, backends, candidate)
     if members := sets_of_prompts(backends):
         journal.once(PROMPT_SETS, lambda: members)
-    asked = {one.name: one.limit for one in candidate.limits}
+    asked, pace = {one.name: one.limit for one in candidate.limits}, LinePace()
     while True:
         entry = line_of(journal, candidate.number).about(asked)
         if entry.state != "undecided" or entry.count >= budget:
             return
         still = [limit for limit in candidate.limits if entry.findings[limit.name].state == "undecided"]
+        if pace.due():
+            undecided = ", ".join(limit.name for limit in still)
+            logger.info("%s: %d of at most %d draws, undecided: %s", candidate.policy, entry.count, budget, undecided)
         # not from the count of draws: limits that were decided earlier have fewer, and catch up under other bounds
         done = sum(one.phase.startswith(BATCH) for one in journal.phases(candidate.round))
         if not asking.batch(done, still):

@@ -31,7 +31,7 @@ from pddpo_ray.journal import Journal, JournalReader
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.journal.transactions import Store
 
-logger = logging.getLogger("pddpo_ray.driver.run")
+logger = logging.getLogger(__name__)
 
 
 def certify_at_end(config: Config, run_dir: Path, journal: Journal, backends: Backends) -> None:
@@ -66,7 +66,7 @@ def _test_rounds(config: Config, run_dir: Path, journal: Journal, backends: Back
     for number in order[: config.certificate.candidates]:
         policy = f"round-{number}"
         entry = ask(config, journal, policy, {}, config.certificate.draws, lambda: nullcontext(backends))
-        logger.info("%s is %s after %d draws", policy, entry.state, entry.count)
+        logger.info("%s is %s after %d draws", entry.candidate.policy, entry.state, entry.count)
         settle(config, run_dir, journal, entry)
         if entry.state == "certified":
             return True

@@ -1,10 +1,12 @@
-"""What verbs print: one JSON object, or aligned plain lines."""
+"""What verbs print: one JSON object, aligned plain lines, or what a run says while it works."""
 
 from __future__ import annotations
 
 import json
+import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import typer
@@ -37,3 +39,39 @@ def milliseconds(option: str, text: str, also: str = "") -> int:
     if written is None or float(written[1]) <= 0:
         raise UserError(f"{option} {text}: write a time such as 30min, 2h or 3d{also}")
     return int(float(written[1]) * UNITS[written[2]] * 1000)
+
+
+SPOKEN = (
+    "pddpo_ray.annotation",  # what a run waits for
+    "pddpo_ray.certificates",
+    "pddpo_ray.data.real_text",
+    "pddpo_ray.driver.cut_answers",
+    "pddpo_ray.parts.fitting",
+    "pddpo_ray.parts.reachable",
+    "pddpo_ray.scorers.fits",
+    "pddpo_ray.scorers.gate",
+    "pddpo_ray.training.progress",
+)
+"""Loggers whose words belong to what a person sees of a run."""
+
+
+@contextmanager
+def spoken(say: Callable[[str], None]) -> Iterator[None]:
+    """Passes on what the run says in words: what it waits for, reads, trains and finds."""
+
+    class Spoken(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            say(record.getMessage())
+
+    handler, before = Spoken(logging.INFO), {}
+    for name in SPOKEN:
+        source = logging.getLogger(name)
+        before[source] = source.level
+        source.setLevel(logging.INFO)
+        source.addHandler(handler)
+    try:
+        yield
+    finally:
+        for source, level in before.items():
+            source.removeHandler(handler)
+            source.setLevel(level)

@@ -6,18 +6,15 @@ margin can grow although both fall (likelihood displacement), and then the polic
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from pddpo_ray.training.progress import PROGRESS
+from pddpo_ray.training.progress import PROGRESS, LinePace
 
 CHECKS = 4
 """How often a fit looks at the pairs that it keeps apart, its end among them."""
-TELL_EVERY_S = 10.0
-"""Seconds between two lines about the steps of a fit."""
 STEP = ("loss", "accuracy", "better", "worse", "norm", "off_support")
 """Numbers of each step."""
 LOOK = ("held_out_step", "held_out_loss", "held_out_accuracy")
@@ -45,15 +42,13 @@ class FitCurve:
     held_out_accuracy: list[float] = field(default_factory=list)
     best: int = 0
     """The step whose weights the fit ends with, that of the smallest loss on the pairs kept apart; 0: no pair was."""
-    _told: float = field(default_factory=time.monotonic)
+    _pace: LinePace = field(default_factory=LinePace)
 
     def add(self, **numbers: float) -> None:
         """Takes in a step, one number for each of its columns, and says every now and then how far the fit is."""
         for name in STEP:
             getattr(self, name).append(numbers[name])
-        now = time.monotonic()
-        if now - self._told >= TELL_EVERY_S:
-            self._told = now
+        if self._pace.due():
             PROGRESS.tell(self.line())
         PROGRESS.advance()
 

@@ -3,9 +3,28 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
+
+TELL_EVERY_S = 10.0
+"""Seconds between two lines about the same work."""
+
+
+class LinePace:
+    """When long work says its next line: short work says none."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def due(self) -> bool:
+        """Whether `TELL_EVERY_S` have passed since the beginning, or since this last was true."""
+        now = time.monotonic()
+        if now - self._last < TELL_EVERY_S:
+            return False
+        self._last = now
+        return True
 
 
 class Progress:

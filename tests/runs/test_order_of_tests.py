@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -11,9 +12,11 @@ import pytest
 from pddpo_ray.certificates import candidate_order as order_of_tests
 from pddpo_ray.certificates.candidate_order import PooledAnswers
 from pddpo_ray.certificates.outcome import ORDER
+from pddpo_ray.cli.output import spoken
 from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.journal import JournalReader
 from pddpo_ray.journal.identity import open_folder
+from pddpo_ray.training import progress
 from tests.unit.loop.small_run import small
 
 pytestmark = pytest.mark.run
@@ -57,6 +60,17 @@ def test_a_part_of_the_answers_is_of_all_prompts(tmp_path: Path, monkeypatch: py
             assert part[prompt] / 16 == pytest.approx(count / 64, abs=0.3)
 
 
+@pytest.mark.parametrize(("newest", "rounds"), [(None, [1, 2, 3]), (768, [1, 2, 3]), (767, [2, 3]), (0, [2, 3])])
+def test_the_newest_rounds_are_pooled_where_log_probabilities_cost_more_than_the_test(
+    tmp_path: Path, newest: int | None, rounds: list[int]
+) -> None:
+    """Of 64 answers a round: three rounds' under three policies and the reward policy are 768."""
+    run_recipe(small(STATED, *QUIET, *TESTED, "rounds=3", "dual.rule={kind: newton}"), tmp_path / "run")
+    with open_folder(tmp_path / "run") as journal:
+        pooled = PooledAnswers(journal, lambda policy, answers: np.zeros(len(answers)), 0, newest)
+    assert (pooled.rounds, len(pooled.answers)) == (rounds, 64 * len(rounds))
+
+
 def test_labels_of_a_limit_without_a_name_are_pooled_too(tmp_path: Path) -> None:
     rate = (
         "limits.cost={rate: {world: cost}, learned_from: comparisons}",
@@ -68,3 +82,14 @@ def test_labels_of_a_limit_without_a_name_are_pooled_too(tmp_path: Path) -> None
         pooled, own, _ = found(journal, "cost")
     assert pooled == pytest.approx(own, abs=0.15)
     assert np.std(pooled) < np.std(own)
+
+
+def test_a_test_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real model's takes half an hour."""
+    monkeypatch.setattr(progress, "TELL_EVERY_S", 0.0)
+    said: list[str] = []
+    with spoken(said.append):
+        run_recipe(small(STATED, *QUIET, *TESTED, "rounds=2", "dual.rule={kind: newton}"), tmp_path / "run")
+    assert "who is tested: log-probabilities of answers under the policy of round 2 of 2" in said
+    assert any(re.fullmatch(r"policy-[12]: \d+ of at most [\d,]+ draws, undecided: unsafe", line) for line in said)
+    assert any(re.fullmatch(r"policy-[12] is (certified|undecided|broken) after \d+ draws", line) for line in said)

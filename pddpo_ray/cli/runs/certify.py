@@ -6,12 +6,13 @@ Exit codes: 0 certified, 5 undecided, 6 rejected.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pddpo_ray.cli.output import print_json
+from pddpo_ray.cli.output import print_json, spoken
 from pddpo_ray.errors import UserError
 
 if TYPE_CHECKING:
@@ -108,7 +109,9 @@ def _of_run(folder: Path, policy: str, bounds: dict[str, float], budget: int | N
     if (kept and is_ledger(folder)) or (not kept and saved_names(folder)):
         raise UserError(f"{folder} holds models of another trainer: add --limits FILE and --prompts FILE")
     stored = find_run(folder, None)
-    return certify_and_release(stored.config, stored.folder, policy, bounds, budget or stored.config.certificate.draws)
+    with spoken(partial(typer.echo, err=True)):
+        budget = budget or stored.config.certificate.draws
+        return certify_and_release(stored.config, stored.folder, policy, bounds, budget)
 
 
 def _limits(given: Sequence[str]) -> dict[str, float]:

@@ -6,15 +6,15 @@ import logging
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Annotated, Any, Protocol, TextIO, cast
 
 import typer
 
 from pddpo_ray.backends.machine import Machine, planned_machine
-from pddpo_ray.cli.output import print_columns, print_json
+from pddpo_ray.cli.output import print_columns, print_json, spoken
 from pddpo_ray.cli.runs.next_steps import labelled, steps_after, with_folder
 from pddpo_ray.cli.runs.recipe_of_run import load_of_run
 from pddpo_ray.cli.runs.run_log import RunLog, stoppable
@@ -22,19 +22,6 @@ from pddpo_ray.config import Config, load, to_yaml
 from pddpo_ray.errors import PddpoError, UserError
 from pddpo_ray.plan.sizes import demand_possible_sizes
 from pddpo_ray.storage.whole_files import explain_disk
-
-SPOKEN = (
-    "pddpo_ray.annotation",  # what a run waits for
-    "pddpo_ray.data.real_text",
-    "pddpo_ray.driver.cut_answers",
-    "pddpo_ray.parts.fitting",
-    "pddpo_ray.parts.reachable",
-    "pddpo_ray.scorers.fits",
-    "pddpo_ray.scorers.gate",
-    "pddpo_ray.certificates.release",
-    "pddpo_ray.training.progress",
-)
-"""Loggers whose words belong to what a person sees of a run."""
 
 
 class Runner(Protocol):
@@ -276,28 +263,6 @@ def execute(config: Config, run_dir: Path, *, resume: bool, quiet: bool, plain: 
             error.args = (with_folder(str(error), run_dir),)
             log.last(f"pddpo: {error}")
             raise
-
-
-@contextmanager
-def spoken(say: Callable[[str], None]) -> Iterator[None]:
-    """Passes on what the run says in words: what it waits for, reads, trains and finds."""
-
-    class Spoken(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            say(record.getMessage())
-
-    handler, before = Spoken(logging.INFO), {}
-    for name in SPOKEN:
-        source = logging.getLogger(name)
-        before[source] = source.level
-        source.setLevel(logging.INFO)
-        source.addHandler(handler)
-    try:
-        yield
-    finally:
-        for source, level in before.items():
-            source.removeHandler(handler)
-            source.setLevel(level)
 
 
 def write_report(config: Config, run_dir: Path) -> Path | None:

@@ -13,8 +13,8 @@ from pddpo_ray.annotation.people.staff import Staff
 from pddpo_ray.annotation.queue.answers import Submission
 from pddpo_ray.annotation.queue.assignment import Lease
 from pddpo_ray.annotation.queue_labeller import Waiting, waiting_line
+from pddpo_ray.cli.output import spoken
 from pddpo_ray.cli.runs.crowd import crowd_beside
-from pddpo_ray.cli.runs.train import spoken
 from pddpo_ray.config import load
 from pddpo_ray.errors import ParkedError, RunError, UserError
 from pddpo_ray.records import Prompt, Response
