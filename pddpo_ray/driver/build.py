@@ -109,6 +109,7 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
     dual = DualController(owner, journal, partial(held_limits, config, journal))
     due = due_labels(config, journal, feedback, rounds)
     limits = _limits(config, backends, journal, trainer, rollout, feedback, due, dual)
+    newest = config.trainer.measured == "newest"
     hidden = online and backends.features == "hidden"
     whitened = WhitenedFeatures(None, config, journal, backends, trainer) if hidden else None
     watched = config.scorecard_prompts > 0
@@ -122,7 +123,9 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
         prompts=_prompts(config, journal, backends),
         preferences=Preferences(journal, backends.store, config.compared, verdicts),
         limits=limits,
-        rewards=None if backends.reward is None else RewardController(journal, backends.reward, seed=config.seed),
+        rewards=None
+        if backends.reward is None
+        else RewardController(journal, backends.reward, seed=config.seed, newest=newest),
         due=due,
         labels_before=labels_before(config, journal, backends),
         margins=aims,
@@ -282,7 +285,7 @@ def _limits(
     return LimitsController(
         journal, backends.held_limits, measure_of(config, backends, feedback), dual, beta=config.beta,
         by_covariance=newton, drift=drift, log_probs=trainer.log_probs, reference=reference, seed=config.seed,
-        due=due, feedback=feedback, window=window,
+        due=due, feedback=feedback, window=window, newest=config.trainer.measured == "newest",
         people=people_of_limits(config, journal, backends.held_limits, sets_of_prompts(backends), risk),
     )  # fmt: skip
 

@@ -199,8 +199,7 @@ class TrainerController:
         logdets = {number: values["explore/logdet"] for number, values in known if "explore/logdet" in values}
         refit, new = self._plan.trainer.refit, sum(row.round == newest for row in kept)
         draws = generator(self._seed, round_, objective.stage, link, "replay")
-        alone = objective.values and self._plan.trainer.measured == "newest"
-        return limit_rows(kept, margins, 0 if alone else older_rows(refit, round_, new, logdets), draws)
+        return limit_rows(kept, margins, older_rows(refit, round_, new, logdets), draws)
 
     def _optimism(self, link: int) -> LossOptimism | None:
         """The XPO-style term, in the fit that makes the round's policy: it is optimistic for reward minus all costs."""

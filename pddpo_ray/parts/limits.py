@@ -76,7 +76,8 @@ class LimitsController:
     `drift` says log policy / reference of answers, each under the policy that wrote it, `log_probs` the log-probability
     of answers under one policy. [n] `reference` draws one answer of the reference to each of these prompts, for a
     purpose; once, and again from the journal. `people` measure and audit what the limits leave to them; None: nothing.
-    `due` says whose measures a step takes, None: its own. `feedback` gives labels of single answers.
+    `due` says whose measures a step takes, None: its own. `feedback` gives labels of single answers. `newest`: fits
+    learn from the last round's answers alone.
     """
 
     def __init__(
@@ -95,9 +96,10 @@ class LimitsController:
         feedback: Feedback,
         due: Due | None = None,
         window: int | None = None,
+        newest: bool = False,
         people: PeopleOfLimits | None = None,
     ) -> None:
-        self._people, self._due, self._feedback = people, due, feedback
+        self._people, self._due, self._feedback, self._taught_by_newest = people, due, feedback, newest
         self._labelled = [one.name for one in limits if one.labelled]
         self._labels_each = max(one.labels_each for one in limits)
         self._begun: dict[int, tuple[list[Response | None], Callable[[], MeasuredValues]]] = {}
@@ -143,7 +145,8 @@ class LimitsController:
             return policy
         weights = np.array([multipliers[one.name] if one.by_values else 0.0 for one in self._limits])
         scale = value_scale(weights, self._ranges())
-        rows, margins = value_pairs(self._measured.all, weights, self._factors, scale)
+        measured = self._measured.taught(self._taught_by_newest)
+        rows, margins = value_pairs(measured, weights, self._factors, scale)
         if not rows:
             if any(one.by_values for one in self._limits):
                 logger.warning(

@@ -357,6 +357,13 @@ class MeasuredAnswers:
         """Every one so far, in order of rounds."""
         return self.not_withdrawn(one for key in sorted(self._by_phase) for one in self._by_phase[key])
 
+    def taught(self, newest: bool) -> list[MeasuredAnswer]:
+        """Those that a fit learns from: every one, or those of the last round that has any."""
+        if not newest:
+            return self.all
+        last = max((number for (number, _), answers in self._by_phase.items() if answers), default=0)
+        return [one for one in self.all if one.round == last]
+
     def not_withdrawn(self, measured: Iterable[MeasuredAnswer]) -> list[MeasuredAnswer]:
         gone = self._journal.withdrawn
         return [one for one in measured if self._prompt_names.get(one.prompt) not in gone]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -78,25 +77,6 @@ def test_a_fit_sees_all_pairs_again_once_exploration_learned_enough(journal: Jou
     plan = FitPlan(TrainerConfig(refit=DeterminantRefit(rows=5, per_new=1.0)))
     commands = commands_of(journal, tmp_path, plan, {1: 1.0, 2: 1.5})
     assert [len(command.rows) for command in commands] == [20, 20, 40, 40, 45, 45]
-
-
-@pytest.mark.parametrize(("measured", "seen"), [("all", [20, 40, 60]), ("newest", [20, 20, 20])])
-def test_limits_learn_from_the_newest_measured_answers_where_that_is_wished(
-    journal: Journal, tmp_path: Path, measured: Literal["all", "newest"], seen: list[int]
-) -> None:
-    """Compared pairs are read as `refit` says."""
-    backend = Remembering(WORLD, ArtifactStore(tmp_path / "store"))
-    trainer = TrainerController(backend, journal, FitPlan(TrainerConfig(measured=measured)), seed=7)
-    journal.add_version(backend.reference, "reference")
-    for number in journal.rounds(3):
-        rows = [row for row in ROWS if row.round < number]
-        policy = trainer.fit(Objective("reward", backend.reference, 0.1), rows)
-        margins = tuple(row.round / 10 for row in rows)
-        trainer.fit(Objective("cost", policy, 0.1, 1.0, margins, values=True), rows)
-    rewards, costs = backend.commands[::2], backend.commands[1::2]
-    assert [len(command.rows) for command in rewards] == [20, 40, 60]
-    assert [len(command.rows) for command in costs] == seen
-    assert all(command.objective.margins[-1] == (number / 10) for number, command in enumerate(costs))
 
 
 def test_moments_are_those_of_the_same_stage_a_round_ago(journal: Journal, tmp_path: Path) -> None:

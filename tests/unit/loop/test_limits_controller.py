@@ -21,6 +21,7 @@ from pddpo_ray.records import (
     HARM,
     MeasuredValues,
     Measurement,
+    PairRow,
     PolicyVersion,
     Prompt,
     Response,
@@ -58,7 +59,11 @@ class Auditors:
 
 
 class Fits:
-    def fit(self, objective: Any, pairs: Any) -> PolicyVersion:
+    def __init__(self) -> None:
+        self.rows: list[list[PairRow]] = []
+
+    def fit(self, objective: Any, pairs: Sequence[PairRow]) -> PolicyVersion:
+        self.rows.append(list(pairs))
         return PolicyVersion(2, "cost-1", "none", "none")
 
 
@@ -180,3 +185,19 @@ def test_an_answer_that_the_stages_policy_cannot_write_leaves_the_others_their_l
         measured.stages(Fits(), None, PolicyVersion(1, "reward-1", "none", "none"))  # type: ignore[arg-type]
         _, rude = measured.estimates(drawn(journal, number))
     assert (rude.value, rude.missing) == (0.5, 0.0)
+
+
+@pytest.mark.parametrize(("newest", "pairs"), [(False, [0, 2, 12]), (True, [0, 2, 2])])
+def test_older_answers_to_a_prompt_that_is_asked_again_teach_only_where_all_do(
+    journal: Journal, newest: bool, pairs: list[int]
+) -> None:
+    """Two answers to each of two prompts a round: one pair of a prompt, or the six of both rounds."""
+    trainer, policy = Fits(), PolicyVersion(1, "reward-1", "none", "none")
+    measured = controller(journal, [[0, 0], [1, 0], [0, 1], [1, 1]], newest=newest)
+    for number in journal.rounds(3):
+        measured.stages(trainer, None, policy)
+        measured.open(drawn(journal, number))
+        measured.estimates(answers(number))
+    assert [len(rows) for rows in trainer.rows] == pairs
+    authors = {token for row in trainer.rows[2] for token in (row.chosen[0], row.rejected[0])}
+    assert authors == ({2} if newest else {1, 2})

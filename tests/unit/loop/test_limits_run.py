@@ -464,3 +464,16 @@ def test_multipliers_end_at_the_optimum_of_what_was_learned(tmp_path: Path) -> N
     ):
         late = scale * np.mean([step.multiplier_after for step in steps if step.constraint == name][5:])
         assert late == pytest.approx(wanted, rel=0.25)
+
+
+@pytest.mark.run
+def test_a_run_s_fits_learn_from_the_newest_answers_where_the_recipe_says_so(tmp_path: Path) -> None:
+    """Round 1 has the offline answers alone, later rounds its own beside them."""
+    hashes = {}
+    for measured in ("all", "newest"):
+        config = load("tabular-limits", [*QUICK, "rounds=2", f"trainer.measured={measured}"])
+        run_recipe(config, tmp_path / measured)
+        with open_folder(tmp_path / measured) as journal:
+            hashes[measured] = [one.sha256 for one in journal.policies]
+    alike = [one == other for one, other in zip(hashes["all"], hashes["newest"], strict=True)]
+    assert alike == [True, False]
