@@ -67,8 +67,8 @@ def order_of_tests(config: Config, journal: JournalReader, backends: Backends) -
 class PooledAnswers:
     """Answers of finished rounds, evenly many of each, with their weights under every round's policy [K, n].
 
-    `newest`: of as many of the last rounds as ask for so many log-probabilities, the reward policy's among them, and of
-    two at least; None: of all rounds.
+    `newest`: of the last rounds alone, two or more, as far as at most `newest` log-probabilities are asked for, the
+    reward policy's among them; None: of all rounds.
     """
 
     def __init__(self, journal: JournalReader, log_probs: LogProbs, seed: int, newest: int | None = None) -> None:
@@ -100,8 +100,8 @@ class PooledAnswers:
 
 
 def _affordable(answers: Sequence[int], most: int) -> int:
-    """How many of the last rounds, two at least, whose answers under their policies and the reward policy are at most
-    so many log-probabilities. `answers`: of each round."""
+    """How many of the last rounds, two at least, ask for at most `most` log-probabilities: of their answers under their
+    policies and the reward policy. `answers`: of each round."""
     asked = [(rounds + 1) * sum(answers[-rounds:]) for rounds in range(1, len(answers) + 1)]
     return max(2, sum(one <= most for one in asked))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -193,9 +193,10 @@ def test_older_answers_to_a_prompt_that_is_asked_again_teach_only_where_all_do(
 ) -> None:
     """Two answers to each of two prompts a round: one pair of a prompt, or the six of both rounds."""
     trainer, policy = Fits(), PolicyVersion(1, "reward-1", "none", "none")
+    preferences: Any = None
     measured = controller(journal, [[0, 0], [1, 0], [0, 1], [1, 1]], newest=newest)
     for number in journal.rounds(3):
-        measured.stages(trainer, None, policy)
+        measured.stages(cast(Any, trainer), preferences, policy)
         measured.open(drawn(journal, number))
         measured.estimates(answers(number))
     assert [len(rows) for rows in trainer.rows] == pairs

@@ -28,7 +28,7 @@ SOURCES = {
 }
 """Where a page's numbers come from, beside the studies that it names."""
 COMPUTED = {
-    "README.md": ("14.2", "23.3", "12.9", "66.5", "43.8", "24.4", "11.2"),  # below
+    "README.md": ("14.2", "23.3", "12.9", "66.5", "43.8", "24.4", "11.2", "58.0", "21.3", "13.1"),  # below
     "real-model.md": ("12.9",),
     "certificate.md": ("0.25",),
     "exploration.md": ("0.30", "0.45", "1.3"),
@@ -119,21 +119,30 @@ def test_the_real_models_kept_length_is_the_mean_of_its_seeds() -> None:
         assert "three of three seeds" in said
 
 
-def test_the_real_models_harm_is_the_mean_of_its_seeds() -> None:
-    cells = json.loads((STUDIES / "real_model" / "results_third.json").read_text(encoding="utf-8"))["cells"].items()
+@pytest.mark.parametrize(
+    ("series", "kept"),
+    [
+        ("third", {"harm": 3, "length": 3, "refuses": 3, "helpful": 2}),
+        ("fifth", {"harm": 2, "length": 2, "refuses": 2, "helpful": 1}),
+    ],
+)
+def test_the_real_models_harm_is_the_mean_of_its_seeds(series: str, kept: dict[str, int]) -> None:
+    results = json.loads((STUDIES / "real_model" / f"results_{series}.json").read_text(encoding="utf-8"))
+    cells = results["cells"].items()
     seeds = [cell for name, cell in cells if name.startswith("o-pd-dpo-")]
 
-    def change(asked: str, measure: str, scale: float) -> str:
+    def change(asked: str, measure: str, scale: float) -> tuple[str, str]:
         before, after = (
             f"{scale * fmean(one['held_out'][asked][who][measure]['mean'] for one in seeds):.1f}"
             for who in ("reference", "policy")
         )
-        return f"from {before} to {after}"
+        return before, after
 
     findings = [one["run"]["certificate"]["findings"] for one in seeds]
     certified = {limit: sum(one[limit]["state"] == "certified" for one in findings) for limit in findings[0]}
-    assert certified == {"harm": 3, "length": 3, "refuses": 3, "helpful": 2}
+    assert certified == kept
     for page in ("README.md", "docs/real-model.md"):
         said = " ".join((ROOT / page).read_text(encoding="utf-8").replace("\n>", " ").split())
-        assert f"{change('fresh-harmful', 'unsafe_judge', 100.0)} %" in said, page
-        assert f"{change('fresh-harmless', 'words', 1.0)} words" in said, page
+        unsafe, words = change("fresh-harmful", "unsafe_judge", 100.0), change("fresh-harmless", "words", 1.0)
+        assert "from {} to {} %".format(*unsafe) in said, page
+        assert f"to {words[1]} words" in said or f"words from {words[0]} to {words[1]}" in said, page
