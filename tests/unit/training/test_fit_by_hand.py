@@ -374,7 +374,7 @@ def test_a_fit_ends_with_the_weights_that_were_best_on_the_pairs_kept_apart() ->
 def test_a_long_fit_says_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
     monkeypatch.setattr("pddpo_ray.training.fit_watch.PROGRESS.listener", lines.append)
-    monkeypatch.setattr("pddpo_ray.training.fit_watch.TELL_EVERY_S", 0.0)
+    monkeypatch.setattr("pddpo_ray.training.progress.TELL_EVERY_S", 0.0)
     curve = FitCurve("policy-1", steps=60, rows=8)
     curve.add(loss=0.64251, accuracy=0.584, better=0.314, worse=-1.2, norm=1.0, off_support=0.0)
     assert lines == ["policy-1: step 1 of 60, loss 0.643, right 58 %, better answers +0.31 nats, worse -1.20"]
