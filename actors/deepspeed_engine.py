@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pddpo_ray.config import FitConfig
 from pddpo_ray.training.batches import moved
-from pddpo_ray.training.engine import SECOND_BETA, copied, matched
+from pddpo_ray.training.engine import adam_betas, copied, matched
 from pddpo_ray.training.fit import PairLoss, PairPass, Shard, Tensors
 from pddpo_ray.training.passes.log_probs import ResponseScorer, device_of
 
@@ -61,7 +61,7 @@ class DeepSpeedEngine:
         optimizer.clip_grad = settings.max_grad_norm
         for group in optimizer.param_groups:
             group["lr"] = settings.learning_rate
-            group["betas"] = (settings.momentum, SECOND_BETA)
+            group["betas"] = adam_betas(settings)
             group["weight_decay"] = settings.weight_decay
         self._engine.zero_grad()
 

@@ -22,7 +22,7 @@ from bench.workload import Shape, preference_rows, trained_weights
 from pddpo_ray.contracts import FitSettings
 from pddpo_ray.records import Objective, PairRow, PolicyVersion
 from pddpo_ray.training.batches import Text, collate, minibatches, texts_of
-from pddpo_ray.training.engine import SECOND_BETA, TorchEngine
+from pddpo_ray.training.engine import TorchEngine, adam_betas
 from pddpo_ray.training.fit import FrozenColumns, run_fit, schedule_factor
 from pddpo_ray.training.fit_watch import last_fifth
 from pddpo_ray.training.models.lora import LoraEngine
@@ -125,7 +125,7 @@ class CostStage:
 def three_model_loop(policy: Any, frozen: tuple[Any, Any], rows: Sequence[PairRow], settings: FitSettings) -> float:
     """Steps of the policy beside (reference, reward policy). -> mean loss of the last fifth of them"""
     trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=1.0, betas=(0.9, SECOND_BETA), weight_decay=0.0, fused=True)
+    optimizer = torch.optim.AdamW(trained, lr=1.0, betas=adam_betas(settings), weight_decay=0.0, fused=True)
     losses = []
     for step, indices in enumerate(minibatches(len(rows), settings.steps, settings.batch_pairs, SEED)):
         texts = texts_of([rows[i] for i in indices])

@@ -30,7 +30,7 @@ from pddpo_ray.records import Decoding, Objective, PairRow, PolicyVersion, Promp
 from pddpo_ray.rollout.delivery_check import DeliveryCheck
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.batches import minibatches
-from pddpo_ray.training.engine import SECOND_BETA
+from pddpo_ray.training.engine import adam_betas
 from pddpo_ray.training.local import LocalTrainer, load_trainer
 
 BETA, SEED, LEARNING_RATE, CANARIES = 0.1, 1, 1e-4, 8
@@ -197,7 +197,7 @@ class TrlOnline:
         """The steps of one iteration, each with its own answers, from the newest weights on."""
         model = self._trainer.model
         optimizer = torch.optim.AdamW(
-            model.parameters(), lr=LEARNING_RATE, betas=(0.9, SECOND_BETA), weight_decay=0.0, fused=True
+            model.parameters(), lr=LEARNING_RATE, betas=adam_betas(FitSettings()), weight_decay=0.0, fused=True
         )
         batches = self.size.batches()
         self.answers = {}

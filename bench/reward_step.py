@@ -26,7 +26,7 @@ from bench.workload import Shape, preference_rows, tokenizer, trained_weights
 from pddpo_ray.contracts import FitSettings
 from pddpo_ray.records import Objective, PairRow, PolicyVersion
 from pddpo_ray.training.batches import Text, minibatches, texts_of
-from pddpo_ray.training.engine import SECOND_BETA, TorchEngine
+from pddpo_ray.training.engine import TorchEngine, adam_betas
 from pddpo_ray.training.fit import FrozenColumns, run_fit
 from pddpo_ray.training.fit_watch import last_fifth
 from pddpo_ray.training.models.lora import LoraEngine
@@ -277,7 +277,7 @@ class TrlSteps:
         model.train()
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(
-            trained, lr=self._learning_rate, betas=(0.9, SECOND_BETA), weight_decay=0.0, fused=True
+            trained, lr=self._learning_rate, betas=adam_betas(FitSettings()), weight_decay=0.0, fused=True
         )
         losses = []
         for batch in batches:

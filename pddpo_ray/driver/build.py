@@ -109,7 +109,6 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
     dual = DualController(owner, journal, partial(held_limits, config, journal))
     due = due_labels(config, journal, feedback, rounds)
     limits = _limits(config, backends, journal, trainer, rollout, feedback, due, dual)
-    newest = config.trainer.measured == "newest"
     hidden = online and backends.features == "hidden"
     whitened = WhitenedFeatures(None, config, journal, backends, trainer) if hidden else None
     watched = config.scorecard_prompts > 0
@@ -123,9 +122,7 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
         prompts=_prompts(config, journal, backends),
         preferences=Preferences(journal, backends.store, config.compared, verdicts),
         limits=limits,
-        rewards=None
-        if backends.reward is None
-        else RewardController(journal, backends.reward, seed=config.seed, newest=newest),
+        rewards=_rewards(config, journal, backends),
         due=due,
         labels_before=labels_before(config, journal, backends),
         margins=aims,
@@ -288,6 +285,13 @@ def _limits(
         due=due, feedback=feedback, window=window, newest=config.trainer.measured == "newest",
         people=people_of_limits(config, journal, backends.held_limits, sets_of_prompts(backends), risk),
     )  # fmt: skip
+
+
+def _rewards(config: Config, journal: Journal, backends: Backends) -> RewardController | None:
+    """The part that measures a computed reward."""
+    newest = config.trainer.measured == "newest"
+    reward = backends.reward
+    return None if reward is None else RewardController(journal, reward, seed=config.seed, newest=newest)
 
 
 def _margins(config: Config, backends: Backends) -> dict[str, Margin]:

@@ -99,7 +99,7 @@ class LimitsController:
         newest: bool = False,
         people: PeopleOfLimits | None = None,
     ) -> None:
-        self._people, self._due, self._feedback, self._taught_by_newest = people, due, feedback, newest
+        self._people, self._due, self._feedback = people, due, feedback
         self._labelled = [one.name for one in limits if one.labelled]
         self._labels_each = max(one.labels_each for one in limits)
         self._begun: dict[int, tuple[list[Response | None], Callable[[], MeasuredValues]]] = {}
@@ -114,7 +114,8 @@ class LimitsController:
         self._stated = [one.stated for one in limits]
         scored = any(one.stated.limit.quantity.kind == "mean" for one in limits)
         self._phase, phases = (ANSWERS, "measure-%") if self.by_sources or scored else (SAFETY, SAFETY)
-        self._measured = MeasuredAnswers(journal, self._stated, clip_of(limits), phases, {self._phase: self._each})
+        each = {self._phase: self._each}
+        self._measured = MeasuredAnswers(journal, self._stated, clip_of(limits), phases, each, newest)
 
     # --- learning -----------------------------------------------------------------------------------------------
 
@@ -145,8 +146,7 @@ class LimitsController:
             return policy
         weights = np.array([multipliers[one.name] if one.by_values else 0.0 for one in self._limits])
         scale = value_scale(weights, self._ranges())
-        measured = self._measured.taught(self._taught_by_newest)
-        rows, margins = value_pairs(measured, weights, self._factors, scale)
+        rows, margins = value_pairs(self._measured.teaching, weights, self._factors, scale)
         if not rows:
             if any(one.by_values for one in self._limits):
                 logger.warning(

@@ -316,7 +316,8 @@ def _label_range(stated: StatedLimit) -> tuple[float | None, float | None]:
 class MeasuredAnswers:
     """The measured answers of all phases of a run that are called like `phases`, those of earlier rounds too.
 
-    `together` says of how many answers a draw of a phase is; elsewhere it is one. `cost_max` bounds logits.
+    `together` says of how many answers a draw of a phase is; elsewhere it is one. `cost_max` bounds logits. `newest`:
+    fits learn from the last round's answers alone.
     """
 
     def __init__(
@@ -326,8 +327,9 @@ class MeasuredAnswers:
         cost_max: float,
         phases: str,
         together: Mapping[str, int] | None = None,
+        newest: bool = False,
     ) -> None:
-        self._journal, self._stated, self._cost_max = journal, tuple(stated), cost_max
+        self._journal, self._stated, self._cost_max, self._newest = journal, tuple(stated), cost_max, newest
         self._together = together or {}
         self._by_phase: dict[tuple[int, str], list[MeasuredAnswer]] = {}
         self._prompt_names: dict[Tokens, str] = {}
@@ -357,9 +359,10 @@ class MeasuredAnswers:
         """Every one so far, in order of rounds."""
         return self.not_withdrawn(one for key in sorted(self._by_phase) for one in self._by_phase[key])
 
-    def taught(self, newest: bool) -> list[MeasuredAnswer]:
+    @property
+    def teaching(self) -> list[MeasuredAnswer]:
         """Those that a fit learns from: every one, or those of the last round that has any."""
-        if not newest:
+        if not self._newest:
             return self.all
         last = max((number for (number, _), answers in self._by_phase.items() if answers), default=0)
         return [one for one in self.all if one.round == last]

@@ -47,14 +47,14 @@ class RewardController:
     """Satisfies contracts.Rewards. `newest`: its fit learns from the last round's answers alone."""
 
     def __init__(self, journal: Journal, reward: ComputedReward, *, seed: int, newest: bool = False) -> None:
-        self._journal, self._reward, self._seed, self._taught_by_newest = journal, reward, seed, newest
+        self._journal, self._reward, self._seed = journal, reward, seed
         # a reward is no logit, and so has no box
-        self._measured = MeasuredAnswers(journal, [reward.stated], math.inf, PAIRS)
+        self._measured = MeasuredAnswers(journal, [reward.stated], math.inf, PAIRS, newest=newest)
 
     def stage(self, reference: PolicyVersion, weight_of_kl: float) -> tuple[Objective, list[PairRow]]:
         """The regression of log policy / reference on measured differences: its minimiser over all policies is
         reference * exp(reward / weight_of_kl). Raises RunError where no prompt has two measured answers."""
-        measured = self._measured.taught(self._taught_by_newest)
+        measured = self._measured.teaching
         everywhere = {one.prompt: np.ones(1) for one in measured}
         span = self._reward.span
         rows, margins = value_pairs(measured, np.ones(1), everywhere, span)

@@ -16,12 +16,15 @@ from pddpo_ray.training.fit import PairLoss, PairPass, Shard, Tensors
 from pddpo_ray.training.passes.graphs import PassGraphs
 from pddpo_ray.training.passes.log_probs import ResponseScorer, device_of
 
-SECOND_BETA = 0.99
-"""AdamW's; the first is `momentum` of the fit."""
 MOMENTS, STEPS = ("exp_avg", "exp_avg_sq"), "steps"
 """What torch calls AdamW's moments, and the number of steps behind them."""
 FUSED_FROM = 50_000
 """Trained parameters from which on the optimiser's fused step is used."""
+
+
+def adam_betas(settings: FitConfig) -> tuple[float, float]:
+    """Of every fit's AdamW."""
+    return settings.momentum, 0.99
 
 
 class TorchEngine:
@@ -68,7 +71,7 @@ class TorchEngine:
         self._optimizer = torch.optim.AdamW(
             self._trainable,
             lr=settings.learning_rate,
-            betas=(settings.momentum, SECOND_BETA),
+            betas=adam_betas(settings),
             weight_decay=settings.weight_decay,
             fused=fused,
         )

@@ -21,7 +21,7 @@ from lab.studies.study import FOLDER, Results, command, keep, known, registratio
 from pddpo_lab.verify.methods import EXACT, SHIPPED
 from pddpo_lab.verify.simulate import simulate
 from pddpo_lab.worlds.tabular.world import TabularWorld, draw_answers, random_world, rare_world
-from pddpo_ray.config import AnytimeRule, NewtonRule, ProjectedRule
+from pddpo_ray.config import AnytimeRule, FitConfig, NewtonRule, ProjectedRule
 from pddpo_ray.parts import dual_rules
 from pddpo_ray.records import Array, CostEstimate
 from pddpo_ray.theory.estimates.cost_estimate import estimate_from_shares, mean_with_error
@@ -29,7 +29,7 @@ from pddpo_ray.theory.losses.objectives import preference_loss
 from pddpo_ray.theory.multipliers.cost_stage import cost_stage_scales, cost_temperature
 from pddpo_ray.theory.multipliers.dual import DualState, LogMultiplier, Rule, RuleContext, ascend, limit_state
 from pddpo_ray.theory.seeds import generator
-from pddpo_ray.training.engine import SECOND_BETA
+from pddpo_ray.training.engine import adam_betas
 from pddpo_ray.worlds.oracle import mixture
 
 RESULTS = FOLDER / "theory_choices" / "results.json"
@@ -103,7 +103,7 @@ def ada_lag(world: TabularWorld, *, carried: bool, rate: float, steps: int, seed
         state, _ = ascend(state, CostEstimate(*mean_with_error(newest), len(newest), 1, "cost_model"))
         scale, share = cost_stage_scales(state.multiplier)
         if optimizer is None or not carried:
-            optimizer = torch.optim.AdamW([logits], lr=rate, betas=(0.9, SECOND_BETA), weight_decay=0.0)
+            optimizer = torch.optim.AdamW([logits], lr=rate, betas=adam_betas(FitConfig()), weight_decay=0.0)
         optimizer.param_groups[0]["lr"] = rate * share
         x, cheap, costly = rows[:, draws.integers(0, rows.shape[1], BATCH)]
         ratios = torch.log_softmax(logits, 1) - base

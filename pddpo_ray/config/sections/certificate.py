@@ -17,7 +17,7 @@ class CertificateConfig(Strict):
     """When the run tests its policies by itself: `end`, when its rounds are done; `never`, since a test asks for labels
     beyond those of training: `pddpo certify RUN` asks for them."""
     candidates: int = Field(3, ge=1)
-    """The most rounds' policies that are tested at the end, in the order that the answers of all rounds say, until one
+    """The most rounds' policies that are tested at the end, in the order that the answers of the rounds say, until one
     is certified."""
     draws: int = Field(2000, ge=1)
     """The most draws of a candidate: a prompt, an answer and its labels each. It stops earlier when it is decided."""

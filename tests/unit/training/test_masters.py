@@ -19,7 +19,7 @@ from pddpo_ray.parts.fitting import _warn
 from pddpo_ray.records import Objective, PairRow, PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.masters import MASTERS, forget_older, write_beside
-from pddpo_ray.training.engine import SECOND_BETA, TorchEngine
+from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import Shard
 from pddpo_ray.training.local import LocalTrainer, moved_share, sampled, store_reference
 from pddpo_ray.training.models.lora import load_lora_trainer
@@ -92,7 +92,7 @@ def test_steps_are_adamw_s_on_float32_weights(momentum: float) -> None:
     engine = TorchEngine(ResponseScorer(model, "plain"))
     engine.begin(FitSettings(learning_rate=1e-5, max_grad_norm=1e9, momentum=momentum))
     expected = {name: p.detach().float().requires_grad_() for name, p in model.named_parameters()}
-    optimizer = torch.optim.AdamW(expected.values(), lr=1e-5, betas=(momentum, SECOND_BETA), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(expected.values(), lr=1e-5, betas=(momentum, 0.99), weight_decay=0.0)
     for text in ([((1, 7), (9, 12, 2))], [((1, 9), (3, 14, 2))]):
         loss = -engine.scorer.log_probs(text)[0].sum()
         gradients = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
