@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import logging
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -41,8 +40,6 @@ from pddpo_ray.limits.reading import PAIRS, REWARD, beside
 from pddpo_ray.registry import OF_LAB, recipe_folders
 from pddpo_ray.storage.checkpoints import is_hub_name
 from pddpo_ray.storage.whole_files import refuse_password
-
-logger = logging.getLogger(__name__)
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 LAYERS = "layers/"

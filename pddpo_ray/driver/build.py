@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -50,8 +49,6 @@ from pddpo_ray.scorers.labellers import (
     unsafe_chance,
 )
 from pddpo_ray.theory.multipliers import dual as dual_rules
-
-logger = logging.getLogger(__name__)
 
 
 def demand_startable(config: Config, backends: Backends) -> None:

@@ -18,12 +18,11 @@ from pddpo_ray.theory.certificates.certificate import lower_bound, upper_bound
 from pddpo_ray.theory.certificates.measured_draws import (
     LOWER_WORST,
     UPPER_WORST,
-    bias_bound,
     counted,
     scaled,
     with_people,
 )
-from pddpo_ray.theory.estimates.cost_estimate import clipped_logit
+from pddpo_ray.theory.estimates.cost_estimate import bias_bound, clipped_logit
 from pddpo_ray.theory.intervals import binomial_high, binomial_low
 
 EDGE = 1e-3

@@ -6,7 +6,6 @@ serves both. The answers of the offline pairs and of every explored pair are mea
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +24,6 @@ from pddpo_ray.theory.multipliers.cost_stage import cost_temperature
 from pddpo_ray.theory.seeds import seed_of
 
 OFFLINE, PAIRS = "reward-offline", "reward-pairs"
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

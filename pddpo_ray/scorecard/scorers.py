@@ -26,7 +26,7 @@ from pddpo_ray.records import Array, LabelledPair, Prompt, Response
 from pddpo_ray.scorecard.cards import HELD_OUT, SCORERS, trials_of
 from pddpo_ray.scorers.fits import ScorerOrder, given_scorer, stored_scorer
 from pddpo_ray.scorers.labellers import judging_models
-from pddpo_ray.scoring.held_out import KINDS, REPORT, Kind, Text, Trials, compared_on, comparisons, rows_of
+from pddpo_ray.scoring.held_out import KINDS, REPORT, Kind, Trials, compared_answers
 from pddpo_ray.scoring.interface import AnswerScorer
 from pddpo_ray.scoring.learned_prompts import hashes_of, learned_by, opening_of
 from pddpo_ray.scoring.sources.opening import source_in_run
@@ -128,14 +128,11 @@ def _compared(
     kind: Kind, make: Callable[[], AnswerScorer], labelled: Sequence[LabelledPair], backends: Backends, config: Config
 ) -> Trials:
     """A scorer that somebody else made, on pairs that the run does not learn from where it keeps any."""
-    rows = rows_of(labelled, kind, backends.offline_unsafe)
-    pairs = comparisons(rows, by_prompt=backends.world is None, seed=seed_of(config.seed, "scorecard", kind))
-    answers: dict[Text, Response] = {
-        (answer.prompt.token_ids, answer.token_ids): answer
-        for item in labelled
-        for answer in (item.pair.first, item.pair.second)
-    }
-    return compared_on(pairs[:COMPARED], lambda texts: _scored(make, [answers[text] for text in texts]))
+    seed, by_prompt = seed_of(config.seed, "scorecard", kind), backends.world is None
+    score = partial(_scored, make)
+    return compared_answers(
+        labelled, kind, backends.offline_unsafe, score, by_prompt=by_prompt, seed=seed, most=COMPARED
+    )
 
 
 def _maker(kind: Kind, config: Config, backends: Backends, known: Mapping[str, Any]) -> Callable[[], AnswerScorer]:

@@ -40,7 +40,7 @@ class Fixed:
 
 def mutant(name: str, where: str, original: str, mutated: str, *tests: str) -> Fixed:
     path, function = where.split()
-    room = "lab/pddpo_lab" if path.startswith(("methods/", "worlds/tabular/")) else "pddpo_ray"
+    room = "lab/pddpo_lab" if path.startswith(("methods/", "worlds/tabular/", "margins")) else "pddpo_ray"
     return Fixed(name, f"{room}/{path}.py", function, original, mutated, tests)
 
 
@@ -69,7 +69,7 @@ FIXED = (
     ),
     mutant(
         "the sign of the bonus that a table's scores are left with",
-        "theory/losses/margins score_margin",
+        "margins score_margin",
         "return margin + (chosen - rejected)",
         "return margin - (chosen - rejected)",
         "test_a_bonus_margin_leaves_nothing_in_the_logit_of_two_scores_and_the_printed_one_does",

@@ -23,8 +23,8 @@ pytestmark = pytest.mark.ray
 
 SITE = Path(__file__).parents[1] / "reach_site"
 IN_WORKERS = (
-    "pddpo_ray.theory.mle.box_mle",
-    "pddpo_ray.theory.losses.margins.score_margin",
+    "pddpo_lab.mle.box_mle",
+    "pddpo_lab.margins.score_margin",
     "pddpo_ray.theory.multipliers.dual.ascend",
     "pddpo_ray.worlds.truth_labeller.WorldLabeller.compare",
     *(name for name in ONLY_TEXTS if "exploration" not in name),

@@ -30,7 +30,8 @@ from pddpo_ray.journal.transactions import Store
 from pddpo_ray.report.build import build_report
 from pddpo_ray.theory.certificates.certificate import first_certified, upper_bound
 from pddpo_ray.theory.certificates.levels import Allocation
-from pddpo_ray.theory.certificates.measured_draws import bias_bound, logit_draws
+from pddpo_ray.theory.certificates.measured_draws import scaled
+from pddpo_ray.theory.estimates.cost_estimate import bias_bound, clipped_logit
 from tests.unit.loop.small_run import SMALL, small
 
 pytestmark = pytest.mark.run
@@ -241,7 +242,7 @@ def test_a_logit_is_certified_below_its_bias_with_the_unsafe_rate_beside_it(tmp_
     config = small("limits.cost.at_most=1.5", "limits.cost.labels_each=16")
     run_recipe(config, tmp_path / "run")
     entry = certify(config, tmp_path / "run", "last", {}, MANY)
-    values = logit_draws([share or 0.0 for share in entry.numbers["cost"]], 2.0)
+    values = scaled(clipped_logit([share or 0.0 for share in entry.numbers["cost"]], 2.0), -2.0, 2.0)
     limit = (1.5 - bias_bound(16, 2.0) + 2.0) / 4.0
     expected = 4.0 * upper_bound(values, limit, Allocation().level(0.05, 1)) - 2.0 + bias_bound(16, 2.0)
     assert entry.findings["cost"].upper == pytest.approx(min(1.5, expected))

@@ -31,7 +31,7 @@ from pddpo_ray.report.build import build_report
 from pddpo_ray.storage.whole_files import JOURNAL
 from pddpo_ray.theory.certificates.certificate import upper_bound
 from pddpo_ray.theory.certificates.levels import Allocation
-from pddpo_ray.theory.certificates.measured_draws import limit_with_people, with_people
+from pddpo_ray.theory.certificates.measured_draws import with_people
 from pddpo_ray.theory.estimates.cost_estimate import clipped_logit
 from tests.runs.test_limits_on_text import PowerCut, twin
 from tests.support.answering_people import RULES, Crowd, answering
@@ -217,8 +217,8 @@ def test_people_audit_a_machine_that_calls_everything_long(tmp_path: Path, caplo
     f, coins = [by_machine[one] for one in entry.draws["rude"]], [one in audited for one in entry.draws["rude"]]
     values = with_people(f, truth, coins, share)
     assert tested.draws(entry.numbers["rude"]) == pytest.approx(values)
-    bound = upper_bound(values, limit_with_people(0.99, share), Allocation().level(0.05, 1))
-    low, high = tested.ends
+    low, high = 1 - 1 / share, 1 / share
+    bound = upper_bound(values, (0.99 - low) / (high - low), Allocation().level(0.05, 1))
     assert entry.findings["rude"].upper == pytest.approx(min(low + (high - low) * bound, 1.0))
     assert len(crowd.said) - in_rounds == sum(coins)
 

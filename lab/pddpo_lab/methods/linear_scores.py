@@ -14,8 +14,8 @@ from numpy.typing import ArrayLike
 from scipy.optimize import brentq
 from scipy.special import expit
 
+from pddpo_lab.mle import RIDGE, bounded_logistic
 from pddpo_ray.records import HARM, Array, LabelledPair, Response, Verdict
-from pddpo_ray.theory.mle import RIDGE, bounded_logistic
 
 Features = Callable[[Sequence[Response]], Array]
 

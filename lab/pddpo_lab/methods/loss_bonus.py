@@ -8,13 +8,13 @@ from typing import Protocol
 
 import numpy as np
 
+from pddpo_lab.margins import Bonus
 from pddpo_ray.backends.backends import Backends
 from pddpo_ray.config import Config
 from pddpo_ray.driver.build import BuiltParts, explorer_of
 from pddpo_ray.journal import Journal
 from pddpo_ray.parts.exploring import Chooser, ExplorationController
 from pddpo_ray.records import Array, LabelledPair, Objective, Pair, PairRow, Response, Stage, by_prompt
-from pddpo_ray.theory.losses.margins import Bonus
 from pddpo_ray.theory.multipliers.dual import LimitState
 
 

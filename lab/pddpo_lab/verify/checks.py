@@ -17,6 +17,7 @@ from scipy.optimize import minimize
 from scipy.special import expit, log_softmax, logsumexp, softmax
 
 from pddpo_lab.methods.loss_bonus import bonus_margin
+from pddpo_lab.mle import box_mle, gradient, negative_log_likelihood
 from pddpo_lab.verify.formulas import printed_margin
 from pddpo_lab.worlds.tabular.world import TabularWorld
 from pddpo_ray.exploration.bonus import elliptical
@@ -24,7 +25,6 @@ from pddpo_ray.exploration.resampling import exact_base
 from pddpo_ray.records import Array, CostEstimate
 from pddpo_ray.theory.estimates.cost_estimate import clipped_logit
 from pddpo_ray.theory.losses.objectives import preference_loss
-from pddpo_ray.theory.mle import box_mle, gradient, negative_log_likelihood
 from pddpo_ray.theory.multipliers.cost_stage import cost_temperature
 from pddpo_ray.theory.multipliers.dual import DualState, ProjectedFixed, ascend, limit_state
 from pddpo_ray.worlds.oracle import Oracle, mixture

@@ -10,10 +10,10 @@ import math
 
 import numpy as np
 
+from pddpo_lab.margins import Bonus
+from pddpo_lab.mle import RIDGE
 from pddpo_ray.exploration.design import FISHER_WEIGHT
 from pddpo_ray.records import Array
-from pddpo_ray.theory.losses.margins import Bonus
-from pddpo_ray.theory.mle import RIDGE
 
 
 def theory_amplitude(

@@ -14,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
+from pddpo_lab.margins import score_margin
 from pddpo_lab.methods.loss_bonus import bonus_margin
+from pddpo_lab.mle import box_mle
 from pddpo_lab.verify.formulas import one_hot_gram, printed_margin, theory_amplitude, theory_precision
 from pddpo_lab.verify.methods import Method
 from pddpo_lab.worlds.tabular.world import TabularWorld, draw_answers
@@ -23,8 +25,6 @@ from pddpo_ray.exploration.design import inverse
 from pddpo_ray.exploration.resampling import exact_base, resampling_weights
 from pddpo_ray.records import HARM, Array, CostEstimate
 from pddpo_ray.theory.estimates.cost_estimate import estimate_from_shares
-from pddpo_ray.theory.losses.margins import score_margin
-from pddpo_ray.theory.mle import box_mle
 from pddpo_ray.theory.multipliers.cost_stage import SKIP_SHARE, skips_cost_stage
 from pddpo_ray.theory.multipliers.dual import DualState, Fixed, ProjectedFixed, ascend, limit_state
 from pddpo_ray.worlds.oracle import Oracle

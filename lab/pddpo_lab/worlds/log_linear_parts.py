@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
+from pddpo_lab.mle import unbounded_logistic
+from pddpo_lab.value_scores import VALUE_RIDGE, least_squares
 from pddpo_lab.worlds.log_linear import THETA, Indices, LogLinear, given_the_grammar, phrase_blocks, slot_sizes
 from pddpo_lab.worlds.tabular.engine import TableEngine, decoded
 from pddpo_ray.config.sections.world import LogLinearConfig
@@ -22,8 +24,6 @@ from pddpo_ray.errors import RunError
 from pddpo_ray.records import Array, Decoding, PairRow, PolicyVersion, Response
 from pddpo_ray.registry import Extension
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.theory.losses.value_stage import VALUE_RIDGE, least_squares
-from pddpo_ray.theory.mle import unbounded_logistic
 from pddpo_ray.worlds.text.grammar import Grammar
 
 

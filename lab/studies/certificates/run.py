@@ -22,15 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
+from pddpo_ray.certificates.ledger import TestedLimit
 from pddpo_ray.parts.prompts import cumulated, drawn_at
 from pddpo_ray.theory.certificates.certificate import bets_below, log_wealth
 from pddpo_ray.theory.certificates.levels import Allocation
 from pddpo_ray.theory.certificates.measured_draws import (
     UPPER_WORST,
     counted,
-    limit_with_people,
-    logit_draws,
-    logit_limit,
     mixture_log_wealth,
     scaled,
     with_people,
@@ -133,21 +131,21 @@ def machine_and_people(random: Random, runs: int, limit: float, truth: float) ->
         machine = np.where(people, random.random(people.shape) < 0.5, random.random(people.shape) < 0.02)
         return with_people(machine, people, random.random(people.shape) < 0.25, 0.25)
 
-    shown = limit_with_people(limit, 0.25)
+    shown = TestedLimit("cost", limit, 0.05, 0.05, "rate", 1, 0.0, 1.0, "people", people=0.25).to_unit(limit)
     return _any(lambda number: _ever(draws(), shown, _level(number)))
 
 
 def logit(random: Random, runs: int, limit: float, truth: float, beyond: float = 0.0) -> Flags:
     """A logit limit of 0 with C = 2 and 20 labels an answer; the mean cost is `truth - limit` logits above it."""
-    shown = logit_limit(0.0, 20, 2.0)
-    assert shown is not None
+    tested = TestedLimit("cost", 0.0, 0.05, 0.05, "logit", 20, -2.0, 2.0, "labels")
+    shown = tested.to_unit(tested.limit - tested.bias)
     above = (truth - limit) / limit / 2
 
     def draws() -> Array:
         shape = (runs, DRAWS[limit])
         # a share of 1/5 far up, the others so far down that the mean of the costs, cut at C, is `above`
         costs = np.where(random.random(shape) < 0.2, 2.0 + beyond, (5 * above - 2.0) / 4)
-        return logit_draws(random.binomial(20, expit(costs)) / 20, 2.0)
+        return scaled(clipped_logit(random.binomial(20, expit(costs)) / 20, 2.0), *tested.ends)
 
     return _any(lambda number: _ever(draws(), shown, _level(number)))
 

@@ -20,6 +20,7 @@ from lab.studies.limits.worlds import PRIOR_SD
 from pddpo_lab.methods.explicit_dual import descend
 from pddpo_lab.methods.linear_scores import LinearScorer, fit_cost, fit_reward, shift_to_rate
 from pddpo_lab.methods.scoring import PolicyScorer, Scorer, UnsafeChances
+from pddpo_lab.mle import unbounded_logistic
 from pddpo_lab.worlds.log_linear import LogLinear
 from pddpo_lab.worlds.tabular.world import draw_answers
 from pddpo_ray.exploration.explorer import OptimisticExplorer
@@ -39,7 +40,6 @@ from pddpo_ray.records import (
     Verdict,
 )
 from pddpo_ray.theory.estimates.cost_estimate import mean_with_error
-from pddpo_ray.theory.mle import unbounded_logistic
 from pddpo_ray.theory.seeds import generator
 from pddpo_ray.worlds.oracle import Oracle
 

@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, log_softmax
 
+from pddpo_lab.mle import box_mle, unbounded_logistic, win_counts
+from pddpo_lab.value_scores import table_scores
 from pddpo_lab.worlds.log_linear import LogLinear, phrase_blocks
 from pddpo_ray.config import DrawnFamilyConfig, RateLimitConfig
 from pddpo_ray.records import Array
-from pddpo_ray.theory.losses.value_stage import table_scores
-from pddpo_ray.theory.mle import box_mle, unbounded_logistic, win_counts
 from pddpo_ray.theory.multipliers.several_limits import LagrangianDual, minimise
 from pddpo_ray.worlds.text.drawn_world import DrawnWorldSpec, build_drawn_world
 from pddpo_ray.worlds.text.family import drawn_grammar, reference_spread

@@ -24,8 +24,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lab.studies.real_model.scorers import SUFFIX
+from pddpo_lab.value_scores import centred_losses
 from pddpo_ray.limits.rules import words
-from pddpo_ray.theory.losses.value_stage import centred_losses
 from pddpo_ray.training.models.lora import add_adapters
 from pddpo_ray.training.models.pretrained import fetch
 from pddpo_ray.training.passes.log_probs import ResponseScorer

@@ -9,12 +9,11 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from pddpo_ray.annotation.queue.queue_rules import Problem, QueueError
 from pddpo_ray.parts.questions import TIE, Given, Question, contradicts_itself
 
-Reply = Literal["label", "abstain", "skip", "flag"]
 LANGUAGE = r"[a-z]{2,3}"
 """A language's code, e.g. de."""
 

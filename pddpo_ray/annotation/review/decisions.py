@@ -53,9 +53,6 @@ class Decision(StrEnum):
     REOPEN = "reopen"
 
 
-GOES_ON = frozenset({BatchState.COMPLETE, BatchState.FROZEN, BatchState.ACCEPTED})
-"""The run has what it asked for, or what somebody decided is enough."""
-
 LEADS_TO: Mapping[BatchState, Mapping[Decision, frozenset[BatchState]]] = {
     BatchState.WAITING: {
         Decision.EXTEND: frozenset({BatchState.WAITING}),

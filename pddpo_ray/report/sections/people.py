@@ -145,7 +145,3 @@ def _with_interval(values: Mapping[str, float], purpose: str, round_: int) -> st
         high = number(values["alpha_high"], f"people/{purpose}_alpha_high", round_)
         text += f" ({low} to {high})"
     return text
-
-
-def _known(values: Mapping[str, float]) -> tuple[float, float] | None:
-    return (values["cost/low"], values["cost/high"]) if "cost/low" in values else None

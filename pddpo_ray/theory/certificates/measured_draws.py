@@ -20,7 +20,7 @@ from scipy.special import expit
 
 from pddpo_ray.records import Array
 from pddpo_ray.theory.certificates.certificate import log_wealth, lower_bound, upper_bound
-from pddpo_ray.theory.estimates.cost_estimate import bias_bound, clipped_logit, corrected_by_people
+from pddpo_ray.theory.estimates.cost_estimate import corrected_by_people
 
 UPPER_WORST, LOWER_WORST = 1.0, 0.0
 """What a draw without a number counts as: in an upper bound, and in a lower one."""
@@ -54,31 +54,11 @@ def with_people(machine: ArrayLike, people: ArrayLike, asked: ArrayLike, share: 
     return scaled(corrected_by_people(machine, people, asked, share), low, high)
 
 
-def limit_with_people(limit: float, share: float) -> float:
-    """The limit of people's mean on the scale of `with_people`."""
-    low, high = with_people_range(share)
-    return (limit - low) / (high - low)
-
-
 def with_people_range(share: float) -> tuple[float, float]:
     """Where f + (xi/q)(y - f) lies for f, y in [0, 1] and q = `share`. -> low, high"""
     if not 0.0 < share <= 1.0:
         raise ValueError(f"the share that people are asked about lies in (0, 1], got {share}")
     return 1.0 - 1.0 / share, 1.0 / share
-
-
-def logit_draws(unsafe_shares: ArrayLike, cost_max: float) -> Array:
-    """(clipped logit + C) / 2C of each answer's unsafe share. [...] -> [...]"""
-    return scaled(clipped_logit(unsafe_shares, cost_max), -cost_max, cost_max)
-
-
-def logit_limit(limit: float, labels_each: int, cost_max: float) -> float | None:
-    """The limit of a logit on the scale of `logit_draws`, lowered by the estimate's bias; None: no number can show it.
-
-    The bias does not shrink with more answers, only with more labels for each, so it is not divided by sqrt(N).
-    """
-    shown = (limit - bias_bound(labels_each, cost_max) + cost_max) / (2.0 * cost_max)
-    return shown if 0.0 < shown < 1.0 else None
 
 
 def share_at_clip(unsafe_shares: ArrayLike, cost_max: float) -> float:

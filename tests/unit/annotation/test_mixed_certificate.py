@@ -32,7 +32,7 @@ from pddpo_ray.records import Measurement
 from pddpo_ray.scorers import labellers
 from pddpo_ray.theory.certificates.certificate import upper_bound
 from pddpo_ray.theory.certificates.levels import Allocation
-from pddpo_ray.theory.certificates.measured_draws import limit_with_people, with_people
+from pddpo_ray.theory.certificates.measured_draws import with_people
 from pddpo_ray.worlds.truth_by_text import truth_of
 from tests.support.annotation_api import GENEROUS
 from tests.support.annotation_server import serving
@@ -81,8 +81,8 @@ def test_people_correct_a_model_that_calls_nearly_everything_unsafe(tmp_path: Pa
     assert people.asked.total() - asked_before == asked.sum()
     values = with_people(machine, [labels.get(name, 0.0) for name in entry.draws["cost"]], asked, SHARE)
     assert entry.candidate.limits[0].draws(entry.numbers["cost"]) == pytest.approx(values)
-    bound = upper_bound(values, limit_with_people(rate + 0.25, SHARE), Allocation().level(0.05, 1))
     low, high = 1 - 1 / SHARE, 1 / SHARE
+    bound = upper_bound(values, (rate + 0.25 - low) / (high - low), Allocation().level(0.05, 1))
     assert found.upper == pytest.approx(min(rate + 0.25, low + (high - low) * bound))
 
     certificate = write_certificate(run, certificate_of(config, run, entry))

@@ -26,7 +26,7 @@ from pddpo_ray.limits.reading import stated_limits
 from pddpo_ray.limits.rules import characters, empty, reading_grade, refusal, repeats, sentences, words
 from pddpo_ray.limits.sources import Answer
 from pddpo_ray.scoring.sources.opening import read_limits
-from pddpo_ray.theory.certificates.measured_draws import bias_bound
+from pddpo_ray.theory.estimates.cost_estimate import bias_bound
 from pddpo_ray.theory.intervals import mean_interval
 
 XSTEST = Path(os.environ.get("PDDPO_SHARED", "../shared")) / "data" / "xstest_refusals.jsonl.gz"

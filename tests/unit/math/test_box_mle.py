@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 from scipy.special import expit
 
-from pddpo_ray.theory.mle import PAIRS_PER_RIDGE, box_mle, gradient, negative_log_likelihood, win_counts
+from pddpo_lab.mle import PAIRS_PER_RIDGE, box_mle, gradient, negative_log_likelihood, win_counts
 
 
 def random_wins(seed: int, pairs: int, size: int = 6) -> np.ndarray:

@@ -15,6 +15,7 @@ from scipy.optimize import check_grad
 from scipy.special import logit, logsumexp
 
 from pddpo_lab.methods.explicit_dual import dual_slope
+from pddpo_lab.mle import _value_and_slope, bounded_logistic, box_mle, optimistic_mle, win_counts
 from pddpo_lab.policy_gradient.losses import (
     advantages,
     clipped_policy_loss,
@@ -46,7 +47,6 @@ from pddpo_ray.theory.estimates.cost_estimate import (
 from pddpo_ray.theory.estimates.estimate_interval import interval
 from pddpo_ray.theory.intervals import clopper_pearson, mean_interval, student_half_width
 from pddpo_ray.theory.losses.objectives import baseline_optimism_loss, support_loss
-from pddpo_ray.theory.mle import _value_and_slope, bounded_logistic, box_mle, optimistic_mle, win_counts
 from pddpo_ray.theory.multipliers.dual import (
     DampedNewton,
     DualState,

@@ -16,6 +16,7 @@ from scipy.special import expit, softmax
 
 from pddpo_lab.bonuses import SimHashCounts, ThompsonBonus
 from pddpo_lab.methods.loss_bonus import bonus_margin
+from pddpo_lab.mle import box_mle
 from pddpo_lab.verify.formulas import one_hot_gram, theory_amplitude, theory_precision, valid_scale
 from pddpo_lab.worlds.tabular.world import TabularWorld, trap_world
 from pddpo_ray.exploration.alternatives import EllipticalBonus, HeldBonus
@@ -31,7 +32,6 @@ from pddpo_ray.exploration.resampling import (
     resampling_weights,
 )
 from pddpo_ray.records import CandidateSet, Pair, Response
-from pddpo_ray.theory.mle import box_mle
 
 
 def gaussian(seed: int, *shape: int) -> np.ndarray:

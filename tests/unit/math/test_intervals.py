@@ -12,6 +12,7 @@ from scipy.optimize import linprog
 from scipy.special import expit
 from scipy.stats import binom, binomtest
 
+from pddpo_lab.mle import bounded_logistic
 from pddpo_ray.records import CostEstimate
 from pddpo_ray.theory.estimates.cost_estimate import expected_clipped_logit
 from pddpo_ray.theory.estimates.estimate_interval import interval, interval_warning
@@ -23,7 +24,6 @@ from pddpo_ray.theory.intervals import (
     mean_interval,
     rate_interval,
 )
-from pddpo_ray.theory.mle import bounded_logistic
 
 
 @pytest.mark.parametrize(("successes", "count"), [(0, 10), (10, 10), (3, 288), (1, 32), (17, 40)])

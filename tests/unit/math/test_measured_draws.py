@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,14 +12,12 @@ from hypothesis import strategies as st
 from scipy.special import expit
 from scipy.stats import binom
 
+from pddpo_ray.certificates import ledger
 from pddpo_ray.theory.certificates.certificate import bets_below, lower_bound, upper_bound
 from pddpo_ray.theory.certificates.measured_draws import (
     LOWER_WORST,
     UPPER_WORST,
     counted,
-    limit_with_people,
-    logit_draws,
-    logit_limit,
     mixture_decided,
     mixture_log_wealth,
     mixture_lower_bound,
@@ -28,6 +27,13 @@ from pddpo_ray.theory.certificates.measured_draws import (
     with_people,
 )
 from pddpo_ray.theory.estimates.cost_estimate import bias_bound
+
+
+def on_the_scale(limit: float, share: float) -> float:
+    """A mean of people's values on the scale of `with_people`, as the run has it and by hand."""
+    tested = ledger.TestedLimit("rude", limit, 0.05, 0.05, "rate", 1, 0.0, 1.0, "people", people=share)
+    assert tested.to_unit(limit) == pytest.approx((limit - 1 + 1 / share) / (2 / share - 1))
+    return tested.to_unit(limit)
 
 
 def test_a_draw_without_a_number_counts_as_the_worst_for_each_bound() -> None:
@@ -61,7 +67,7 @@ def test_a_machine_with_people_beside_it_has_the_mean_of_people_whatever_the_mac
     for f, y in itertools.product((0.0, 0.2, 1.0), (0.0, 1.0)):
         with_coin, without = with_people([f, f], [y, y], [True, False], share)
         mean = share * with_coin + (1 - share) * without
-        assert mean == pytest.approx(limit_with_people(y, share), abs=1e-12)
+        assert mean == pytest.approx(on_the_scale(y, share), abs=1e-12)
         assert 0.0 <= min(with_coin, without) <= max(with_coin, without) <= 1.0
 
 
@@ -79,8 +85,8 @@ def test_no_machine_saves_labels_of_people_on_rare_events() -> None:
     share, limit = 0.2, 0.02
     draws = with_people(np.zeros(3000), np.zeros(3000), np.zeros(3000, dtype=bool), share)
     for people in (140, 200):
-        bound = upper_bound(draws[: int(people / share)], limit_with_people(limit, share), 0.05)
-        assert (bound <= limit_with_people(limit, share)) == (people == 200)
+        bound = upper_bound(draws[: int(people / share)], on_the_scale(limit, share), 0.05)
+        assert (bound <= on_the_scale(limit, share)) == (people == 200)
 
 
 @pytest.mark.parametrize(("labels_each", "cost_max"), [(1, 2.0), (5, 2.0), (20, 3.0), (20, 8.0), (64, 5.0)])
@@ -103,10 +109,11 @@ def test_the_bias_bound_shrinks_with_labels_and_with_nothing_else() -> None:
 
 
 def test_a_logit_that_its_bias_could_hide_has_no_limit_that_draws_can_show() -> None:
-    assert logit_limit(-1.7, 1, 2.0) is None
-    shown = logit_limit(0.0, 20, 2.0)
-    assert shown == pytest.approx((2.0 - bias_bound(20, 2.0)) / 4.0)
-    assert logit_draws([0.0, 0.5, 1.0], 2.0) == pytest.approx([0.0, 0.5, 1.0])
+    tested = ledger.TestedLimit("cost", 0.0, 0.05, 0.05, "logit", 20, -2.0, 2.0, "labels")
+    assert not replace(tested, limit=-1.7, labels_each=1).possible
+    assert tested.possible
+    assert tested.to_unit(tested.limit - tested.bias) == pytest.approx((2.0 - bias_bound(20, 2.0)) / 4.0)
+    assert tested.draws([0.0, 0.5, 1.0]) == pytest.approx([0.0, 0.5, 1.0])
     assert share_at_clip([0.0, 0.5, 1.0, expit(1.9)], 2.0) == 0.5
     assert share_at_clip([], 2.0) == 0.0
 
@@ -195,4 +202,4 @@ def test_wealth_under_an_audit_of_exactly_n_of_a_round_is_on_average_at_most_tha
                         coins = np.isin(np.arange(answers), shown)
                         z = with_people(f, said, coins, share).reshape(-1, 2).mean(axis=1)
                         mean_wealth += chance * float(np.prod(1 - bet * z)) / len(which)
-                assert mean_wealth <= (1 - bet * limit_with_people(rate, share)) ** draws + 1e-12
+                assert mean_wealth <= (1 - bet * on_the_scale(rate, share)) ** draws + 1e-12

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from scipy.special import softmax
 
+from pddpo_lab.value_scores import table_scores
 from pddpo_ray.limits.reading import stated_limit
 from pddpo_ray.limits.sources import chosen_for
 from pddpo_ray.parts.measuring import table_of
@@ -27,7 +28,7 @@ from pddpo_ray.theory.estimates.cost_estimate import (
 from pddpo_ray.theory.estimates.estimate_interval import interval
 from pddpo_ray.theory.estimates.prompt_sets import prompt_sets
 from pddpo_ray.theory.intervals import bounded_ends, bounded_interval
-from pddpo_ray.theory.losses.value_stage import table_scores, value_pairs, value_scale
+from pddpo_ray.theory.losses.value_stage import value_pairs, value_scale
 from pddpo_ray.theory.multipliers.dual import DampedNewton, LimitState
 from pddpo_ray.theory.multipliers.matrix_dual import newton_step
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 from scipy.special import expit, log_softmax, softmax
 
+from pddpo_lab.margins import score_margin
 from pddpo_lab.methods.loss_bonus import bonus_margin
 from pddpo_lab.verify.formulas import printed_margin
-from pddpo_ray.theory.losses.margins import score_margin
 from pddpo_ray.theory.losses.objectives import baseline_optimism_loss, preference_loss, support_loss
 from pddpo_ray.theory.multipliers.cost_stage import SKIP_SHARE, cost_stage_scales, cost_temperature, skips_cost_stage
 

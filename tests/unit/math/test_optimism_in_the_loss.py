@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy.optimize import check_grad
 
+from pddpo_lab.mle import _value_and_slope, box_mle, optimistic_mle, win_counts
 from pddpo_lab.worlds.tabular.parts import TabularTrainer, shares_of
 from pddpo_lab.worlds.tabular.world import trap_world
 from pddpo_ray.contracts import FitCommand, FitSettings, Start
@@ -18,7 +19,6 @@ from pddpo_ray.journal import read_journal
 from pddpo_ray.records import LossOptimism, Objective, PairRow
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import JOURNAL
-from pddpo_ray.theory.mle import _value_and_slope, box_mle, optimistic_mle, win_counts
 from tests.unit.loop.small_run import small
 
 GENERATOR = np.random.default_rng(4)

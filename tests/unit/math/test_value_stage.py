@@ -10,7 +10,8 @@ import torch
 from scipy.optimize import minimize
 from scipy.special import log_softmax, softmax
 
-from pddpo_ray.theory.losses.value_stage import centred_losses, table_scores, value_losses, value_scale, value_targets
+from pddpo_lab.value_scores import centred_losses, table_scores
+from pddpo_ray.theory.losses.value_stage import value_losses, value_scale, value_targets
 
 BETA = 0.1
 

@@ -13,10 +13,10 @@ from scipy.special import logit
 from pddpo_lab.methods.explicit_dual import descend, dual_slope
 from pddpo_lab.methods.linear_scores import LinearScorer, fit_cost, fit_reward
 from pddpo_lab.methods.merging import merge_versions, merged_tables, merged_weights
+from pddpo_lab.mle import bounded_logistic, box_mle, win_counts
 from pddpo_lab.worlds.tabular.world import TabularWorld, draw_answers, random_world, trap_world
 from pddpo_ray.records import HARM, LabelledPair, Pair, PolicyVersion, Response, Verdict
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.theory.mle import bounded_logistic, box_mle, win_counts
 
 
 def write(path: Path, text: str) -> None:

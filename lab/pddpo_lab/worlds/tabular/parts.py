@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from scipy.special import logsumexp
 
+from pddpo_lab.margins import score_margin
+from pddpo_lab.mle import bounded_logistic, box_mle, negative_log_likelihood, optimistic_mle, win_counts
+from pddpo_lab.value_scores import table_scores
 from pddpo_lab.worlds.tabular.engine import TableEngine
 from pddpo_lab.worlds.tabular.world import TabularWorld
 from pddpo_ray.contracts import FitCommand, FitResult
 from pddpo_ray.records import Array, Objective, PairRow, PolicyVersion, Response
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.theory.losses.margins import score_margin
-from pddpo_ray.theory.losses.value_stage import table_scores
-from pddpo_ray.theory.mle import bounded_logistic, box_mle, negative_log_likelihood, optimistic_mle, win_counts
 
 
 class TabularTrainer:
