@@ -68,15 +68,16 @@ def certify(
     from pddpo_ray.cli.runs.recipe_of_run import find_run
 
     folder, bounds = run.expanduser().absolute(), _limits(limit or [])
-    if limits is not None and prompts is not None:
-        from pddpo_ray.integrations.certifying import MAX_TOKENS, Question, certify_saved
+    with spoken(partial(typer.echo, err=True)):
+        if limits is not None and prompts is not None:
+            from pddpo_ray.integrations.certifying import MAX_TOKENS, Question, certify_saved
 
-        asked = Question(limits.expanduser(), prompts.expanduser(), temperature or 1.0, max_tokens or MAX_TOKENS)
-        entry, written = certify_saved(folder, asked, policy, budget=budget, bounds=bounds)
-    elif any(given is not None for given in (limits, prompts, temperature, max_tokens)):
-        raise UserError("a model of another trainer is certified with both --limits FILE and --prompts FILE")
-    else:
-        entry, written = _of_run(folder, policy, bounds, budget)
+            asked = Question(limits.expanduser(), prompts.expanduser(), temperature or 1.0, max_tokens or MAX_TOKENS)
+            entry, written = certify_saved(folder, asked, policy, budget=budget, bounds=bounds)
+        elif any(given is not None for given in (limits, prompts, temperature, max_tokens)):
+            raise UserError("a model of another trainer is certified with both --limits FILE and --prompts FILE")
+        else:
+            entry, written = _of_run(folder, policy, bounds, budget)
     _show(written, sentences(written), as_json=as_json)
     if limits is None and not as_json:
         show_steps(find_run(folder, None))
@@ -109,9 +110,8 @@ def _of_run(folder: Path, policy: str, bounds: dict[str, float], budget: int | N
     if (kept and is_ledger(folder)) or (not kept and saved_names(folder)):
         raise UserError(f"{folder} holds models of another trainer: add --limits FILE and --prompts FILE")
     stored = find_run(folder, None)
-    with spoken(partial(typer.echo, err=True)):
-        budget = budget or stored.config.certificate.draws
-        return certify_and_release(stored.config, stored.folder, policy, bounds, budget)
+    budget = budget or stored.config.certificate.draws
+    return certify_and_release(stored.config, stored.folder, policy, bounds, budget)
 
 
 def _limits(given: Sequence[str]) -> dict[str, float]:

@@ -15,6 +15,7 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.integrations.certifying import Question, certify_saved
 from pddpo_ray.integrations.saved_policies import saved_names
 from pddpo_ray.theory.certificates.certificate import candidate_level
+from pddpo_ray.training import progress
 from tests.support.tiny_language_model import save_policy, tiny_llama, word_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -105,9 +106,13 @@ def asked(out: Path, *more: str) -> Result:
 
 
 @pytest.mark.slow
-def test_the_command_says_the_sentence_and_its_exit_code_is_the_state(out: Path) -> None:
+def test_the_command_says_how_far_it_is_and_the_sentence_and_its_exit_code_is_the_state(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "TELL_EVERY_S", 0.0)
     done = asked(out)
     assert done.exit_code == 0, done.output
+    assert "final: 0 of at most " in done.stderr
     assert "Certified: length, the mean of final measured by rule words, is at most" in done.output
     assert asked(out, "--limit", "length=2").exit_code == 6
     assert asked(out, "--policy", "checkpoint-2", "--limit", "seven=25%", "--budget", "4").exit_code == 5
