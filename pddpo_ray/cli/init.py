@@ -191,6 +191,7 @@ def _found(
 def _drawn(model: str, prompts: list[Any], given: Any) -> Any:
     """The model's own answers to some prompts; None where this machine is too slow for them."""
     from pddpo_ray.backends.machine import inspect_machine
+    from pddpo_ray.cli.output import spoken
     from pddpo_ray.plan.first_draws import ASKED, first_draws
     from pddpo_ray.plan.hours import Texts
     from pddpo_ray.plan.wish_size import longest_answer
@@ -207,7 +208,8 @@ def _drawn(model: str, prompts: list[Any], given: Any) -> Any:
         return None
     short = [one for one in prompts if len(one.first_user_text) <= MOST_CHARACTERS] or prompts
     typer.echo(f"the model answers {min(ASKED, len(short))} of the prompts, to see where its answers end ...")
-    drawn = first_draws(model, short, longest, extended(given).policy.temperature)
+    with spoken(lambda line: typer.echo(f"  {line}")):
+        drawn = first_draws(model, short, longest, extended(given).policy.temperature)
     words = [count for one in drawn.sample for count in one.words]
     typer.echo(
         f"  {sum(words) / len(words):.1f} words on average, half within {drawn.answer_at(0.5)} tokens, 97 in 100 within"

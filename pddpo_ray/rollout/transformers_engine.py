@@ -31,6 +31,7 @@ from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.tensors import TensorStream
 from pddpo_ray.text.renderer import stop_ids
 from pddpo_ray.theory.seeds import counts, draw_seeds
+from pddpo_ray.training.progress import PROGRESS, LinePace
 
 if TYPE_CHECKING:
     import torch
@@ -145,8 +146,11 @@ class TransformersEngine:
         batch, logits = _read(self._model, list(line))
         batch.choose(rows)
         logits = logits[rows].float().cpu()
-        going = list(range(len(wanted)))
+        going, pace = list(range(len(wanted))), LinePace()
         for left in reversed(range(decoding.max_tokens)):
+            if pace.due():
+                done = decoding.max_tokens - left - 1
+                PROGRESS.tell(f"{self.name}: {len(going)} of {len(wanted)} answers go beyond token {done}")
             drawn = _draw_tokens(logits, decoding, [generators[answer] for answer in going])
             for answer, token, log_prob in zip(going, drawn.tolist(), _log_probs(logits, drawn).tolist(), strict=True):
                 answers[answer].append(token)

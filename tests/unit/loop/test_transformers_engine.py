@@ -13,6 +13,7 @@ from pddpo_ray.records import Decoding, Prompt
 from pddpo_ray.rollout.transformers_engine import TransformersEngine
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.seeds import draw_seeds
+from pddpo_ray.training import progress
 from pddpo_ray.training.local import store_reference
 from tests.support.tiny_language_model import word_tokenizer
 
@@ -133,3 +134,14 @@ def test_answers_of_all_lengths_are_written_together_and_leave_when_they_end(pai
     assert len(written) == max(map(len, answers)) - 1
     assert sum(written) == sum(len(ids) - 1 for ids in answers)
     assert sum(lines for lines, width in shapes if width > 1) == len(PROMPTS)
+
+
+def test_long_answers_say_how_far_they_are(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(progress, "TELL_EVERY_S", 0.0)
+    with caplog.at_level("INFO", "pddpo_ray.training.progress"):
+        draws = pair[0].sample(PROMPTS, range(len(PROMPTS)), 1, DECODING)
+    longer = sum(len(ids) > 4 for ((ids, _, _),) in draws)
+    assert 0 < longer < len(PROMPTS)
+    assert f"fallback: {longer} of 12 answers go beyond token 4" in caplog.messages
