@@ -170,9 +170,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for step in steps(work, name, options.overrides):
             do(step)
         scorers.make(data, str(model), heads, "judge")
+        cell = measured(work, name)  # long: other processes write their cells meanwhile
         known = json.loads(results.read_text()) if results.is_file() else {"cells": {}}
-        if name not in known["cells"]:
-            known["cells"][name] = measured(work, name)
+        known["cells"][name] = cell
         seeds = [one for one in known["cells"] if one.startswith(OURS)]
         known |= {"over_seeds": over_seeds(work, seeds)}
         known |= {"scorers": {which: json.loads((heads / f"{which}.json").read_text()) for which in ("run", "judge")}}
