@@ -11,7 +11,7 @@ from typing import Annotated, cast
 from fastapi import Depends, Request
 from sqlalchemy import Engine
 
-from deploy.annotation.access import ACCESS, PUBLIC
+from deploy.annotation.access import ACCESS
 from deploy.web.http_errors import ApiError
 from deploy.web.request_limits import RateLimit
 from deploy.web.web_app import address, bearer_token
@@ -158,8 +158,3 @@ def _demand_own_page(request: Request, person: Person) -> None:
 
 Parts = Annotated[QueueService, Depends(service)]
 Caller = Annotated[Person, Depends(guard)]
-
-
-def undeclared(routes: set[tuple[str, str]]) -> set[tuple[str, str]]:
-    """Routes without a line in the table, and lines without a route."""
-    return routes ^ (set(ACCESS) | PUBLIC)

@@ -6,7 +6,6 @@ app = create_app(state)
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
@@ -33,8 +32,6 @@ from pddpo_ray import __version__
 from pddpo_ray.driver.withdrawal import take_back
 from pddpo_ray.serving.catalog import NotServed, facts
 from pddpo_ray.serving.keys import ApiKey, Scope
-
-logger = logging.getLogger("deploy.serving")
 
 CONVERSATION = "x-conversation-id"
 

@@ -35,6 +35,9 @@ from pddpo_ray.training.progress import LinePace
 
 logger = logging.getLogger(__name__)
 
+EARLY = 2
+"""Batches after which a policy may give way to the next."""
+
 
 class CandidateDraws:
     """Draws batches for one candidate. Every draw follows from the seed, the candidate and the batch's name alone."""
@@ -212,8 +215,11 @@ def _demand_within_bounds(limits: Sequence[TestedLimit], records: Sequence[Measu
             )
 
 
-def draw_until_decided(config: Config, journal: Journal, backends: Backends, candidate: Candidate, budget: int) -> None:
-    """Batches until the candidate is decided under the limits that are asked about, or has had its budget."""
+def draw_until_decided(
+    config: Config, journal: Journal, backends: Backends, candidate: Candidate, budget: int, *, patient: bool = True
+) -> None:
+    """Batches until the candidate is decided under the limits that are asked about, or has had its budget; unless
+    `patient`, also until `EARLY` of them miss a limit on average, after which few policies are certified."""
     journal.round = candidate.round
     demand_groups(config, backends)
     asking = CandidateDraws(config, journal, backends, candidate)
@@ -225,6 +231,9 @@ def draw_until_decided(config: Config, journal: Journal, backends: Backends, can
         if entry.state != "undecided" or entry.count >= budget:
             return
         still = [limit for limit in candidate.limits if entry.findings[limit.name].state == "undecided"]
+        early = patient or entry.count < EARLY * config.certificate.batch
+        if not early and any(one.is_missed_by(entry.numbers[one.name]) for one in still):
+            return
         if pace.due():
             undecided = ", ".join(limit.name for limit in still)
             logger.info("%s: %d of at most %d draws, undecided: %s", candidate.policy, entry.count, budget, undecided)

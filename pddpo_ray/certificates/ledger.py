@@ -142,6 +142,10 @@ class TestedLimit:
             costs = clipped_logit(costs, self.high)
         return scaled(costs, *self.ends)
 
+    def is_missed_by(self, numbers: Numbers) -> bool:
+        """Whether these draws break the limit on average."""
+        return bool(counted(self.draws(numbers), UPPER_WORST).mean() > self.to_unit(self.limit - self.bias))
+
     def to_unit(self, cost: float) -> float:
         low, high = self.ends
         return (cost - low) / (high - low)

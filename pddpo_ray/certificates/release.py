@@ -63,13 +63,16 @@ def _test_rounds(config: Config, run_dir: Path, journal: Journal, backends: Back
         journal.once(NOT_ASKED, lambda: {"reason": reason})
         return False
     order = journal.once(ORDER, lambda: order_of_tests(config, journal, backends))["order"]
-    for number in order[: config.certificate.candidates]:
-        policy = f"round-{number}"
-        entry = ask(config, journal, policy, {}, config.certificate.draws, lambda: nullcontext(backends))
+    tested, budget = order[: config.certificate.candidates], config.certificate.draws
+    for number in tested:
+        patient = number == tested[-1]  # one that misses a limit on average gives way to the next
+        entry = ask(config, journal, f"round-{number}", {}, budget, lambda: nullcontext(backends), patient)
         logger.info("%s is %s after %d draws", entry.candidate.policy, entry.state, entry.count)
         settle(config, run_dir, journal, entry)
         if entry.state == "certified":
             return True
+        if entry.used_up:  # a further candidate would have no draw
+            break
     return False
 
 

@@ -54,18 +54,20 @@ def opened(config: Config, run_dir: Path) -> Journal:
 
 
 def ask(
-    config: Config, journal: Journal, policy: str, limits: Mapping[str, float], budget: int, parts: MakeParts
-) -> Entry:
+    config: Config, journal: Journal, policy: str, limits: Mapping[str, float], budget: int, parts: MakeParts,
+    patient: bool = True,
+) -> Entry:  # fmt: skip
     """Puts a policy of a run to the test with at most `budget` draws a limit, and returns its line of the ledger.
 
     `limits` are other bounds than the recipe's, in the limits' own units. A policy's earlier test continues where
     it stopped and spends nothing, whatever the bounds are now; the line is about those that were asked for. `parts`
-    draws and labels, and is entered where there is something to draw. Raises UserError for a policy or limit that the
-    run has not, and where nothing could be certified.
+    draws and labels, and is entered where there is something to draw. Who is not `patient` ends a test, undecided, at
+    `EARLY` batches whose mean breaks a limit. Raises UserError for a policy or limit that the run has not, and where
+    nothing could be certified.
     """
     versions = _versions(journal, policy)
     wanted = with_gates(config, tested_limits(config, limits, len(read_ledger(journal)) + 1))
-    return ask_about(config, journal, versions, wanted, budget, parts)
+    return ask_about(config, journal, versions, wanted, budget, parts, patient=patient)
 
 
 def ask_about(
@@ -76,6 +78,7 @@ def ask_about(
     budget: int,
     parts: MakeParts,
     statement: str | None = None,
+    patient: bool = True,
 ) -> Entry:
     """`ask` about policies that the journal holds, under limits at the level of the ledger's next candidate.
 
@@ -93,7 +96,7 @@ def ask_about(
     if line.state != "undecided" or line.count >= budget:
         return line
     with parts() as backends:
-        draw_until_decided(config, journal, backends, candidate, budget)
+        draw_until_decided(config, journal, backends, candidate, budget, patient=patient)
     return line_of(journal, candidate.number).about(asked)
 
 

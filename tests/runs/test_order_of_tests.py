@@ -5,19 +5,24 @@ from __future__ import annotations
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from pddpo_ray.backends.backends import Backends
 from pddpo_ray.certificates import candidate_order as order_of_tests
+from pddpo_ray.certificates import release
 from pddpo_ray.certificates.candidate_order import PooledAnswers
 from pddpo_ray.certificates.outcome import ORDER
+from pddpo_ray.certificates.testing import certify
 from pddpo_ray.cli.output import spoken
+from pddpo_ray.config import Config
 from pddpo_ray.driver.run import run_recipe
-from pddpo_ray.journal import JournalReader
+from pddpo_ray.journal import Journal, JournalReader
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.training import progress
-from tests.unit.loop.small_run import small
+from tests.unit.loop.small_run import ledger, small
 
 pytestmark = pytest.mark.run
 
@@ -93,3 +98,23 @@ def test_a_test_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "who is tested: log-probabilities of answers under the policy of round 2 of 2" in said
     assert any(re.fullmatch(r"policy-[12]: \d+ of at most [\d,]+ draws, undecided: unsafe", line) for line in said)
     assert any(re.fullmatch(r"policy-[12] is (certified|undecided|broken) after \d+ draws", line) for line in said)
+
+
+def test_a_policy_that_misses_a_limit_on_average_gives_way_to_the_next_and_the_last_one_has_all_its_draws(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both policies have about 46 % unsafe answers."""
+
+    def first_the_first(config: Config, journal: Journal, backends: Backends) -> Any:
+        return {**order_of_tests.order_of_tests(config, journal, backends), "order": [1, 2]}
+
+    monkeypatch.setattr(release, "order_of_tests", first_the_first)
+    limit = "limits={cost: null, unsafe: {rate: {world: cost}, at_most: 46 %, labels_each: 1}}"
+    stated = "certificate={certify: end, draws: 2048, candidates: 2, batch: 256}"
+    config = small(limit, *QUIET, stated, "feedback.responses=64", "dual.rule={kind: newton}")
+    run_recipe(config, tmp_path / "run")
+    first, second = ledger(tmp_path / "run")
+    assert (first.state, second.state, second.count) == ("undecided", "undecided", 2048)
+    assert 512 <= first.count < 2048
+    assert np.mean(first.numbers["unsafe"]) > 0.46
+    assert certify(config, tmp_path / "run", "round-1", {}, 2048).count == 2048

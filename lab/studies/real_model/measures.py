@@ -54,13 +54,18 @@ def _of_run(run: Path) -> Json:
         return {"metrics": metrics}
     certificate = json.loads(file.read_text())
     numbers = {
-        limit: {"draws": len(draws), "mean": statistics.fmean(one for one in draws if one is not None)}
+        limit: {"draws": len(draws), "mean": _mean_of([one for one in draws if one is not None])}
         for limit, draws in certificate["numbers"].items()
     }
     return {
         "metrics": metrics,
         "certificate": {"state": certificate["state"], "findings": certificate["findings"], "numbers": numbers},
     }
+
+
+def _mean_of(numbers: Sequence[float]) -> float | None:
+    """None of a policy for which no prompt was left."""
+    return statistics.fmean(numbers) if numbers else None
 
 
 def _of_set(before: Column, after: Column) -> Json:

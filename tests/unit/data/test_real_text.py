@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from pddpo_ray.certificates.document import certificate_of
-from pddpo_ray.certificates.outcome import outcome_of
+from pddpo_ray.certificates.ledger import read_ledger
+from pddpo_ray.certificates.outcome import ORDER, outcome_of
 from pddpo_ray.certificates.testing import certify
 from pddpo_ray.cli.runs.next_steps import steps_after
 from pddpo_ray.config import Config, load
@@ -236,6 +237,24 @@ def test_prompts_of_certificates_are_seen_by_nothing_before_they_are_drawn_and_t
     (kinds,) = (one["sets"] for one in certificate_of(config, run, second)["by_group"].values())
     assert {one["name"] for one in kinds} <= {"c0", "c1"}
     assert sum(one["draws"] for one in kinds) == 4
+
+
+@pytest.mark.full
+@pytest.mark.slow
+def test_no_policy_is_put_to_a_test_for_which_no_prompt_is_left(tmp_path: Path) -> None:
+    shipped = [good.example for good in inspect([str(sample_file("harmless"))], Settings(means="harmless")).examples()]
+    file = tmp_path / "apart.jsonl"
+    file.write_text("".join(map(asked_of, shipped[:6])))
+    tested = f"certificate={{prompts: ['{file}'], scope: population, batch: 6, certify: end, candidates: 3}}"
+    limit = ["limits.cost={rate: {rule: refusal}, at_most: 20 %}", "dual.rule={kind: newton}"]
+    run_recipe(tiny(tmp_path / "cache", "rounds=3", tested, *limit), tmp_path / "run")
+    with open_folder(tmp_path / "run") as journal:
+        (order,) = journal.phases(like=ORDER)
+        ledger = read_ledger(journal)
+    assert len(order.payload["order"]) > 1
+    assert [(entry.state, entry.used_up) for entry in ledger] == [("undecided", True)]
+    written = json.loads((tmp_path / "run" / "certificate.json").read_text())
+    assert len(written["draws"]["cost"]) == ledger[0].count > 0
 
 
 def test_a_category_that_is_no_name_sets_its_row_aside(tmp_path: Path) -> None:
