@@ -28,7 +28,7 @@ SOURCES = {
 }
 """Where a page's numbers come from, beside the studies that it names."""
 COMPUTED = {
-    "README.md": ("14.2", "23.3", "12.9", "66.5", "43.8", "24.4", "11.2", "58.0", "21.3", "13.1"),  # below
+    "README.md": ("14.2", "23.3", "12.9", "66.5", "43.8", "11.2", "57.0", "27.7", "23.9"),  # below
     "real-model.md": ("12.9",),
     "certificate.md": ("0.25",),
     "exploration.md": ("0.30", "0.45", "1.3"),
@@ -123,7 +123,7 @@ def test_the_real_models_kept_length_is_the_mean_of_its_seeds() -> None:
     ("series", "kept"),
     [
         ("third", {"harm": 3, "length": 3, "refuses": 3, "helpful": 2}),
-        ("fifth", {"harm": 2, "length": 2, "refuses": 2, "helpful": 1}),
+        ("sixth", {"harm": 2, "length": 2, "refuses": 2, "helpful": 2}),
     ],
 )
 def test_the_real_models_harm_is_the_mean_of_its_seeds(series: str, kept: dict[str, int]) -> None:
