@@ -18,7 +18,7 @@ class CertificateConfig(Strict):
     beyond those of training: `pddpo certify RUN` asks for them."""
     candidates: int = Field(3, ge=1)
     """The most rounds' policies that are tested at the end, in the order that the answers of the rounds say, until one
-    is certified."""
+    is certified; all but the last give way to the next where two batches or more miss a limit on average."""
     draws: int = Field(2000, ge=1)
     """The most draws of a candidate: a prompt, an answer and its labels each. It stops earlier when it is decided."""
     batch: int = Field(64, ge=1)
