@@ -1,7 +1,7 @@
 """SmolLM2 under limits on harm, refusals, length and helpfulness (docs/real-model.md, `make real`, registered.yaml).
 
     python -m lab.studies.real_model.run --data FOLDER                     # every cell
-    python -m lab.studies.real_model.run --data FOLDER --cells o-pd-dpo-3  # one of them
+    python -m lab.studies.real_model.run --data FOLDER --cells o-pd-dpo-40 # one of them
     python -m lab.studies.real_model.run --dry-run                         # what each run would be
 
 A cell is a run, then the reference's and the policy's answers to held-out prompts, scored by the run's scorers and by
@@ -156,6 +156,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("overrides", nargs="*", help="further settings of the runs")
     options = parser.parse_args(arguments)
     data, work, names = options.data.absolute(), options.work.absolute(), options.cells.split(",")
+    if unknown := [name for name in names if name not in cells()]:
+        parser.error(f"there is no cell {', '.join(unknown)}: {', '.join(cells())}")
     if options.dry_run:
         for step in (step for name in names for step in steps(work, name, options.overrides)):
             print(f"{step.of}: pddpo {shlex.join(step.words)}")

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lab.studies.real_model import kept_length
-from lab.studies.real_model.run import HELPFUL, REGISTERED, SETS, cells, shares, steps, write_inputs
+from lab.studies.real_model.run import HELPFUL, REGISTERED, SETS, cells, main, shares, steps, write_inputs
 from pddpo_ray.config import load
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -94,3 +97,16 @@ def test_the_kept_limit_is_a_users_commands_and_its_check_asks_other_prompts(tmp
     runs = [step.words for step in others if step.of == "train"]
     assert [words[:3] for words in runs] == [["train", str(init.done), f"seed={seed}"] for seed in (0, 1)]
     assert all(len(words) == 5 for words in runs), "no setting of the recipe is edited"
+
+
+@pytest.mark.parametrize("page", ["docs/real-model.md", "Makefile", "lab/studies/real_model/run.py"])
+def test_the_cells_that_pages_name_are_registered(page: str) -> None:
+    named = re.findall(r"--cells ([\w.,-]+)", (ROOT / page).read_text(encoding="utf-8"))
+    assert named
+    assert {one for names in named for one in names.split(",")} <= set(cells())
+
+
+def test_a_cell_that_is_not_registered_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--cells", "o-pd-dpo-3", "--dry-run"])
+    assert capsys.readouterr().err.splitlines()[-1].endswith(f"there is no cell o-pd-dpo-3: {', '.join(cells())}")
