@@ -116,5 +116,5 @@ def test_a_policy_that_misses_a_limit_on_average_gives_way_to_the_next_and_the_l
     first, second = ledger(tmp_path / "run")
     assert (first.state, second.state, second.count) == ("undecided", "undecided", 2048)
     assert 512 <= first.count < 2048
-    assert np.mean(first.numbers["unsafe"]) > 0.46
+    assert np.mean(np.array(first.numbers["unsafe"], float)) > 0.46
     assert certify(config, tmp_path / "run", "round-1", {}, 2048).count == 2048
