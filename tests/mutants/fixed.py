@@ -40,7 +40,7 @@ class Fixed:
 
 def mutant(name: str, where: str, original: str, mutated: str, *tests: str) -> Fixed:
     path, function = where.split()
-    room = "lab/pddpo_lab" if path.startswith(("methods/", "worlds/tabular/", "margins")) else "pddpo_ray"
+    room = "lab/pddpo_lab" if path.startswith(("methods/", "worlds/tabular/", "margins", "mle")) else "pddpo_ray"
     return Fixed(name, f"{room}/{path}.py", function, original, mutated, tests)
 
 
@@ -203,35 +203,35 @@ FIXED = (
     # --- maximum likelihood -----------------------------------------------------------------------------------------
     mutant(
         "the table's ridge left out",
-        "theory/mle gradient",
+        "mle gradient",
         "pull.sum(axis=-1) + ridge * scores",
         "pull.sum(axis=-1)",
         "test_gradient_agrees_with_finite_differences",
     ),
     mutant(
         "the ridge of scores from features grows them",
-        "theory/mle _Logistic.loss_and_slope",
+        "mle _Logistic.loss_and_slope",
         "slope = self.ridge * theta - self.rows.T",
         "slope = -self.ridge * theta - self.rows.T",
         "test_a_ridge_pulls_scores_from_features_to_where_its_gradient_vanishes",
     ),
     mutant(
         "scores may leave the box",
-        "theory/mle _search",
+        "mle _search",
         "trial = np.clip(here + step[:, None] * direction, -bound, bound)",
         "trial = here + step[:, None] * direction",
         "test_scores_stop_at_the_box",
     ),
     mutant(
         "the winner loses",
-        "theory/mle win_counts",
+        "mle win_counts",
         "(prompts, winners, losers)), weights",
         "(prompts, losers, winners)), weights",
         "test_wins_of_rows_put_the_costlier_answer_first_and_count_weights",
     ),
     mutant(
         "optimism rewards the baseline's answers",
-        "theory/mle _value_and_slope",
+        "mle _value_and_slope",
         "weight = alpha * wins.sum()",
         "weight = -alpha * wins.sum()",
         "test_more_weight_takes_more_mass_from_the_baselines_answers_and_scores_stay_in_their_box",
