@@ -81,7 +81,7 @@ import pddpo_ray
 from pddpo_ray.theory import intervals
 from pddpo_ray.theory.certificates import certificate, power
 from pddpo_ray.theory.estimates import cost_estimate
-from pddpo_ray.theory.losses import margins
+from pddpo_ray.theory.losses import value_stage
 from pddpo_ray.theory.multipliers import dual, matrix_dual, price
 assert pddpo_ray.first_certified([0.0] * 1000, 0.05, 0.05) < 100
 assert pddpo_ray.upper_bound([0.0] * 1000, 0.05, 0.05) < 0.01
