@@ -16,7 +16,7 @@ most 1/4, and a share changes by at most 1/4 per logit, so (1/4) / (1/4)^2."""
 
 
 def centred_losses(log_ratios: Numbers, costs: Numbers, *, temperature: float) -> Numbers:
-    """The same for several answers of one prompt: costs sum_i lambda_i C_i / s against their mean. [n], [n] -> [n]
+    """`value_losses` for several answers of one prompt: costs sum_i lambda_i C_i / s less their mean. [n], [n] -> [n]
 
     Their sum times n is the sum of `value_losses` over all n (n - 1) / 2 pairs of the answers.
     """

@@ -231,8 +231,8 @@ def draw_until_decided(
         if entry.state != "undecided" or entry.count >= budget:
             return
         still = [limit for limit in candidate.limits if entry.findings[limit.name].state == "undecided"]
-        early = patient or entry.count < EARLY * config.certificate.batch
-        if not early and any(one.is_missed_by(entry.numbers[one.name]) for one in still):
+        may_give_way = not patient and entry.count >= EARLY * config.certificate.batch
+        if may_give_way and any(one.is_missed_by(entry.numbers[one.name]) for one in still):
             return
         if pace.due():
             undecided = ", ".join(limit.name for limit in still)

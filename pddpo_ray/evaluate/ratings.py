@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import minimize
-from scipy.special import expit
 
 from pddpo_ray.records import Array
 from pddpo_ray.theory.agreement import agreement
+from pddpo_ray.theory.logistic import most_probable
 
 SCALE = 400.0 / np.log(10.0)
 """Points per logit."""
@@ -44,15 +43,10 @@ def bradley_terry(models: Sequence[str], wins: Array, anchor: str, ridge: float 
 
     The ridge on logits keeps the rating of a model that won or lost everything finite.
     """
-
-    def loss_and_slope(theta: Array) -> tuple[float, Array]:
-        lead = theta[:, None] - theta[None, :]
-        lost = wins * expit(-lead)
-        loss = float(np.sum(wins * np.logaddexp(0.0, -lead))) + 0.5 * ridge * float(theta @ theta)
-        return loss, lost.sum(axis=0) - lost.sum(axis=1) + ridge * theta
-
-    found = minimize(loss_and_slope, np.zeros(len(models)), jac=True, method="BFGS", options={"gtol": 1e-8})
-    theta = found.x - found.x[list(models).index(anchor)]
+    winners, losers = np.nonzero(wins)
+    one = np.eye(len(models))
+    theta = most_probable(one[winners] - one[losers], ridge, wins[winners, losers])
+    theta = theta - theta[list(models).index(anchor)]
     return {model: float(ANCHOR + SCALE * value) for model, value in zip(models, theta, strict=True)}
 
 

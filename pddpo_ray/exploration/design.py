@@ -13,10 +13,10 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.optimize import minimize
 from scipy.special import expit
 
 from pddpo_ray.records import Array
+from pddpo_ray.theory.logistic import most_probable
 
 FISHER_WEIGHT = 0.25
 
@@ -65,26 +65,10 @@ def fitted_design(rows: Array, signs: Array, *, s0: float) -> Design:
     label says so yet: such a pair counts with 1/4.
     """
     told = signs != 0
-    scores = _most_probable(rows[told] * signs[told, None], s0**-2)
+    scores = most_probable(rows[told] * signs[told, None], s0**-2)
     chance = expit(rows @ scores)
     weights = np.where(told, chance * (1.0 - chance), FISHER_WEIGHT)
     return empty_design(rows.shape[1], s0=s0, weight=1.0).add_gram((rows * weights[:, None]).T @ rows, len(rows))
-
-
-def _most_probable(rows: Array, ridge: float) -> Array:
-    """Linear scores under which all rows are wins most probably, by a normal prior of variance 1 / ridge. -> [q]"""
-
-    def loss_and_slope(scores: Array) -> tuple[float, Array]:
-        leads = rows @ scores
-        loss = float(np.logaddexp(0.0, -leads).sum()) + 0.5 * ridge * float(scores @ scores)
-        return loss, ridge * scores - expit(-leads) @ rows
-
-    def curvature(scores: Array) -> Array:
-        chance = expit(rows @ scores)
-        return (rows * (chance * (1.0 - chance))[:, None]).T @ rows + ridge * np.eye(rows.shape[1])
-
-    start, to = np.zeros(rows.shape[1]), {"gtol": 1e-8}
-    return np.asarray(minimize(loss_and_slope, start, jac=True, hess=curvature, method="trust-exact", options=to).x)
 
 
 def factor(matrix: Array) -> Array:
