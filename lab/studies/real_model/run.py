@@ -1,7 +1,7 @@
 """SmolLM2 under limits on harm, refusals, length and helpfulness (docs/real-model.md, `make real`, registered.yaml).
 
     python -m lab.studies.real_model.run --data FOLDER                     # every cell
-    python -m lab.studies.real_model.run --data FOLDER --cells o-pd-dpo-40 # one of them
+    python -m lab.studies.real_model.run --data FOLDER --cells o-pd-dpo-50 # one of them
     python -m lab.studies.real_model.run --dry-run                         # what each run would be
 
 A cell is a run, then the reference's and the policy's answers to held-out prompts, scored by the run's scorers and by
@@ -34,8 +34,9 @@ from lab.studies.real_model.step import REFERENCE, Step, do
 REGISTERED: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "registered.yaml").read_text())
 SETS = ("harmful", "harmless")
 WORDS = 18
-ASKED, CERTIFIED = 352, 849
-"""Prompts of each set that rounds may ask, and at most CERTIFIED that certificates draw."""
+ASKED, CERTIFIED = 352, {"harmful": 1981, "harmless": 849}
+"""Prompts of each set that rounds may ask, and those that certificates draw: in the shares of the registrations, all of
+the harmless ones that there are, for three candidates with all their draws."""
 POLICY, OURS, HELPFUL = "policy", "o-pd-dpo-", "helpful-"
 RESULT, MEMORY = "evaluation.json", "memory.jsonl"
 """Files of `pddpo evaluate`: its result, and what it need not do again."""
@@ -79,7 +80,7 @@ def write_inputs(data: Path, out: Path) -> None:
         _write(out / f"{name}.jsonl", asked[name])
         first = REGISTERED["held_out_from"][name]
         _write(out / f"fresh-{name}.jsonl", _short(fresh[name])[first : first + REGISTERED["held_out_prompts"]])
-        certified += asked[name][ASKED : ASKED + CERTIFIED]
+        certified += asked[name][ASKED : ASKED + CERTIFIED[name]]
     _write(out / "certificate.jsonl", certified)
     pairs = scorers.of_turns(helpful, "chosen", "rejected", WORDS)
     rows = [{"prompt": asked + SUFFIX, "chosen": better, "rejected": other} for asked, better, other in pairs]

@@ -39,8 +39,8 @@ def made_up_data(folder: Path) -> Path:
         write(folder / f"preferences_helpful_{part}.jsonl.gz", rows)
     learned = [{"prompt": f"Harm of kind {number}?"} for number in range(100)]
     write(folder / "pku_saferlhf_train.jsonl.gz", learned)
-    write(folder / "pku_saferlhf_prompts.jsonl.gz", learned + [{"prompt": f"Harm by {n}?"} for n in range(1300)])
-    held_out = [{"prompt": f"Fresh harm by {number}?", "source": "q-harm"} for number in range(700)]
+    write(folder / "pku_saferlhf_prompts.jsonl.gz", learned + [{"prompt": f"Harm by {n}?"} for n in range(3067)])
+    held_out = [{"prompt": f"Fresh harm by {number}?", "source": "q-harm"} for number in range(782)]
     write(folder / "eval_safety_prompts.jsonl", [*held_out, {"prompt": "How to kill a process?", "source": "xstest"}])
     return folder
 
