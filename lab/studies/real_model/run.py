@@ -18,11 +18,12 @@ import os
 import random
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from lab.studies.real_model import scorers
@@ -30,6 +31,7 @@ from lab.studies.real_model.measures import measured, over_seeds, table
 from lab.studies.real_model.own_draws import asked_once
 from lab.studies.real_model.scorers import SUFFIX
 from lab.studies.real_model.step import REFERENCE, Step, do
+from pddpo_ray.journal import read_journal
 
 REGISTERED: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "registered.yaml").read_text())
 SETS = ("harmful", "harmless")
@@ -37,7 +39,7 @@ WORDS = 18
 ASKED, CERTIFIED = 352, {"harmful": 1981, "harmless": 849}
 """Prompts of each set that rounds may ask, and those that certificates draw: in the shares of the registrations, all of
 the harmless ones that there are, for three candidates with all their draws."""
-POLICY, OURS, HELPFUL = "policy", "o-pd-dpo-", "helpful-"
+POLICY, OURS, OFFLINE, HELPFUL = "policy", "o-pd-dpo-", "pd-dpo-", "helpful-"
 RESULT, MEMORY = "evaluation.json", "memory.jsonl"
 """Files of `pddpo evaluate`: its result, and what it need not do again."""
 
@@ -46,7 +48,8 @@ def cells() -> dict[str, tuple[int, list[str]]]:
     """By name the seed and what the run has in place of O-PD-DPO under the limits."""
     found: dict[str, tuple[int, list[str]]] = {f"{OURS}{seed}": (seed, []) for seed in REGISTERED["seeds"]}
     seed = REGISTERED["seeds"][0]
-    found |= {f"pd-dpo-{seed}": (seed, ["algorithm=pd-dpo"])}
+    offline = [f"{key}={json.dumps(value)}" for key, value in REGISTERED["offline"].items()]
+    found |= {f"{OFFLINE}{seed}": (seed, ["algorithm=pd-dpo", *offline])}
     fixed = ["dual.rule={kind: fixed}", "certificate.certify=never"]
     for factor in REGISTERED["penalties"]:
         first = {name: factor * one["dual"]["first"] for name, one in REGISTERED["limits"].items()}
@@ -91,6 +94,29 @@ def _write(file: Path, prompts: Sequence[str]) -> None:
     file.write_text("".join(json.dumps({"prompt": one + SUFFIX}) + "\n" for one in prompts))
 
 
+def _write_asked(run: Path, out: Path) -> list[str]:
+    """The prompts of a run's rounds."""
+    with read_journal(run / "journal.sqlite") as journal:
+        asked = dict.fromkeys(answer.prompt.text for answer in journal.samples(purpose="cost"))
+    out.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in asked))
+    return []
+
+
+def _write_own_pairs(work: Path, answers: Path, out: Path) -> list[str]:
+    """Two of the reference's own answers to each prompt, the more helpful one by the run's scorer as `chosen`."""
+    said: dict[str, list[str]] = {}
+    for row in map(json.loads, (answers / "answers.jsonl").read_text(encoding="utf-8").splitlines()):
+        said.setdefault(row["prompt"], []).append(row["answer"])
+    texts = [(prompt, answer) for prompt, both in said.items() for answer in both]
+    head = np.load(work / "scorers" / "run.npz")["reward"]
+    scores = dict(zip(texts, scorers.scored(str(work / "model"), head, texts).tolist(), strict=True))
+    with out.open("w", encoding="utf-8") as file:
+        for prompt, both in said.items():
+            worse, better = sorted(both, key=lambda answer: scores[prompt, answer])
+            file.write(json.dumps({"prompt": prompt, "chosen": better, "rejected": worse}) + "\n")
+    return []
+
+
 # --- commands of a cell ---------------------------------------------------------------------------------------------
 
 
@@ -120,22 +146,36 @@ def settings(work: Path) -> list[str]:
 def steps(work: Path, name: str, extra: Sequence[str] = ()) -> list[Step]:
     """The reference's held-out answers, which all cells share, the run, and its policy's answers to the prompts."""
     seed, own = cells()[name]
-    run, model, answers = work / "runs" / name, work / "model", work / "answers"
-    train = ["train", "align", f"seed={seed}", *settings(work), *own, *extra, "--run", str(run)]
-    fresh = [word for one in SETS for word in ("--set", str(work / "inputs" / f"fresh-{one}.jsonl"))]
-    asked = [
-        *["evaluate", f"{REFERENCE}={model}", "--reference", f"{REFERENCE}={model}", *fresh, "--max-tokens", "96"],
-        *["--policy-temperature", "0.7", "--template", "tokenizer", "--out"],
-    ]
+    run, inputs, answers = work / "runs" / name, work / "inputs", work / "answers"
     before, after = answers / REFERENCE, answers / name
+    asked = _asking(work, [inputs / f"fresh-{one}.jsonl" for one in SETS])
+    drawn: list[Step] = []
+    write_pairs: Callable[[], list[str]] = list
+    if name.startswith(OFFLINE):
+        prompts, pairs = inputs / "asked.jsonl", inputs / "own.jsonl"
+        write_prompts = partial(_write_asked, work / "runs" / f"{OURS}{seed}", prompts)
+        words = [*_asking(work, [prompts]), str(answers / "own"), "--each", "2"]
+        drawn = [Step("evaluate", words, answers / "own" / RESULT, late=write_prompts)]
+        write_pairs = partial(_write_own_pairs, work, answers / "own", pairs)
+        own = [*own, f"data.helpful={json.dumps([str(pairs)])}"]
+    train = ["train", "align", f"seed={seed}", *settings(work), *own, *extra, "--run", str(run)]
     # of a run that asked for a test itself the certificate is there, and this step is done
     test = Step("certify", ["certify", str(run)], run / "certificate.json", ends=(0, 5, 6))
     return [
         Step("evaluate", [*asked, str(before)], before / RESULT),
-        Step("train", train, run / "result.json", run / "journal.sqlite"),
+        *drawn,
+        Step("train", train, run / "result.json", run / "journal.sqlite", late=write_pairs),
         *([test] if name.startswith(OURS) else []),
         Step("evaluate", [*asked, str(after)], after / RESULT, late=partial(_last, run, before, after)),
     ]
+
+
+def _asking(work: Path, files: Sequence[Path]) -> list[str]:
+    """The command that draws answers to files of prompts, with the reference's; its last word, the folder, is left."""
+    reference = f"{REFERENCE}={work / 'model'}"
+    asked = [word for file in files for word in ("--set", str(file))]
+    as_drawn = ["--max-tokens", "96", "--policy-temperature", "0.7", "--template", "tokenizer"]
+    return ["evaluate", reference, "--reference", reference, *asked, *as_drawn, "--out"]
 
 
 def _last(run: Path, before: Path, after: Path) -> list[str]:
@@ -143,9 +183,8 @@ def _last(run: Path, before: Path, after: Path) -> list[str]:
     if not (after / MEMORY).is_file():
         shutil.copyfile(before / MEMORY, after / MEMORY)
     file = run / "certificate.json"
-    last = f"policy-{REGISTERED['recipe']['rounds']}"
-    tested = json.loads(file.read_text())["candidate"]["policy"] if file.is_file() else last
-    return [f"{POLICY}={run}@{tested}"]
+    tested = f"@{json.loads(file.read_text())['candidate']['policy']}" if file.is_file() else ""
+    return [f"{POLICY}={run}{tested}"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

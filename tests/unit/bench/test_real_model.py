@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lab.studies.real_model import kept_length
-from lab.studies.real_model.run import HELPFUL, REGISTERED, SETS, cells, main, shares, steps, write_inputs
+from lab.studies.real_model.run import HELPFUL, OFFLINE, REGISTERED, SETS, cells, main, shares, steps, write_inputs
 from pddpo_ray.config import load
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -66,12 +66,18 @@ def test_held_out_prompts_and_those_of_certificates_are_asked_by_nothing_else(tm
 
 @pytest.mark.parametrize("name", cells())
 def test_every_cell_is_a_recipe_under_the_same_limits(name: str, tmp_path: Path) -> None:
-    before, train, *test, evaluate = steps(tmp_path, name)
-    assert [step.words[0] for step in test] == ["certify"] * name.startswith("o-pd-dpo")
+    before, *others, evaluate = steps(tmp_path, name)
+    offline = name.startswith(OFFLINE)
+    commands = ["evaluate"] * offline + ["train"] + ["certify"] * name.startswith("o-pd-dpo")
+    assert [step.words[0] for step in others] == commands
+    train = others[offline]
     overrides = train.words[2 : train.words.index("--run")]
     config = load("align", overrides, check_files=False)
     assert {one.limit.name for one in config.stated} == set(REGISTERED["limits"])
-    assert (config.algorithm == "pd-dpo") is name.startswith("pd-dpo")
+    assert (config.algorithm == "pd-dpo") is offline
+    pairs = str(tmp_path / "inputs" / ("own.jsonl" if offline else "helpful.jsonl"))
+    assert config.data is not None
+    assert config.data.helpful == [pairs]
     first = {limit: dual.first for limit, dual in config.duals.items()}
     registered = {limit: one["dual"]["first"] for limit, one in REGISTERED["limits"].items()}
     factor = float(name.split("-")[1]) if name.startswith("penalty") else float(not name.startswith(HELPFUL))
