@@ -28,6 +28,10 @@ BOUND = 1.5
 """Scores that limits read end there."""
 HELD = 5
 """One prompt in five says how often the head is right."""
+ALIKE = 3
+"""Words by which the answers of a pair of equal length differ at most."""
+SIZES = (50, 100, 200, 400, 800)
+"""Pairs from which heads are fitted to see how many it takes."""
 LATER = 400
 """Pairs of dialogues of the training file, none of which is the run's, that the judge of helpfulness learns from."""
 MODEL, HEADS = "PDDPO_REAL_MODEL", "PDDPO_REAL_HEADS"
@@ -105,24 +109,36 @@ def made(folder: str, pairs: Sequence[Pair], *, zero: bool) -> tuple[np.ndarray,
     """A head, and how often one that did not see their prompts is right: in pairs, and in the first of each prompt."""
     texts = [(prompt, answer) for prompt, *answers in pairs for answer in answers]
     known = features(folder, texts).reshape(len(pairs), 2, -1)
-    asked = list(dict.fromkeys(prompt for prompt, _, _ in pairs))
-    kept = set(np.random.default_rng(0).permutation(asked)[: len(asked) // HELD])
-    apart = np.array([prompt in kept for prompt, _, _ in pairs])
+    asked = np.random.default_rng(0).permutation(list(dict.fromkeys(prompt for prompt, _, _ in pairs)))
+    place = {prompt: index for index, prompt in enumerate(asked)}
+    places = np.array([place[prompt] for prompt, _, _ in pairs])
+    apart = places < len(asked) // HELD
+    firsts = np.zeros(len(pairs), dtype=bool)
+    firsts[np.unique(places, return_index=True)[1]] = True
+    words = np.array([len(higher.split()) - len(lower.split()) for _, higher, lower in pairs])
+
+    def right(head: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+        return np.asarray((known[chosen, 0] - known[chosen, 1]) @ head[:-1] > 0)
+
+    # of ever more prompts: each head's pairs are among the next one's
+    learned = np.flatnonzero(~apart)[np.argsort(places[~apart], kind="stable")]
+    heads = {count: fit_head(known[learned[:count], 0], known[learned[:count], 1], zero=zero) for count in SIZES}
     head = fit_head(known[~apart, 0], known[~apart, 1], zero=zero)
-    right = (known[apart, 0] - known[apart, 1]) @ head[:-1] > 0
-    firsts: dict[str, bool] = {}
-    for index, ok in zip(np.flatnonzero(apart), right, strict=True):
-        firsts.setdefault(pairs[index][0], bool(ok))
-    first = list(firsts.values())
-    low, high = clopper_pearson(sum(first), len(first))
-    words = np.array([len(one[1].split()) - len(one[2].split()) for one in pairs])
+    alike = apart & (np.abs(words) <= ALIKE)
     return head, {
-        "pairs_to_fit": int((~apart).sum()),
-        "right": float(right.mean()),
-        "pairs": len(right),
-        "right_of_prompts": [sum(first), len(first), low, high],
+        "pairs_to_fit": len(learned),
+        "right": float(right(head, apart).mean()),
+        "pairs": int(apart.sum()),
+        "right_of_prompts": _counted(right(head, apart & firsts)),
         "longer_is_right": float((words[apart] > 0).mean()),
+        "right_at_equal_length": _counted(right(head, alike)),
+        "right_of_prompts_by_pairs": {count: _counted(right(one, apart & firsts)) for count, one in heads.items()},
     }
+
+
+def _counted(right: np.ndarray) -> list[float]:
+    """How many are right of how many, and the share's exact 95 % interval."""
+    return [int(right.sum()), len(right), *clopper_pearson(int(right.sum()), len(right))]
 
 
 def harm(prompt: Any, response: str, row: Any = None) -> float:
