@@ -20,7 +20,7 @@ from pddpo_ray.cli.runs.recipe_of_run import load_of_run
 from pddpo_ray.cli.runs.run_log import RunLog, stoppable
 from pddpo_ray.config import Config, load, to_yaml
 from pddpo_ray.errors import PddpoError, UserError
-from pddpo_ray.plan.sizes import demand_possible_sizes
+from pddpo_ray.plan.warnings import demand_possible_sizes
 from pddpo_ray.storage.whole_files import explain_disk
 
 

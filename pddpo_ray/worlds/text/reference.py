@@ -22,7 +22,7 @@ from torch import Tensor
 
 from pddpo_ray.config import TextReferenceConfig
 from pddpo_ray.storage.whole_files import made_once
-from pddpo_ray.training.models.small_models import small_llama
+from pddpo_ray.training.models.from_scratch import small_llama
 from pddpo_ray.worlds.text.grammar import BOS, EOS, PAD, UNKNOWN, Grammar
 from pddpo_ray.worlds.text.scoring import score_answers
 
