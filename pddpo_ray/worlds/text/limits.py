@@ -15,8 +15,9 @@ from pddpo_ray.limits.reading import FEEDBACK, StatedLimit
 from pddpo_ray.limits.sources import Source
 from pddpo_ray.records import Array, Response
 from pddpo_ray.theory.estimates.prompt_sets import PromptSets
+from pddpo_ray.worlds.limit_truth import measured_texts
 from pddpo_ray.worlds.oracle import Oracle
-from pddpo_ray.worlds.table_limits import TableLimits, costs_of, measured_texts, on_prompts
+from pddpo_ray.worlds.table_limits import TableLimits, costs_of, on_prompts
 from pddpo_ray.worlds.text.grammar import Grammar
 from pddpo_ray.worlds.text.world import TextWorld
 

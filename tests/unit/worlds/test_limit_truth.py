@@ -14,7 +14,7 @@ from pddpo_ray.limits.quantities import Amount, Kind, Limit, Quantity
 from pddpo_ray.limits.sources import Source, one_by_one
 from pddpo_ray.theory.estimates.prompt_sets import prompt_sets
 from pddpo_ray.theory.multipliers.several_limits import LagrangianDual, kkt_residual
-from pddpo_ray.worlds.table_limits import less_reference, measured_texts, wins_over_reference
+from pddpo_ray.worlds.limit_truth import less_reference, measured_texts, wins_over_reference
 from pddpo_ray.worlds.text.world import TextWorld
 from tests.support.true_limits import TrueLimit, under_limits
 from tests.unit.worlds.test_drawn_text import world_of

@@ -15,7 +15,8 @@ from pddpo_ray.limits.reading import StatedLimit, stated_limit
 from pddpo_ray.limits.sources import Source, one_by_one
 from pddpo_ray.records import Response
 from pddpo_ray.theory.estimates.prompt_sets import PromptSets, prompt_sets
-from pddpo_ray.worlds.table_limits import TableLimits, measured_texts
+from pddpo_ray.worlds.limit_truth import measured_texts
+from pddpo_ray.worlds.table_limits import TableLimits
 from pddpo_ray.worlds.text.limits import text_limits
 from tests.support.true_limits import TrueLimit, under_limits
 from tests.unit.worlds.test_drawn_text import world_of
