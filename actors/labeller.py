@@ -22,6 +22,7 @@ from pddpo_ray.training.device import device_for, loaded_on, release_cached_memo
 MakeLabeller = Callable[[], Labeller]
 SafetyQuestion = tuple[list[Response], int, int]
 """Items, labels each, seed."""
+RESTARTS = 3
 PIECE = 64 * 2**10
 """Bytes. Ray copies arguments below 100 KiB into the description of an actor, from which it is started again; a larger
 one is an object that a restart may no longer find."""
@@ -55,23 +56,15 @@ class FeedbackHandle(Handle[FeedbackActor]):
         *,
         deadline_s: float,
         start_deadline_s: float = 300.0,
-        gpus: float = 0.0,
-        restarts: int = 3,
     ) -> None:
         self.name = name
         pickled = cloudpickle.dumps(make_labeller)
         actor = (
             ray.remote(FeedbackActor)
-            .options(
-                num_cpus=0,
-                num_gpus=gpus,
-                max_restarts=-1,
-                max_task_retries=0,
-                scheduling_strategy="DEFAULT" if gpus else beside_driver(),
-            )
+            .options(num_cpus=0, max_restarts=-1, max_task_retries=0, scheduling_strategy=beside_driver())
             .remote(*(pickled[start : start + PIECE] for start in range(0, len(pickled), PIECE)))
         )
-        self._answerer = Answerer(actor, f"labeller {name}", restarts, deadline_s, start_deadline_s)
+        self._answerer = Answerer(actor, f"labeller {name}", RESTARTS, deadline_s, start_deadline_s)
         self._begun: tuple[SafetyQuestion, Any] | None = None
 
     def open_safety(self, items: Sequence[Response], labels_each: int, seed: int) -> None:
@@ -96,11 +89,11 @@ MakeScorer = Callable[[], AnswerScorer]
 class ScorerActor(AnsweringActor):
     """One score model. `in_turns`: it is on its GPU only while it scores, and in the host's memory otherwise."""
 
-    def __init__(self, make_scorer: MakeScorer, threads: int, in_turns: bool) -> None:
+    def __init__(self, make_scorer: MakeScorer, in_turns: bool) -> None:
         super().__init__()
         import torch
 
-        torch.set_num_threads(threads)
+        torch.set_num_threads(1)
         with loaded_on("cpu" if in_turns else "auto"):
             self._scorer = make_scorer()
         self._moved = getattr(self._scorer, "model", None) if in_turns else None
@@ -140,8 +133,6 @@ class ScorerHandle(Handle[ScorerActor]):
         deadline_s: float,
         start_deadline_s: float = 300.0,
         gpus: float = 0.0,
-        threads: int = 1,
-        restarts: int = 3,
         take_turn: Callable[[], None] | None = None,
     ) -> None:
         self.name = name
@@ -149,9 +140,9 @@ class ScorerHandle(Handle[ScorerActor]):
         actor = (
             ray.remote(ScorerActor)
             .options(num_cpus=0, num_gpus=gpus, max_restarts=-1, max_task_retries=0)
-            .remote(make_scorer, threads, take_turn is not None)
+            .remote(make_scorer, take_turn is not None)
         )
-        self._answerer = Answerer(actor, f"scorer {name}", restarts, deadline_s, start_deadline_s)
+        self._answerer = Answerer(actor, f"scorer {name}", RESTARTS, deadline_s, start_deadline_s)
 
     def score_texts(self, texts: Sequence[TextPair]) -> Array:
         if self._take_turn is not None and texts:

@@ -15,7 +15,6 @@ from pddpo_ray.rollout.factory import language_engine
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import Engine, Shard
-from pddpo_ray.training.models.lora import LoraEngine
 from pddpo_ray.training.passes.log_probs import ResponseScorer
 from pddpo_ray.training.recipe_trainer import recipe_trainer
 
@@ -31,8 +30,7 @@ def text_trainer(
         ArtifactStore(store),
         reference,
         temperature=config.policy.temperature,
-        whole=lambda scorer: make_engine(name, scorer, shard, dtype=dtype),
-        adapters=lambda scorer: make_lora_engine(name, scorer, shard, dtype=dtype),
+        make_engine=lambda scorer: make_engine(name, scorer, shard, dtype=dtype),
     )
 
 
@@ -60,17 +58,6 @@ def make_engine(name: str, scorer: ResponseScorer, shard: Shard, *, dtype: str =
     """`torch`, or `zero1` to `zero3`; DeepSpeed is imported only where it is asked for."""
     if name == "torch":
         return TorchEngine(scorer, shard)
-    return _deepspeed(name, scorer, shard, dtype)
-
-
-def make_lora_engine(name: str, scorer: ResponseScorer, shard: Shard, *, dtype: str = "float32") -> Engine:
-    """The same for a scorer whose model carries adapters: weights are the adapters' alone."""
-    if name == "torch":
-        return LoraEngine(scorer, shard)
-    return _deepspeed(name, scorer, shard, dtype)
-
-
-def _deepspeed(name: str, scorer: ResponseScorer, shard: Shard, dtype: str) -> Engine:
     from actors.deepspeed_engine import DeepSpeedEngine
 
     return DeepSpeedEngine(scorer, shard, stage=int(name.removeprefix("zero")), dtype=dtype)

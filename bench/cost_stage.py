@@ -25,7 +25,6 @@ from pddpo_ray.training.batches import Text, collate, minibatches, texts_of
 from pddpo_ray.training.engine import TorchEngine, adam_betas
 from pddpo_ray.training.fit import FrozenColumns, run_fit, schedule_factor
 from pddpo_ray.training.fit_watch import last_fifth
-from pddpo_ray.training.models.lora import LoraEngine
 from pddpo_ray.training.passes.log_probs import ResponseScorer, score_texts
 
 BETA, MULTIPLIER, SEED, EPOCHS = 0.1, 0.8, 1, 3
@@ -84,7 +83,7 @@ class CostStage:
         self.reference = shape.build(0)
         self.reward_policy, self.policy = (shape.trained(1, adapters) for _ in range(2))
         self.start = trained_weights(self.policy)
-        self.engine = (LoraEngine if adapters else TorchEngine)(ResponseScorer(self.policy))
+        self.engine = TorchEngine(ResponseScorer(self.policy))
 
     def assert_equal(self) -> None:
         """Raises RuntimeError if the losses differ: forward passes, gradients and updates agree."""

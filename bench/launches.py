@@ -24,7 +24,6 @@ from pddpo_ray.records import Objective, PairRow, PolicyVersion
 from pddpo_ray.training.batches import texts_of
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import PairLoss, PairPass
-from pddpo_ray.training.models.lora import LoraEngine
 from pddpo_ray.training.passes.log_probs import ResponseScorer, Support
 
 PAGE, RESULT = Path("bench/results/launches.md"), Path("bench/results/launches.json")
@@ -45,7 +44,7 @@ class Asked:
 
 def begun_engine(shape: Mapping[str, int], rank: int | None) -> TorchEngine:
     """Of a model without memory, before its first step."""
-    engine = (TorchEngine if rank is None else LoraEngine)(ResponseScorer(made(shape, rank, torch.bfloat16), "packed"))
+    engine = TorchEngine(ResponseScorer(made(shape, rank, torch.bfloat16), "packed"))
     # torch fuses no step of meta tensors
     with patch("pddpo_ray.training.engine.FUSED_FROM", 10**12):
         engine.begin(FitSettings())

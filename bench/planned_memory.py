@@ -27,7 +27,7 @@ from pddpo_ray.contracts import FitSettings
 from pddpo_ray.records import Objective, PairRow, PolicyVersion
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import PairLoss, PairPass
-from pddpo_ray.training.models.lora import LoraEngine, add_adapters
+from pddpo_ray.training.models.lora import add_adapters
 from pddpo_ray.training.passes.log_probs import ResponseScorer
 from pddpo_ray.training.passes.memory import memory_need
 from pddpo_ray.training.passes.shape_memory import sizes_of_shape, without_memory
@@ -116,7 +116,7 @@ def tracked_step(
         if in_nf4:
             _fill_four_bit_maps(model, dtype)
         with MemTracker() as tracker:
-            engine = (TorchEngine if rank is None else LoraEngine)(scorer)
+            engine = TorchEngine(scorer)
             engine.begin(FitSettings())
             whole = (float(PAIRS), 2.0 * PAIRS, 1.0)
             given = PairPass.of(scorer, rows, base=[0.0] * 2 * PAIRS, margins=None, supports=None, whole=whole)

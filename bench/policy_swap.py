@@ -29,7 +29,7 @@ from pddpo_ray.rollout.vllm_start import prepare_process
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.batches import texts_of
 from pddpo_ray.training.engine import TorchEngine
-from pddpo_ray.training.models.lora import LoraEngine, load_lora_trainer
+from pddpo_ray.training.models.lora import load_lora_trainer
 from pddpo_ray.training.passes.log_probs import ResponseScorer, score_texts
 
 Way = Literal["whole", "adapter"]
@@ -60,7 +60,7 @@ class Swap:
         self._weights = [trained_weights(model) for model in models]
         self.size = float(sum(tensor.nbytes for tensor in self._weights[0].values()))
         # an adapter says the same only on its own base
-        self._engine = (LoraEngine if adapters else TorchEngine)(ResponseScorer(models[0]))
+        self._engine = TorchEngine(ResponseScorer(models[0]))
         self._texts = texts_of(preference_rows(shape.vocabulary, 2))
         self._turn = 0
 

@@ -29,7 +29,6 @@ from pddpo_ray.training.batches import Text, minibatches, texts_of
 from pddpo_ray.training.engine import TorchEngine, adam_betas
 from pddpo_ray.training.fit import FrozenColumns, run_fit
 from pddpo_ray.training.fit_watch import last_fifth
-from pddpo_ray.training.models.lora import LoraEngine
 from pddpo_ray.training.passes.log_probs import ResponseScorer, score_texts
 
 BETA, SEED = 0.1, 1
@@ -159,7 +158,7 @@ class RewardStage:
     def steps_of(self, policy: Any, adapters: bool = False, compiled: bool = False) -> Callable[..., float]:
         """All steps of ours, or so many, from the weights that `policy` has now; each call starts there again."""
         weights = trained_weights(policy)
-        engine = (LoraEngine if adapters else TorchEngine)(ResponseScorer(policy))
+        engine = TorchEngine(ResponseScorer(policy))
         if compiled:
             engine.scorer.compile_layers()
         objective = Objective("reward", PolicyVersion(0, "reference", "", ""), BETA)

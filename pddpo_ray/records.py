@@ -329,3 +329,27 @@ class MeasuredValues:
         """Nobody was asked yet."""
         values, against, people = np.full((3, answers, limits), np.nan)
         return cls(values, {}, against, people, np.zeros((answers, limits)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextsOfFiles:
+    """What the files of a run on real text hold besides the prompts and pairs that its rounds use."""
+
+    offline_unsafe: Mapping[str, bool] = field(default_factory=dict)
+    """Whether an offline answer is unsafe, by its id, where somebody said so; a cost model's zero comes from it."""
+    held_out: Sequence[LabelledPair] = ()
+    """Pairs of prompts that the run neither asks nor learns from; the scorecard does."""
+    benign: Sequence[Prompt] = ()
+    """Harmless requests that only sound alarming, for the scorecard's refusals."""
+    certification: Sequence[Prompt] = ()
+    """Prompts that certificates alone draw: no fit, exploration or report sees them. Empty: those of the rounds."""
+    served: Sequence[Prompt] = ()
+    """What users of the run's endpoint gave; rounds ask a share of them, certificates none."""
+    verdicts: Sequence[LabelledPair] = ()
+    """Pairs of answers to those of which users said different things."""
+    certified_sets: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Names of the prompt sets of the prompts of certificates, by their ids."""
+    categories: Mapping[str, str] = field(default_factory=dict)
+    """Of prompts, by their ids, where their file names one; certificates have bounds of each category."""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """Good rows of the files that the run does not use, by the reason."""

@@ -61,7 +61,7 @@ def create_app(
         summary="Questions for people, and what became of their answers.",
         generate_unique_id_function=lambda route: route.name,  # what generated clients call their functions
     )
-    app.state.service = QueueService.over(engine, run, rules or Rules(), settings or WebSettings(), clock, together)
+    app.state.service = QueueService(engine, run, rules or Rules(), settings or WebSettings(), clock, together)
     describe(app, app.state.service)
     for module in (work, lead, admin, trainer_routes):
         app.include_router(module.router)

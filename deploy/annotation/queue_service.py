@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, cast
 
 from fastapi import Depends, Request
@@ -49,73 +49,38 @@ class WebSettings:
     sign_in_burst: float = 20.0
 
 
-@dataclass(frozen=True)
 class QueueService:
     """The queue of one run behind HTTP."""
 
-    store: Store
-    leases: Leases
-    answers: Answers
-    history: History
-    rounds: Rounds
-    decisions: Decisions
-    people: People
-    invitations: Invitations
-    campaign: Campaign
-    consents: Consents
-    controls: Controls
-    adjudications: Adjudications
-    flag_decisions: FlagDecisions
-    personal_data: PersonalData
-    quality: Quality
-    worklog: WorkLog
-    rules: Rules
-    settings: WebSettings
-    requests: RateLimit = field(repr=False)
-    sign_ins: RateLimit = field(repr=False)
-    together: Mapping[str, QueueService] = field(default_factory=dict, repr=False)
-    """All runs that this server serves, this one too, by name; none where it serves one alone."""
-
-    @property
-    def cookie(self) -> str:
-        """Name of the session's cookie: browsers send a host's cookies to all its ports, so each run has its own."""
-        name = next((f"\0{name}" for name, one in self.together.items() if one is self), "")
-        return f"pddpo_session_{hashlib.sha256(f'{self.store.run}{name}'.encode()).hexdigest()[:12]}"
-
-    @classmethod
-    def over(
-        cls,
+    def __init__(
+        self,
         engine: Engine,
         run: str,
         rules: Rules,
         settings: WebSettings,
         clock: Clock = now_ms,
         together: Mapping[str, QueueService] | None = None,
-    ) -> QueueService:
-        store = Store(engine, run, clock)
-        return cls(
-            store=store,
-            leases=Leases(store, rules),
-            answers=Answers(store, rules),
-            history=History(store, rules),
-            rounds=Rounds(store, rules),
-            decisions=Decisions(store, rules),
-            people=People(store),
-            invitations=Invitations(store),
-            campaign=Campaign(store),
-            consents=Consents(store),
-            controls=Controls(store),
-            adjudications=Adjudications(store),
-            flag_decisions=FlagDecisions(store, rules),
-            personal_data=PersonalData(store, rules),
-            quality=Quality(store, idle_s=rules.idle_s),
-            worklog=WorkLog(store, idle_s=rules.idle_s),
-            rules=rules,
-            settings=settings,
-            requests=RateLimit(settings.requests_per_second, settings.burst, time.monotonic),
-            sign_ins=RateLimit(settings.sign_ins_per_second, settings.sign_in_burst, time.monotonic),
-            together={} if together is None else together,
-        )
+    ) -> None:
+        """`together`: all runs that this server serves, this one too, by name; none where it serves one alone."""
+        self.store = store = Store(engine, run, clock)
+        self.rules, self.settings = rules, settings
+        self.leases, self.answers = Leases(store, rules), Answers(store, rules)
+        self.history, self.rounds = History(store, rules), Rounds(store, rules)
+        self.decisions, self.flag_decisions = Decisions(store, rules), FlagDecisions(store, rules)
+        self.people, self.invitations = People(store), Invitations(store)
+        self.campaign, self.consents = Campaign(store), Consents(store)
+        self.controls, self.adjudications = Controls(store), Adjudications(store)
+        self.personal_data = PersonalData(store, rules)
+        self.quality, self.worklog = Quality(store, idle_s=rules.idle_s), WorkLog(store, idle_s=rules.idle_s)
+        self.requests = RateLimit(settings.requests_per_second, settings.burst, time.monotonic)
+        self.sign_ins = RateLimit(settings.sign_ins_per_second, settings.sign_in_burst, time.monotonic)
+        self.together: Mapping[str, QueueService] = {} if together is None else together
+
+    @property
+    def cookie(self) -> str:
+        """Name of the session's cookie: browsers send a host's cookies to all its ports, so each run has its own."""
+        name = next((f"\0{name}" for name, one in self.together.items() if one is self), "")
+        return f"pddpo_session_{hashlib.sha256(f'{self.store.run}{name}'.encode()).hexdigest()[:12]}"
 
 
 def service(request: Request) -> QueueService:

@@ -18,7 +18,7 @@ from deploy.annotation.access import API
 from deploy.annotation.queue_service import Caller, Parts, QueueService
 from deploy.annotation.routes_work import Key
 from deploy.annotation.schemas import AdjudicateBody, DecisionBody, ExtendBody, FlagBody, RecallBody, VoidBody
-from pddpo_ray.annotation.label_files import write_empty, write_label_file
+from pddpo_ray.annotation.label_rows import write_empty, write_label_file
 from pddpo_ray.annotation.queue.batch_rows import RoundStatus
 from pddpo_ray.annotation.queue.queue_rules import Problem, QueueError
 from pddpo_ray.annotation.queue.worklog import RULE, as_csv

@@ -9,9 +9,9 @@ again from where it was taken in, it is the same row.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,12 @@ from sqlalchemy import Connection, func, insert, select, update
 from pddpo_ray.annotation.people.accounts import Role
 from pddpo_ray.annotation.queue.answer_forms import OF_LIMITS_ALONE, STORED
 from pddpo_ray.annotation.queue.assignment import settle
-from pddpo_ray.annotation.queue.exchange import Taken
+from pddpo_ray.annotation.queue.exchange import Taken, contradictory, examples
 from pddpo_ray.annotation.queue.queue_rules import Outcome, Rules
+from pddpo_ray.data.convert import rendering
+from pddpo_ray.data.files.sinks import Sink, schema_of
+from pddpo_ray.data.formats.example import Dimension
+from pddpo_ray.data.formats.standard import WRITABLE, write_rows
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal.annotation_schema import (
     annotator,
@@ -37,6 +41,7 @@ from pddpo_ray.journal.audit import record_event
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.tokens import hashed, new_token
 from pddpo_ray.journal.transactions import Store
+from pddpo_ray.limits.answer_files import json_rows
 
 PSEUDONYM = 16
 """Letters of an account's random id that stand for the person in rows."""
@@ -196,21 +201,61 @@ def read_label_rows(file: Path) -> list[dict[str, Any]]:
         except ArrowException as error:
             raise UserError(f"{file} is no Parquet file: {error}") from error
     else:
-        rows = [_json(file, number, line) for number, line in enumerate(file.read_text().splitlines(), 1)]
+        rows = [row for _, _, row in json_rows(file)]
     of_safety = set(GIVEN) - set(OF_LIMITS_ALONE)  # files of earlier versions know no others
     names = {"id", "annotator", "reply", "seat", *QUESTION, *of_safety, *SAID, "guideline_text", "leased_ms"}
     names |= {f"withdrawn_{name}" for name in WITHDRAWN}
     for number, row in enumerate(rows, 1):
-        if missing := sorted(names - set(row)):
+        if missing := sorted(names - set(row if isinstance(row, dict) else ())):
             raise UserError(f"{file} row {number} is none of `export --to labels`: it lacks {', '.join(missing)}")
     return rows
 
 
-def _json(file: Path, number: int, line: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{file} line {number} is no JSON: {error}") from error
-    if not isinstance(row, dict):
-        raise UserError(f"{file} line {number} is no JSON object")
-    return row
+# --- what people said as a file: all there is, one row per answer, or a format of `pddpo data` -----------------------
+
+
+LABELS = "labels"
+"""Format that loses nothing: one row per answer."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """Rows of the file; of a format for training also how many examples have no label for it, and how many answers were
+    left out since they contradict themselves."""
+
+    rows: int
+    without_a_label_for_it: int = 0
+    contradictory: int = 0
+
+
+def write_label_file(
+    store: Store, out: Path, to: str = LABELS, *, dimension: Dimension = "helpful", round_: int | None = None
+) -> Written:
+    """Writes a .jsonl, .jsonl.gz, .parquet or .arrow; no file where there is no row. Raises UserError for another
+    format or name."""
+    if to == LABELS:
+        with Sink(out, LABELS) as sink:
+            for row in label_rows(store, round_=round_):
+                sink.write(row)
+        return Written(sink.rows)
+    if to not in WRITABLE:
+        raise UserError(f"--to {to} is unknown: use {LABELS}, {', '.join(WRITABLE)}")
+    prompt = rendering("plain", None, None).prompt
+    left_out = 0
+    with Sink(out, to, dimension) as sink:
+        for example in examples(store, round_=round_):
+            rows = write_rows(example, to, dimension, prompt)
+            left_out += not rows
+            for row in rows:
+                sink.write(row)
+    return Written(sink.rows, left_out, contradictory(store, round_=round_))
+
+
+def write_empty(out: Path, to: str) -> None:
+    """A file without rows: for Parquet with the format's columns."""
+    if out.suffix != ".parquet":
+        out.touch()
+        return
+    from pyarrow import parquet
+
+    parquet.write_table(schema_of(to, "helpful").empty_table(), out)

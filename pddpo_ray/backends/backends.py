@@ -11,7 +11,7 @@ from pddpo_ray.parts.dual_step import DualOwner
 from pddpo_ray.parts.held_limit import HeldLimit
 from pddpo_ray.parts.measuring import SourceMeasures
 from pddpo_ray.parts.rewards import ComputedReward
-from pddpo_ray.records import Decoding, LabelledPair, PolicyVersion, Prompt, Response
+from pddpo_ray.records import Decoding, LabelledPair, PolicyVersion, Prompt, Response, TextsOfFiles
 from pddpo_ray.scoring.interface import AnswerScorer
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.recall import Recall
@@ -21,7 +21,7 @@ from pddpo_ray.worlds.exact_evaluation import WorldView
 
 
 @dataclass(frozen=True)
-class Backends:
+class Backends(TextsOfFiles):
     """Everything that does the work of one run. `close` releases it all."""
 
     store: ArtifactStore
@@ -45,12 +45,6 @@ class Backends:
     """Fingerprint of the trainer's tokenizer; empty in a table."""
     offline: Callable[[int], list[LabelledPair]] | None = None
     """Pairs from before the first round, by seed; None: drawn from the reference's nucleus and labelled."""
-    offline_unsafe: Mapping[str, bool] = field(default_factory=dict)
-    """Whether an offline answer is unsafe, by its id, where somebody said so; a cost model's zero comes from it."""
-    held_out: Sequence[LabelledPair] = ()
-    """Pairs of prompts that the run neither asks nor learns from; the scorecard does."""
-    benign: Sequence[Prompt] = ()
-    """Harmless requests that only sound alarming, for the scorecard's refusals."""
     features: Literal["hidden", "one-hot", "linear"] = "hidden"
     """What the trainer's features are: hidden states, which are whitened before use; the cells of a table; or those in
     which the learner's scores are linear, on the scale of its prior."""
@@ -71,18 +65,6 @@ class Backends:
     measured_by: Mapping[str, str] = field(default_factory=dict)
     """What decides the values of each limit's source, by the limit's name, and of the reward's; a resumed run must have
     the same ones."""
-    certification: Sequence[Prompt] = ()
-    """Prompts that certificates alone draw: no fit, exploration or report sees them. Empty: only `prompts`."""
-    served: Sequence[Prompt] = ()
-    """What users of the run's endpoint gave; rounds ask a share of them, certificates none."""
-    verdicts: Sequence[LabelledPair] = ()
-    """Pairs of answers to those of which users said different things."""
-    certified_sets: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Names of the prompt sets of those, by their ids."""
-    categories: Mapping[str, str] = field(default_factory=dict)
-    """Of prompts, by their ids, where their file names one; certificates have bounds of each category."""
-    left_out: Mapping[str, int] = field(default_factory=dict)
-    """Good rows of the recipe's files that the run does not use, by the reason."""
     recall: Recall | None = None
     """Finds what another run on the same store has made already; None: everything is made."""
     closers: Sequence[Callable[[], None]] = field(default_factory=tuple)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from pddpo_ray.parts.held_limit import held_limits
 from pddpo_ray.parts.measuring import SourceMeasures
 from pddpo_ray.parts.rewards import ComputedReward
 from pddpo_ray.parts.sampling import BASELINE_TOP_P
-from pddpo_ray.records import Decoding, PolicyVersion, Prompt, Response
+from pddpo_ray.records import Decoding, PolicyVersion, Prompt, Response, TextsOfFiles
 from pddpo_ray.rollout.checkpoint import tokenizer_fingerprint
 from pddpo_ray.rollout.delivery_check import CANARIES
 from pddpo_ray.rollout.factory import language_engine
@@ -88,6 +88,8 @@ def text_world_backends(
     recall: Recall | None = None,
 ) -> Backends:
     """What a run on texts needs besides a trainer and engines, which may live anywhere."""
+    real = prepared if isinstance(prepared, PreparedRealText) else None
+    given = {} if real is None else {one.name: getattr(real, one.name) for one in fields(TextsOfFiles)}
     made = Backends(
         store=store,
         trainer=trainer,
@@ -98,16 +100,8 @@ def text_world_backends(
         baseline=(reference, Decoding(top_p=BASELINE_TOP_P, max_tokens=config.rollout.max_tokens)),
         canaries=prepared.canaries(CANARIES),
         tokenizer=tokenizer_fingerprint(prepared.reference_folder),
-        offline=prepared.offline if isinstance(prepared, PreparedRealText) else None,
-        offline_unsafe=prepared.unsafe if isinstance(prepared, PreparedRealText) else {},
-        held_out=prepared.held_out if isinstance(prepared, PreparedRealText) else (),
-        benign=prepared.benign if isinstance(prepared, PreparedRealText) else (),
-        certification=prepared.certification if isinstance(prepared, PreparedRealText) else (),
-        served=prepared.served if isinstance(prepared, PreparedRealText) else (),
-        verdicts=prepared.verdicts if isinstance(prepared, PreparedRealText) else (),
-        certified_sets=prepared.certified_sets if isinstance(prepared, PreparedRealText) else {},
-        categories=prepared.categories if isinstance(prepared, PreparedRealText) else {},
-        left_out=prepared.left_out if isinstance(prepared, PreparedRealText) else {},
+        offline=None if real is None else real.offline,
+        **given,
         recall=recall,
     )
     if isinstance(prepared, PreparedRealText):

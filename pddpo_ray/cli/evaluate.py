@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from pddpo_ray.cli.output import print_columns, print_json
 from pddpo_ray.errors import UserError
-
-if TYPE_CHECKING:
-    from pddpo_ray.evaluate.command import Scorers
 
 
 def evaluate(
@@ -70,6 +67,7 @@ def evaluate(
     from pddpo_ray.evaluate import command
     from pddpo_ray.evaluate.models import parse_model
     from pddpo_ray.evaluate.models import policy_temperature as temperature_of_runs
+    from pddpo_ray.evaluate.scorers import scorers_of
     from pddpo_ray.evaluate.sets import read_set
     from pddpo_ray.records import Decoding
 
@@ -89,7 +87,7 @@ def evaluate(
         elo=_one_of("--elo", elo, ("likelihood", "iterative")),  # type: ignore[arg-type]
     )
     folder = (out or Path("runs") / "evaluation").expanduser().absolute()
-    scorers = _scorers(reward_model, cost_model, judge, judge_model, dtype)
+    scorers = scorers_of(reward_model, cost_model, judge, judge_model, dtype)
     result = command.evaluate(plan, scorers, folder, lambda line: typer.echo(line, err=True))
     if as_json:
         print_json({"out": str(folder), **result})
@@ -115,21 +113,6 @@ def _exact(models: Sequence[str], journal: str | None, *, as_json: bool) -> None
         print_json({"run": str(run), "values": values})
     else:
         print_columns([[_shown(cell) for cell in line] for line in summary(values)])
-
-
-def _scorers(
-    reward_model: str | None, cost_model: str | None, judge: str | None, judge_model: str, dtype: str
-) -> Scorers:
-    """Scorers by path, loaded when they are first asked, and a judge by URL."""
-    from pddpo_ray.evaluate.command import Scorers
-    from pddpo_ray.evaluate.scorers import fingerprint, judges_at, lazy_scorer
-
-    return Scorers(
-        reward=lazy_scorer(reward_model, dtype) if reward_model else None,
-        cost=lazy_scorer(cost_model, dtype) if cost_model else None,
-        judges=judges_at(judge, judge_model) if judge else (),
-        fingerprint=fingerprint((reward_model, cost_model), judge, judge_model, dtype),
-    )
 
 
 def _one_of(option: str, value: str, known: Sequence[str]) -> str:

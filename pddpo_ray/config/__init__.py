@@ -7,37 +7,27 @@ imported, so that `--help` stays instant. A value that follows from others is a 
 from pddpo_ray.config.loading import load, recipe_names, to_yaml
 from pddpo_ray.config.recipe import Config
 from pddpo_ray.config.recipe_sections import Policies
-from pddpo_ray.config.sections.certificate import CertificateConfig
 from pddpo_ray.config.sections.cluster import RayCluster
-from pddpo_ray.config.sections.data import DataConfig, ScratchReferenceConfig, SmallModelConfig
+from pddpo_ray.config.sections.data import DataConfig, SmallModelConfig
 from pddpo_ray.config.sections.dual import (
     AnytimeRule,
     DualConfig,
     FixedRule,
-    InstalledRule,
     LogRule,
     NewtonRule,
     ProjectedRule,
-    StepwiseRule,
 )
 from pddpo_ray.config.sections.feedback import (
-    FeedbackCommon,
     JudgeFeedback,
     MixedFeedback,
     ModelFeedback,
-    PeopleFeedback,
     QueueConfig,
     ScoredFeedback,
     TellConfig,
-    WorldFeedback,
 )
 from pddpo_ray.config.sections.judge import EndpointConfig, JudgeConfig
 from pddpo_ray.config.sections.model import LoraParameters, ModelConfig
-from pddpo_ray.config.sections.policy import PolicyConfig
-from pddpo_ray.config.sections.production import ProductionConfig
-from pddpo_ray.config.sections.prompts import PromptSetConfig
 from pddpo_ray.config.sections.rollout import TabularRollout, TransformersRollout, VllmRollout
-from pddpo_ray.config.sections.scorecard import ScorecardConfig
 from pddpo_ray.config.sections.scorers import (
     ScorerConfig,
     ScorerFit,
@@ -63,63 +53,3 @@ from pddpo_ray.config.sections.world import (
     TextReferenceConfig,
     TextWorldConfig,
 )
-
-__all__ = [
-    "AnytimeRule",
-    "BudgetRefit",
-    "CertificateConfig",
-    "Config",
-    "DataConfig",
-    "DeterminantRefit",
-    "DrawnFamilyConfig",
-    "DualConfig",
-    "EndpointConfig",
-    "FeedbackCommon",
-    "FitConfig",
-    "FixedRule",
-    "GeometricRefit",
-    "InstalledRule",
-    "JudgeConfig",
-    "JudgeFeedback",
-    "LogRule",
-    "LogitLimitConfig",
-    "LoraParameters",
-    "MixedFeedback",
-    "ModelConfig",
-    "ModelFeedback",
-    "NewtonRule",
-    "PeopleFeedback",
-    "Policies",
-    "PolicyConfig",
-    "ProductionConfig",
-    "ProjectedRule",
-    "PromptSetConfig",
-    "QueueConfig",
-    "RateLimitConfig",
-    "RayCluster",
-    "Refit",
-    "ScorecardConfig",
-    "ScoredFeedback",
-    "ScorerConfig",
-    "ScorerFit",
-    "ScorerJob",
-    "ScorerTrainingConfig",
-    "ScratchReferenceConfig",
-    "SmallModelConfig",
-    "StepwiseRule",
-    "StoredScorerConfig",
-    "Strict",
-    "TabularRollout",
-    "TabularWorldConfig",
-    "TellConfig",
-    "TextReferenceConfig",
-    "TextWorldConfig",
-    "TrainerConfig",
-    "TransformersRollout",
-    "UnionRefit",
-    "VllmRollout",
-    "WorldFeedback",
-    "load",
-    "recipe_names",
-    "to_yaml",
-]

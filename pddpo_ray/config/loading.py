@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ from pddpo_ray.config.layers import (
     laid,
     mappings,
     merge,
-    models_of,
     note_steps,
     section_of,
     variant_of,
@@ -265,17 +264,6 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-# --- the tree of models ----------------------------------------------------------------------------------------------
-
-
-def dotted_keys(model: type[BaseModel] = Config, prefix: Keys = ()) -> Iterator[str]:
-    """Every key that a recipe may set, in all variants."""
-    for key, field in model.model_fields.items():
-        yield ".".join((*prefix, key))
-        for section in models_of(field):
-            yield from dotted_keys(section, (*prefix, key))
-
-
 # --- complaints ------------------------------------------------------------------------------------------------------
 
 
@@ -338,7 +326,7 @@ def _nearest_key(keys: Keys, tree: Tree) -> str:
     close = difflib.get_close_matches(keys[-1], fields, 1, 0.6)
     if close:
         return f"; did you mean `{'.'.join((*keys[:-1], close[0]))}`?"
-    every = list(dict.fromkeys(dotted_keys()))
+    every = list(dict.fromkeys(one.key for one in every_key()))
     if key in every:
         variant = next(one.variant for one in every_key() if one.key == key)
         return f"; it belongs to another variant of `{'.'.join(keys[:-1])}`, `{variant}`"

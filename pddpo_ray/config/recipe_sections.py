@@ -31,9 +31,8 @@ from pddpo_ray.config.sections.feedback import (
 )
 from pddpo_ray.config.sections.judge import JudgeConfig
 from pddpo_ray.config.sections.method import Method
-from pddpo_ray.config.sections.model import ModelConfig
+from pddpo_ray.config.sections.model import ModelConfig, PolicyConfig
 from pddpo_ray.config.sections.offline import OfflineConfig
-from pddpo_ray.config.sections.policy import PolicyConfig
 from pddpo_ray.config.sections.production import ProductionConfig
 from pddpo_ray.config.sections.prompts import PromptSetConfig
 from pddpo_ray.config.sections.report import ReportConfig

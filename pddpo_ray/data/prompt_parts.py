@@ -9,6 +9,7 @@ from pathlib import Path
 from pddpo_ray.data.checks.inspection import Settings
 from pddpo_ray.data.formats.example import Example
 from pddpo_ray.data.lengths import read_examples
+from pddpo_ray.text.templates import as_dicts
 from pddpo_ray.theory.seeds import generator
 
 
@@ -35,7 +36,6 @@ def two_parts(prompts: Sequence[Example], first: int) -> tuple[list[Example], li
 
 def write_prompts(prompts: Sequence[Example], path: Path) -> None:
     """JSON lines, as `data.prompts` and `certificate.prompts` read them."""
-    rows = ({"prompt": [{"role": turn.role, "content": turn.content} for turn in one.prompt]} for one in prompts)
     categories = ({} if one.category is None else {"category": one.category} for one in prompts)
-    lines = (json.dumps({**row, **more}, ensure_ascii=False) + "\n" for row, more in zip(rows, categories, strict=True))
-    path.write_text("".join(lines), encoding="utf-8")
+    rows = ({"prompt": as_dicts(one.prompt), **more} for one, more in zip(prompts, categories, strict=True))
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")

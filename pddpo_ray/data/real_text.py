@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,7 +21,7 @@ from pddpo_ray.data.served_text import served_texts
 from pddpo_ray.data.tokens import Tokens, no_pair_fits, no_prompt_fits, prompts_of_sets, renderer_of
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal.served import KeptPrompt
-from pddpo_ray.records import HARM, LabelledPair, Message, Pair, Prompt, Response, SafetyLabels, Verdict
+from pddpo_ray.records import HARM, LabelledPair, Message, Pair, Prompt, Response, SafetyLabels, TextsOfFiles, Verdict
 from pddpo_ray.storage.checkpoints import checkpoint_folder
 from pddpo_ray.storage.whole_files import cache_folder
 from pddpo_ray.text.templates import rendered, template_named
@@ -45,7 +45,7 @@ class NoTruth:
 
 
 @dataclass(frozen=True)
-class PreparedRealText:
+class PreparedRealText(TextsOfFiles):
     """Prompts and pairs as token ids of the reference in `reference_folder`."""
 
     reference_folder: Path
@@ -53,26 +53,8 @@ class PreparedRealText:
     """What turned messages into tokens (Jinja); every version of the run carries it."""
     prompts: tuple[Prompt, ...]
     pairs: tuple[LabelledPair, ...]
-    unsafe: Mapping[str, bool] = field(default_factory=dict)
-    """By answer id, where its row says whether it is safe."""
-    held_out: tuple[LabelledPair, ...] = ()
-    """Pairs of prompts that are in neither of the above, on which the policies are judged."""
-    certification: tuple[Prompt, ...] = ()
-    """Prompts that are in none of the above: certificates alone draw them."""
-    certified_sets: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Names of the prompt sets of each of those, by its id: those whose files hold it."""
     sets: PromptSets | None = None
     """The recipe's prompt sets, over the positions in `prompts`."""
-    categories: Mapping[str, str] = field(default_factory=dict)
-    """By prompt id, where a file of prompts names a category."""
-    benign: tuple[Prompt, ...] = ()
-    """Harmless requests on which the scorecard counts refusals."""
-    served: tuple[Prompt, ...] = ()
-    """What users of the run's endpoint gave to it; none that is kept apart from training."""
-    verdicts: tuple[LabelledPair, ...] = ()
-    """Pairs of answers to one of those prompts of which users said different things."""
-    left_out: Mapping[str, int] = field(default_factory=dict)
-    """Good pairs and prompts of the files that the run does not use, by the reason."""
 
     def labeller(self) -> NoTruth:
         return NoTruth()
@@ -154,16 +136,16 @@ def prepare_real_text(config: Config, kept: Sequence[KeptPrompt] = ()) -> Prepar
         tokens.template,
         tuple(chosen),
         tuple(pairs),
-        known,
-        tuple(held_out),
-        certification,
-        certified_sets,
         sets,
-        tokens.categories,
-        benign,
-        served,
-        verdicts,
-        left_out,
+        offline_unsafe=known,
+        held_out=tuple(held_out),
+        benign=benign,
+        certification=certification,
+        served=served,
+        verdicts=verdicts,
+        certified_sets=certified_sets,
+        categories=tokens.categories,
+        left_out=left_out,
     )
 
 

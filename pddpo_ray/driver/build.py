@@ -183,7 +183,7 @@ def explorer_of(config: Config, backends: Backends, parts: BuiltParts, bonus: st
     settings, limits, dual = config.explore, parts.limits, parts.dual
     # in logits: a share rises by at most a quarter per logit, so its range counts a quarter
     weights = {
-        one.name: 0.0 if one.on_drift else 1.0 if one.by_comparisons else one.scale / 4.0
+        one.name: 0.0 if one.on_drift else 1.0 if one.stated.by_comparisons else one.scale / 4.0
         for one in backends.held_limits
     }
     own = checked("bonuses", settings.bonus, settings.settings, "explore.settings")
@@ -248,7 +248,7 @@ def cost_fits(held: Sequence[HeldLimit]) -> int:
 
     With a limit on the drift alone there is one too, which takes the reward policy as it is.
     """
-    compared = sum(one.by_comparisons for one in held)
+    compared = sum(one.stated.by_comparisons for one in held)
     return compared + (compared == 0 or any(one.by_values for one in held))
 
 
@@ -305,15 +305,15 @@ def dual_state(config: Config, backends: Backends, rounds: int, aims: Mapping[st
     for one in backends.held_limits:
         settings, limit, margin = config.duals[one.name], one.stated.limit, aims.get(one.name)
         rho = _rho(settings, backends)
-        part = rho if one.labelled else rho / len(backends.held_limits)
+        part = rho if one.stated.labelled else rho / len(backends.held_limits)
         state = first_state(
             settings,
             beta=config.beta,
             rho=rho,
             first=min(part, settings.upper or math.inf) if settings.first is None else settings.first,  # in its bounds
             rounds=rounds,
-            bound=config.dual.cost_max if one.labelled else 0.5,
-            rate=limit.is_share and not one.labelled,
+            bound=config.dual.cost_max if one.stated.labelled else 0.5,
+            rate=limit.is_share and not one.stated.labelled,
             name=one.name,
             limit=limit.cost_limit,
             scale=one.scale,

@@ -9,9 +9,9 @@ from typing import Any
 
 from pddpo_ray.errors import UserError
 from pddpo_ray.evaluate import command
-from pddpo_ray.evaluate.command import Plan, Scorers
+from pddpo_ray.evaluate.command import Plan
 from pddpo_ray.evaluate.models import Model, parse_model, policy_temperature
-from pddpo_ray.evaluate.scorers import fingerprint, lazy_scorer
+from pddpo_ray.evaluate.scorers import scorers_of
 from pddpo_ray.evaluate.sets import EvaluationSet, read_set
 from pddpo_ray.records import Decoding
 
@@ -56,12 +56,9 @@ def evaluate_models(
         each=each,
         seed=seed,
     )
-    scorers = Scorers(
-        reward=None if reward is None else lazy_scorer(reward),
-        cost=None if cost is None else lazy_scorer(cost),
-        fingerprint=fingerprint((reward, cost)),
+    return command.evaluate(
+        plan, scorers_of(reward, cost), Path(out).expanduser().absolute(), title="pddpo_ray.evaluate_models"
     )
-    return command.evaluate(plan, scorers, Path(out).expanduser().absolute(), title="pddpo_ray.evaluate_models")
 
 
 def _chosen(models: Sequence[str] | Mapping[str, str]) -> tuple[Model, ...]:

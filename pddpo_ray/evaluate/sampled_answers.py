@@ -9,10 +9,10 @@ from pathlib import Path
 from pddpo_ray.config.document import read_document
 from pddpo_ray.errors import UserError
 from pddpo_ray.evaluate.models import Speaker, parse_model, policy_temperature
-from pddpo_ray.limits.answer_files import turns_of
+from pddpo_ray.limits.answer_files import asked_turns, json_rows
 from pddpo_ray.limits.sources import Answer
 from pddpo_ray.records import Decoding, Message
-from pddpo_ray.text.templates import for_reading
+from pddpo_ray.text.templates import as_dicts, for_reading
 from pddpo_ray.theory.seeds import seed_of
 
 
@@ -35,14 +35,7 @@ def sampled(file: Path, model: str, *, samples: int, max_tokens: int, seed: int)
 
 def written(answers: Sequence[Answer], path: Path) -> None:
     """Writes answers as a file that `pddpo limits check` reads."""
-    rows = (
-        {
-            "prompt": [{"role": turn.role, "content": turn.content} for turn in answer.turns],
-            "response": answer.response,
-            **answer.row,
-        }
-        for answer in answers
-    )
+    rows = ({"prompt": as_dicts(answer.turns), "response": answer.response, **answer.row} for answer in answers)
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
 
 
@@ -58,26 +51,9 @@ def prompts_of(file: Path) -> list[tuple[tuple[Message, ...], list[str]]]:
         if not isinstance(files, list) or not files:
             raise UserError(f"{file.name}: prompts.{name} names files, e.g. {{files: [benign.jsonl]}}")
         for one in files:
-            for turns in _prompts(file.parent / str(one)):
+            for _, where, row in json_rows(file.parent / str(one)):
+                turns = asked_turns(row, where) or (Message("user", row["prompt"]),)
                 names = sets_of.setdefault(turns, [])
                 if name not in names:
                     names.append(str(name))
     return list(sets_of.items())
-
-
-def _prompts(path: Path) -> list[tuple[Message, ...]]:
-    if not path.is_file():
-        raise UserError(f"{path} does not exist; give a file with one JSON object a line, each with `prompt`")
-    prompts = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if not line.strip():
-            continue
-        where = f"{path.name} line {number}"
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{where} is not JSON: {error}") from error
-        if not isinstance(row, dict) or "prompt" not in row:
-            raise UserError(f"{where} has no `prompt`")
-        prompts.append(turns_of(row["prompt"], where) or (Message("user", row["prompt"]),))
-    return prompts

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from pddpo_ray.exploration.alternatives import BOTH, EllipticalBonus, Uncertainty
-from pddpo_ray.exploration.bonus import saturation
+from pddpo_ray.exploration.alternatives import BOTH, EllipticalBonus, Uncertainty, saturation
 from pddpo_ray.exploration.bonuses import BonusContext
 from pddpo_ray.exploration.design import FISHER_WEIGHT
 from pddpo_ray.exploration.features import Features, centres, pool_features

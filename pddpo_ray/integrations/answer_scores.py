@@ -32,7 +32,7 @@ from pddpo_ray.integrations.journal_lines import whole_lines
 from pddpo_ray.integrations.schedule import NO_SCHEDULE, Schedule
 from pddpo_ray.limits.sources import Unmeasured
 from pddpo_ray.storage.whole_files import write_whole
-from pddpo_ray.theory.multipliers.running_scores import Running, next_running, running_scores
+from pddpo_ray.theory.multipliers.step_scores import Running, next_running, running_scores
 
 logger = logging.getLogger(__name__)
 TRAINING = "train"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pddpo_ray.errors import UserError
-from pddpo_ray.limits.answer_files import turns_of
+from pddpo_ray.limits.answer_files import asked_turns, json_rows
 from pddpo_ray.records import PolicyVersion, Prompt
 from pddpo_ray.rollout.checkpoint import fingerprint, load_tokenizer
 from pddpo_ray.storage.artifacts import ArtifactStore
@@ -75,16 +75,12 @@ def prompts_of(file: Path, model: Path, max_tokens: int) -> list[Prompt]:
 
     Raises UserError for a row without `prompt`, and for one that leaves no room for `max_tokens` more.
     """
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--prompts: {file} cannot be read as text ({error})") from error
     tokenizer, room = load_tokenizer(model), _context(model)
-    rows = [(f"{file.name} line {number}", line) for number, line in enumerate(lines, start=1) if line.strip()]
-    prompts = [_prompt(tokenizer, where, line) for where, line in rows]
+    rows = list(json_rows(file))
+    prompts = [_prompt(tokenizer, where, row) for _, where, row in rows]
     if not prompts:
         raise UserError(f'--prompts: {file} holds no prompt; write {{"prompt": "..."}}, one a line')
-    for prompt, (where, _) in zip(prompts, rows, strict=True):
+    for prompt, (_, where, _) in zip(prompts, rows, strict=True):
         if room is not None and len(prompt.token_ids) + max_tokens > room:
             raise UserError(
                 f"{where}: {len(prompt.token_ids)} tokens and --max-tokens {max_tokens} are more than the {room} that"
@@ -93,16 +89,11 @@ def prompts_of(file: Path, model: Path, max_tokens: int) -> list[Prompt]:
     return prompts
 
 
-def _prompt(tokenizer: Any, where: str, line: str) -> Prompt:
+def _prompt(tokenizer: Any, where: str, row: Any) -> Prompt:
     from jinja2 import TemplateError
 
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where} is not JSON: {error}") from error
-    if not isinstance(row, dict) or "prompt" not in row:
-        raise UserError(f"{where} has no `prompt`")
-    given, turns = row["prompt"], turns_of(row["prompt"], where)
+    turns = asked_turns(row, where)
+    given = row["prompt"]
     if turns and not tokenizer.chat_template:
         raise UserError(f"{where} has turns, and the tokenizer has no chat template; write the prompt as one string")
     try:

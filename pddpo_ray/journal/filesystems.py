@@ -7,13 +7,12 @@ write the same file break it without a message.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
 from pathlib import Path
+
+import psutil
 
 from pddpo_ray.errors import UserError
 
-MOUNTS = Path("/proc/self/mountinfo")
 NETWORK = frozenset(
     {
         *("nfs", "nfs3", "nfs4", "efs", "cifs", "smb", "smb2", "smb3", "smbfs", "afs", "ncpfs"),
@@ -25,28 +24,19 @@ LOCAL_FUSE = frozenset({"fuseblk", "fuse.fuse-overlayfs", "fuse.lxcfs"})
 """FUSE in front of a disk of this machine: NTFS, the root of rootless containers."""
 
 
-def kind_of(path: Path, mounts: Iterable[str]) -> tuple[str, Path] | None:
-    """File system and mount point that hold an absolute path, from the lines of mountinfo (proc(5)); None if none does.
+def mount_of(path: Path) -> tuple[str, Path] | None:
+    """File system and mount point that hold an absolute path; None where nobody says.
 
     The longest mount point wins, and of those mounted over each other the last.
     """
-    found: tuple[str, Path] | None = None
-    for line in mounts:
-        before, separator, after = line.partition(" - ")
-        fields = before.split()
-        if not separator or len(fields) < 5:
-            continue
-        point = Path(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[4]))
-        if path.is_relative_to(point) and (found is None or len(point.parts) >= len(found[1].parts)):
-            found = after.split()[0], point
-    return found
+    mounts = [(one.fstype, Path(one.mountpoint)) for one in psutil.disk_partitions(all=True)]
+    holding = [(len(point.parts), number) for number, (_, point) in enumerate(mounts) if path.is_relative_to(point)]
+    return mounts[max(holding)[1]] if holding else None
 
 
 def demand_local(database: Path) -> None:
-    """Raises UserError if a SQLite database would lie on a network file system. Linux alone tells which it is."""
-    if not MOUNTS.exists():
-        return
-    found = kind_of(database.resolve(), MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines())
+    """Raises UserError if a SQLite database would lie on a network file system."""
+    found = mount_of(database.resolve())
     if found is None:
         return
     kind, point = found

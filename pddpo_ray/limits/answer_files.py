@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,24 +15,34 @@ from pddpo_ray.records import Message
 
 def read_answers(path: Path) -> list[Answer]:
     """Rows of a JSON-lines file with `prompt` (text or messages), `response` and perhaps `set`. Raises UserError."""
-    if not path.is_file():
-        raise UserError(f"{path} does not exist; give a file with one JSON object a line")
-    answers = []
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                answers.append(replace(_answer(line, f"{path.name} line {number}"), where=f"row {number}"))
+    answers = [replace(answer_of(row, where), where=f"row {number}") for number, where, row in json_rows(path)]
     if not answers:
         raise UserError(f"{path} holds no answers")
     return answers
 
 
-def _answer(line: str, where: str) -> Answer:
+def json_rows(path: Path) -> Iterator[tuple[int, str, Any]]:
+    """Number, place and content of each row of a JSON-lines file. Raises UserError."""
+    if not path.is_file():
+        raise UserError(f"{path} does not exist; give a file with one JSON object a line")
     try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where} is not JSON: {error}") from error
-    return answer_of(row, where)
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read as text ({error})") from error
+    for number, line in enumerate(lines, start=1):
+        where = f"{path.name} line {number}"
+        try:
+            if line.strip():
+                yield number, where, json.loads(line)
+        except json.JSONDecodeError as error:
+            raise UserError(f"{where} is not JSON: {error}") from error
+
+
+def asked_turns(row: Any, where: str) -> tuple[Message, ...]:
+    """The turns of a row's `prompt`; none where it is text. Raises UserError."""
+    if not isinstance(row, dict) or "prompt" not in row:
+        raise UserError(f"{where} has no `prompt`")
+    return turns_of(row["prompt"], where)
 
 
 def answer_of(row: Any, where: str) -> Answer:

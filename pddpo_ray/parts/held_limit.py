@@ -33,23 +33,9 @@ class HeldLimit:
         return self.stated.limit.name
 
     @property
-    def labelled(self) -> bool:
-        """Whether feedback labels single answers for it; then its `scale` is 1, a logit."""
-        return self.stated.labelled
-
-    @property
-    def by_comparisons(self) -> bool:
-        return self.stated.by_comparisons
-
-    @property
     def on_drift(self) -> bool:
         """Whether it is about log policy / reference."""
         return self.stated.limit.quantity.kind == "kl"
-
-    @property
-    def wins(self) -> bool:
-        """Whether it is a share of wins against the reference's answer."""
-        return self.stated.wins
 
     @property
     def difference(self) -> bool:
@@ -57,39 +43,29 @@ class HeldLimit:
         return self.stated.limit.quantity.versus == "reference"
 
     @property
-    def by_people(self) -> bool:
-        """Whether its measures are people's labels, all of them or an audit's."""
-        return self.stated.asks_people
-
-    @property
     def centre(self) -> float:
         """Middle of the costs of one answer; a drift has no upper end: what its limit allows stands for it."""
-        if self.labelled:
+        if self.stated.labelled:
             return 0.0
-        low, high = self.cost_range or (0.0, self.stated.limit.cost_limit)
+        low, high = self.stated.limit.cost_range or (0.0, self.stated.limit.cost_limit)
         return (low + high) / 2.0
 
     @property
     def by_values(self) -> bool:
-        return not (self.by_comparisons or self.on_drift)
-
-    @property
-    def cost_range(self) -> tuple[float, float] | None:
-        """Lowest and highest cost of one measured answer, of a logit -C and C; None where the bounds are unknown."""
-        return self.stated.limit.cost_range
+        return not (self.stated.by_comparisons or self.on_drift)
 
     @property
     def clip(self) -> float | None:
         """C of a logit, which lies in [-C, C]; None of other costs."""
-        if self.stated.limit.quantity.kind != "logit" or self.cost_range is None:
+        if self.stated.limit.quantity.kind != "logit" or self.stated.limit.cost_range is None:
             return None
-        low, high = self.cost_range
+        low, high = self.stated.limit.cost_range
         return (high - low) / 2.0
 
     @property
     def labels_each(self) -> int:
         """Labels or opinions that one cost comes from; a cost model's score is one, whatever else is stated."""
-        scored = self.labelled and self.stated.limit.quantity.kind == "mean"
+        scored = self.stated.labelled and self.stated.limit.quantity.kind == "mean"
         return 1 if scored else self.stated.asking.labels_each or 1
 
     @property
@@ -104,7 +80,7 @@ class HeldLimit:
     def of_one_opinion(self) -> bool:
         """Whether a value is a single verdict that might have been another one, so that it hides its own noise."""
         limit, asking = self.stated.limit, self.stated.asking
-        drawn = self.wins or self.stated.source.kind in OPINIONS
+        drawn = self.stated.wins or self.stated.source.kind in OPINIONS
         return limit.quantity.kind == "rate" and drawn and (asking.labels_each or 1) == 1
 
 

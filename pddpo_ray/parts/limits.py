@@ -100,7 +100,7 @@ class LimitsController:
         people: PeopleOfLimits | None = None,
     ) -> None:
         self._people, self._due, self._feedback = people, due, feedback
-        self._labelled = [one.name for one in limits if one.labelled]
+        self._labelled = [one.name for one in limits if one.stated.labelled]
         self._labels_each = max(one.labels_each for one in limits)
         self._begun: dict[int, tuple[list[Response | None], Callable[[], MeasuredValues]]] = {}
         self._journal, self._limits, self._measure, self._dual = journal, tuple(limits), measure, dual
@@ -138,11 +138,11 @@ class LimitsController:
         """
         multipliers, weight_of_kl = self._dual.multipliers, self.temperature
         for limit in self._limits:
-            if limit.by_comparisons:
+            if limit.stated.by_comparisons:
                 weight = multipliers[limit.name]
                 objective = lagrangian_objective(policy, weight, weight_of_kl)
                 policy = trainer.fit(objective, preferences.cost_of(limit.stated.compared_as))
-        if not any(one.by_values for one in self._limits) and any(one.by_comparisons for one in self._limits):
+        if not any(one.by_values for one in self._limits) and any(one.stated.by_comparisons for one in self._limits):
             return policy
         weights = np.array([multipliers[one.name] if one.by_values else 0.0 for one in self._limits])
         scale = value_scale(weights, self._ranges())
@@ -172,7 +172,7 @@ class LimitsController:
     @property
     def by_sources(self) -> bool:
         """Whether limits are measured by their own sources, and not by the labels of feedback."""
-        return not labelled_by_feedback(self._limits)
+        return not labelled_by_feedback(one.stated for one in self._limits)
 
     @property
     def before(self) -> list[MeasuredAnswer]:
@@ -236,7 +236,7 @@ class LimitsController:
         if self._by_covariance:
             # nothing is learned from labels of feedback, and a few repetitions may say that all of a rate is noise:
             # the step would go as far as it is trusted, whatever the excess
-            repeatable = np.array([not (one.on_drift or one.labelled) for one in self._limits])
+            repeatable = np.array([not (one.on_drift or one.stated.labelled) for one in self._limits])
             newest = with_repeated_noise(newest, self._measured.all, repeatable)
         try:
             return cost_estimates(self._limits, newest, self._factors, self._learned(answers))
@@ -298,7 +298,7 @@ class LimitsController:
             acting = [one for one in self._limits if one.factors[prompt] > 0]
             differs = any(one.difference for one in acting)
             few = phase == OFFLINE and count[prompt] < REFERENCES
-            if any(one.wins and self._compared(one, phase) for one in acting) or (
+            if any(one.stated.wins and self._compared(one, phase) for one in acting) or (
                 differs and (phase == ANSWERS or few)
             ):
                 rows.append(row)
@@ -398,7 +398,7 @@ def cost_estimates(
     What is missing counts as the worst; the value is `missing` lower if it is the best, and the standard error is the
     larger of both. Raises ValueError where a limit's set has no answer.
     """
-    ranges = [one.cost_range for one in limits]
+    ranges = [one.stated.limit.cost_range for one in limits]
     best, worst = (np.array([np.nan if ends is None else ends[side] for ends in ranges]) for side in (0, 1))
     found = estimates_on_sets(measured, factors, worst, learned)
     safest = estimates_on_sets(measured, factors, best, end=0)
@@ -410,7 +410,7 @@ def cost_estimates(
     for index, limit in enumerate(limits):
         kind = limit.stated.limit.quantity.kind
         mode = "cost_model" if limit.difference else SIGNALS.get(kind, "cost_model")
-        bounds = limit.cost_range if mode == "cost_model" else None
+        bounds = limit.stated.limit.cost_range if mode == "cost_model" else None
         ends = None if bounds is None else ends_by_draws(safest.draws[:, index], found.draws[:, index], bounds)
         low, high = ends or (None, None)
         estimates.append(

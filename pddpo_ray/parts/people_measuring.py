@@ -65,7 +65,7 @@ def people_of_limits(
     `categories_of` names each prompt's categories and sets by its id, for the recipe's `risk_by_category`; `scored` is
     the risk as a model has it.
     """
-    if not any(one.by_people for one in held):
+    if not any(one.stated.asks_people for one in held):
         return None
     stated, acting = [one.stated for one in held], [one.factors for one in held]
     if config.certificate.mixtures:

@@ -32,7 +32,7 @@ def note_reachable(
     journal: Journal, held: Sequence[HeldLimit], measured: Sequence[MeasuredAnswer], prior: Mapping[Tokens, float]
 ) -> None:
     """Keeps what is reachable in the journal, and warns where the answers show no way to keep the limits."""
-    columns = [index for index, one in enumerate(held) if not (one.on_drift or one.by_people)]
+    columns = [index for index, one in enumerate(held) if not (one.on_drift or one.stated.asks_people)]
     of_answers = [held[index] for index in columns]
     known = [replace(one, costs=one.costs[columns]) for one in _less_reference(measured)]
     payload = journal.once(PHASE, lambda: _payload(of_answers, reached(of_answers, known, prior)))
@@ -92,7 +92,7 @@ def _less_reference(measured: Sequence[MeasuredAnswer]) -> list[MeasuredAnswer]:
 
 
 def _noisy(one: HeldLimit) -> bool:
-    return one.wins or (one.stated.limit.quantity.kind != "mean" and one.stated.source.kind in LABELLED)
+    return one.stated.wins or (one.stated.limit.quantity.kind != "mean" and one.stated.source.kind in LABELLED)
 
 
 def _by_text(measured: Iterable[MeasuredAnswer]) -> dict[tuple[Tokens, Tokens], list[Array]]:

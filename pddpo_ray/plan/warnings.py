@@ -1,14 +1,15 @@
 """What a dry run and a run's first lines warn of: a recipe that works, and does not do what was wished.
 
-Each warning is one line: what, by how much, and what to write. Nothing here is refused.
+Each warning is one line: what, by how much, and what to write. None of them is refused.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from pddpo_ray.backends.machine import Machine
 from pddpo_ray.backends.settled import device_of
@@ -209,3 +210,33 @@ def _round_up(number: float) -> int:
     """To two digits: 613 is 620."""
     unit = 10 ** max(0, math.floor(math.log10(max(1.0, number))) - 1)
     return math.ceil(number / unit - 1e-9) * unit
+
+
+# --- numbers that no run could ever work through, refused before they are multiplied ---------------------------------
+
+
+MOST = 1_000_000_000
+MOST_ROUNDS = 1_000_000
+FREE = ("seed", "bytes")
+"""Parts of names of settings that are no amount of work."""
+
+
+def demand_possible_sizes(config: Config) -> None:
+    """UserError where a count is beyond what any run could do."""
+    if config.rounds > MOST_ROUNDS:
+        raise UserError(f"rounds={config.rounds}: more than {MOST_ROUNDS:,} rounds never end; give fewer")
+    for key, value in _counts(config.model_dump(mode="json")):
+        if value > MOST:
+            raise UserError(f"{key}={value}: more than {MOST:,} of anything is never done; give a smaller number")
+
+
+def _counts(value: Any, key: str = "") -> Iterator[tuple[str, int]]:
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            if not any(word in str(name) for word in FREE):
+                yield from _counts(inner, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _counts(inner, key)
+    elif isinstance(value, int) and not isinstance(value, bool):
+        yield key, value

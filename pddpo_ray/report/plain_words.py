@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,9 +25,6 @@ EXACT_GAP = "exact/gap_policy"
 
 class PlainProgress(Progress):
     """A line per round without a name of a quantity that has to be looked up."""
-
-    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(say, clock)
 
     def __call__(self, event: Event) -> None:
         """The `progress` of `run_recipe`."""

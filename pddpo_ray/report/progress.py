@@ -121,7 +121,7 @@ class State:
 class Progress:
     """Listens to a run and says what happens; this one writes a line per round."""
 
-    def __init__(self, say: Callable[[str], None], clock: Callable[[], float]) -> None:
+    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self.states: dict[str, State] = {}
         """By run: an online run on a known world has an offline comparison beside it."""
         self.run = ""

@@ -202,20 +202,10 @@ class ScorerOrder:
         # Imported here: a run whose models are given needs no training in this process.
         from pddpo_ray.scoring.scorer_training import train_in_run
 
-        path, sha256, metrics = train_in_run(
-            self.kind,
-            labelled,
-            unsafe,
-            folder=store.folder(self.reference.path),
-            store=store,
-            ways=self.ways,
-            fit=self.fit,
-            seed=self.seed,
-            held_out=self.held_out,
-            by_prompt=self.by_prompt,
-            work=work,
-            say=lambda line: logger.info("%s model: %s", self.kind, line),
-        )
+        def say(line: str) -> None:
+            logger.info("%s model: %s", self.kind, line)
+
+        path, sha256, metrics = train_in_run(self, labelled, unsafe, store, work, say)
         return {"path": path, "sha256": sha256, "metrics": metrics}
 
 

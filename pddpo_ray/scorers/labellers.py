@@ -24,9 +24,8 @@ from pddpo_ray.config.sections.feedback import InstalledFeedback
 from pddpo_ray.contracts import Labeller, Measure
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import Journal
-from pddpo_ray.parts.labelling import FeedbackController
+from pddpo_ray.parts.labelling import FeedbackController, MixedComparisons
 from pddpo_ray.parts.measuring import with_model
-from pddpo_ray.parts.mixed_labelling import MixedComparisons
 from pddpo_ray.parts.people import Asking, People, RiskOf, people_labeller, stated_risk
 from pddpo_ray.parts.sampling import RolloutController
 from pddpo_ray.records import (

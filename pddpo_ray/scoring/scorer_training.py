@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -46,6 +46,9 @@ from pddpo_ray.training.device import device_for, number_type
 from pddpo_ray.training.models.lora import add_adapters
 from pddpo_ray.training.models.score_model import ScoreModel, score_model_of, score_tensors, write_score_config
 from pddpo_ray.training.passes.log_probs import device_of
+
+if TYPE_CHECKING:
+    from pddpo_ray.scorers.fits import ScorerOrder
 
 RIDGE = 1e-3
 """Weight of the squared scores of lora and full: keeps them finite where the pairs leave no doubt."""
@@ -225,53 +228,34 @@ def _as_json(one: Reliability) -> dict[str, Any]:
 # --- in a run -------------------------------------------------------------------------------------------------------
 
 
-def rows_in_run(
-    labelled: Sequence[LabelledPair],
-    kind: Kind,
-    unsafe: Mapping[str, bool],
-    ways: ScorerFit,
-    held_out: float,
-    seed: int,
-    *,
-    by_prompt: bool,
-) -> ScorerRows:
-    """The decided pairs of a run, split by whole prompts with `by_prompt`, else pair by pair."""
-    rows = rows_of(labelled, kind, unsafe)
-    keys = [row.unit if by_prompt else index for index, row in enumerate(rows)]
-    split: dict[Part, list[ScoreRow]] = {"fit": [], "calibrate": [], "judge": []}
-    for row, part in zip(rows, parts_of(keys, held_out, ways.calibration, seed), strict=True):
-        split[part].append(row)
-    return ScorerRows(**split)
-
-
 def train_in_run(
-    kind: Kind,
+    order: ScorerOrder,
     labelled: Sequence[LabelledPair],
     unsafe: Mapping[str, bool],
-    *,
-    folder: Path,
     store: ArtifactStore,
-    ways: ScorerFit,
-    fit: FitConfig,
-    seed: int,
-    held_out: float = 0.1,
-    by_prompt: bool = False,
     work: Path,
-    say: Say = lambda line: None,
+    say: Say,
 ) -> tuple[str, str, dict[str, float]]:
-    """Makes a score model that starts as the language model in `folder` and stores it. -> path, sha256, metrics
+    """Makes a score model that starts as the language model of its order and stores it. -> path, sha256, metrics
 
     Its folder reads back with `stored_scorers.load_scorer` and says in scorer.json how good it is. Metrics are those of
     the fit and of the rows held out.
     """
-    rows = rows_in_run(labelled, kind, unsafe, ways, held_out, seed, by_prompt=by_prompt)
+    kind, ways, seed, folder = order.kind, order.ways, order.seed, store.folder(order.reference.path)
+    decided = rows_of(labelled, kind, unsafe)
+    # split by whole prompts, or pair by pair
+    keys = [row.unit if order.by_prompt else index for index, row in enumerate(decided)]
+    split: dict[Part, list[ScoreRow]] = {"fit": [], "calibrate": [], "judge": []}
+    for row, part in zip(decided, parts_of(keys, order.held_out, ways.calibration, seed), strict=True):
+        split[part].append(row)
+    rows = ScorerRows(**split)
     # runs of versions before had no bias
     bias = ways.parameters != "full" or ways.calibration > 0.0
-    made = make_scorer(kind, folder, rows, ways, fit, seed=seed, work=work, say=say, bias=bias)
+    made = make_scorer(kind, folder, rows, ways, order.fit, seed=seed, work=work, say=say, bias=bias)
     metrics = {**made.fit, "rows": float(len(rows.fit))}
     report: dict[str, Any] = {"kind": kind, "calibration": made.calibration}
     if rows.judge:
-        judgement = judged(made.model, kind, rows.judge, ways, seed=seed, by_prompt=by_prompt)
+        judgement = judged(made.model, kind, rows.judge, ways, seed=seed, by_prompt=order.by_prompt)
         report["held_out"] = judgement
         said = {**held_out_metrics(made.model, rows.judge), **Trials.of(judgement).as_metrics()}
     else:

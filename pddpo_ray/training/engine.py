@@ -174,8 +174,9 @@ class TorchEngine:
         return packed and device.records_passes(self._device.type, sum(one.numel() for one in parameters))
 
     def _named_weights(self) -> Mapping[str, Tensor]:
-        # named_parameters names a tied tensor once; buffers of language models follow from their configuration.
-        return dict(self.scorer.model.named_parameters())
+        # named_parameters names a tied tensor once; buffers of language models follow from their configuration. Of a
+        # model that carries adapters these alone are trained.
+        return {name: one for name, one in self.scorer.model.named_parameters() if one.requires_grad}
 
     def _forget_gradients(self) -> None:
         """Zero where they are kept: masters have one tensor, and recorded passes add to what they found."""

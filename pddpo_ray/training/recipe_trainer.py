@@ -16,7 +16,7 @@ from pddpo_ray.training.device import compiles_layers, device_for
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import Engine
 from pddpo_ray.training.local import LocalTrainer, MakeEngine, load_trainer
-from pddpo_ray.training.models.lora import LoraEngine, load_lora_trainer
+from pddpo_ray.training.models.lora import load_lora_trainer
 from pddpo_ray.training.passes.log_probs import device_of
 
 
@@ -27,11 +27,10 @@ def recipe_trainer(
     reference: PolicyVersion,
     *,
     temperature: float = 1.0,
-    whole: MakeEngine = TorchEngine,
-    adapters: MakeEngine = LoraEngine,
+    make_engine: MakeEngine = TorchEngine,
 ) -> LocalTrainer:
-    """Trains all weights of the model in `folder` with the engine that `whole` makes, or adapters with that of
-    `adapters`; `temperature` is the policy's. UserError where layers have to be compiled and cannot be."""
+    """Trains all weights of the model in `folder`, or adapters, with the engine that `make_engine` makes; `temperature`
+    is the policy's. UserError where layers have to be compiled and cannot be."""
     if model.compile is True and device_for(model.device).type != "cuda":
         _demand_compiler()
     # a 10 bit mantissa would move log-probabilities by more than a delivery may differ
@@ -48,11 +47,11 @@ def recipe_trainer(
             dropout=parameters.dropout,
             dtype=model.dtype,
             temperature=temperature,
-            make_engine=adapters,
+            make_engine=make_engine,
             device=model.device,
         )
     else:
-        trainer = load_trainer(folder, store, reference, model.dtype, temperature, whole, model.device)
+        trainer = load_trainer(folder, store, reference, model.dtype, temperature, make_engine, model.device)
     if model.compile is True or (model.compile == "auto" and _pays(trainer.engine)):
         trainer.engine.scorer.compile_layers()
     return trainer

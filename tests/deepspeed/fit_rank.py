@@ -39,7 +39,7 @@ def rows(count: int = 24) -> tuple[PairRow, ...]:
 
 def trainer_of(name: str, store: ArtifactStore, reference: PolicyVersion, shard: Shard) -> LocalTrainer:
     """`torch`, `zero1` ... or the same with `lora-` or `bf16-` in front."""
-    from actors.workers import make_engine, make_lora_engine
+    from actors.workers import make_engine
 
     if name.startswith("lora-"):
         return load_lora_trainer(
@@ -48,7 +48,7 @@ def trainer_of(name: str, store: ArtifactStore, reference: PolicyVersion, shard:
             reference,
             rank=4,
             alpha=16.0,
-            make_engine=lambda scorer: make_lora_engine(name.removeprefix("lora-"), scorer, shard),
+            make_engine=lambda scorer: make_engine(name.removeprefix("lora-"), scorer, shard),
         )
     if name.startswith("bf16-"):
         scorer = ResponseScorer(tiny_llama(4).bfloat16())

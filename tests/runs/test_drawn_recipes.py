@@ -10,7 +10,7 @@ import yaml
 from pddpo_ray.config import Config, load
 from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import ParkedError, UserError
-from pddpo_ray.plan.sizes import demand_possible_sizes
+from pddpo_ray.plan.warnings import demand_possible_sizes
 from tests.support.drawn_recipes import drawn_recipe
 from tests.unit.loop.small_run import small
 

@@ -115,7 +115,7 @@ class HeldOutJudge:
             held_out=0.0,
             ways=settings.ways,
         )
-        return order.trained(pairs, self._prepared.unsafe, self._backends.store, self._recall)
+        return order.trained(pairs, self._prepared.offline_unsafe, self._backends.store, self._recall)
 
     def _opened(self, kind: Kind) -> AnswerScorer:
         made = self._models[kind]

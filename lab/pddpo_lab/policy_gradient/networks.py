@@ -26,7 +26,7 @@ def update_network(command: PpoCommand, trainer: LocalTrainer) -> PpoResult:
     """
     engine, store, folder = trainer.engine, trainer.store, trainer.store.folder(trainer.reference.path)
     began = time.perf_counter()
-    if type(engine) is not TorchEngine:
+    if type(engine) is not TorchEngine or type(trainer) is not LocalTrainer:
         raise UserError("PPO needs trainer.engine=torch and model.parameters.kind=full")
     forward, device = token_log_probs(engine.scorer), device_of(engine.scorer)
     trainer.load(trainer.reference)

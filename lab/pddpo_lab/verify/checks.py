@@ -20,7 +20,7 @@ from pddpo_lab.methods.loss_bonus import bonus_margin
 from pddpo_lab.mle import box_mle, gradient, negative_log_likelihood
 from pddpo_lab.verify.formulas import printed_margin
 from pddpo_lab.worlds.tabular.world import TabularWorld
-from pddpo_ray.exploration.bonus import elliptical
+from pddpo_ray.exploration.alternatives import elliptical
 from pddpo_ray.exploration.resampling import exact_base
 from pddpo_ray.records import Array, CostEstimate
 from pddpo_ray.theory.estimates.cost_estimate import clipped_logit

@@ -20,7 +20,7 @@ from pddpo_lab.mle import box_mle
 from pddpo_lab.verify.formulas import one_hot_gram, printed_margin, theory_amplitude, theory_precision
 from pddpo_lab.verify.methods import Method
 from pddpo_lab.worlds.tabular.world import TabularWorld, draw_answers
-from pddpo_ray.exploration.bonus import elliptical
+from pddpo_ray.exploration.alternatives import elliptical
 from pddpo_ray.exploration.design import inverse
 from pddpo_ray.exploration.resampling import exact_base, resampling_weights
 from pddpo_ray.records import HARM, Array, CostEstimate

@@ -70,7 +70,7 @@ def export(
 
     A complete PKU-SafeRLHF row per compared pair, any other format, or all there is.
     """
-    from pddpo_ray.annotation.label_files import LABELS, write_label_file
+    from pddpo_ray.annotation.label_rows import LABELS, write_label_file
 
     with queue_of(run, journal, to_read=True) as (store, _):
         written = write_label_file(store, out, to, dimension=dimension.value, round_=round_)
@@ -131,7 +131,7 @@ def import_(
     They answer this run's questions; with --format labels they are those of the people who gave them. Importing again
     changes nothing.
     """
-    from pddpo_ray.annotation.label_files import LABELS
+    from pddpo_ray.annotation.label_rows import LABELS
 
     if form == LABELS:
         _import_labels(files, run, journal, as_json)

@@ -1,4 +1,4 @@
-"""The language model that is aligned, and which of its weights are trained."""
+"""The language model that is aligned, which of its weights are trained, and what the policy is besides them."""
 
 from __future__ import annotations
 
@@ -49,3 +49,12 @@ class ModelConfig(Strict):
     def in_nf4(self) -> bool:
         """Whether adapters are trained over a base of 4 bits."""
         return isinstance(self.parameters, LoraParameters) and self.parameters.quantise == "nf4"
+
+
+class PolicyConfig(Strict):
+    """What the policy is, besides its weights."""
+
+    temperature: float = Field(1.0, gt=0)
+    """The policy is softmax(logits / temperature), with nothing cut off; so is the reference. Training, sampling,
+    divergences and estimates are about it, and it is what an endpoint answers with by default. Other temperatures
+    (`rollout.proposal_temperature`) are relative to it. A small pretrained model rambles at 1.0 and speaks at 0.7."""

@@ -13,8 +13,7 @@ from pddpo_ray.records import by_prompt
 from pddpo_ray.report.figures import POINT_STYLE, figures, figures_of_speed, figures_of_theory
 from pddpo_ray.report.run_data import RunData, ShownLimit
 from pddpo_ray.report.sections.certificates import certificates
-from pddpo_ray.report.sections.labels import labels
-from pddpo_ray.report.sections.people import people
+from pddpo_ray.report.sections.people import labels, people
 from pddpo_ray.report.sections.scorecard import scorecard
 from pddpo_ray.report.sections.scorers import scorers
 from pddpo_ray.report.sections.theory import assumptions, rate_so_far

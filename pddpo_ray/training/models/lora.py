@@ -54,13 +54,6 @@ def add_adapters(model: torch.nn.Module, *, rank: int, alpha: float, dropout: fl
     return wrapped
 
 
-class LoraEngine(TorchEngine):
-    """The plain torch engine whose weights are those of the adapters alone."""
-
-    def _named_weights(self) -> Mapping[str, Tensor]:
-        return {name: p for name, p in self.scorer.model.named_parameters() if p.requires_grad}
-
-
 def carried_adapter(base: Tensors, plus: Tensors, minus: Tensors, scale: float) -> dict[str, Tensor]:
     """The adapter of the same rank that is nearest to base + scale * (plus - minus), map by map.
 
@@ -103,7 +96,7 @@ def load_lora_trainer(
     dropout: float = 0.0,
     dtype: str = "float32",
     temperature: float = 1.0,
-    make_engine: MakeEngine = LoraEngine,
+    make_engine: MakeEngine = TorchEngine,
     device: str = "auto",
 ) -> LoraTrainer:
     """A trainer of adapters on the reference in `folder`, or on the base of 4 bits that it stands for."""

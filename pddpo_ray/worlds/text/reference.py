@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from pddpo_ray.config import TextReferenceConfig
 from pddpo_ray.storage.whole_files import made_once
-from pddpo_ray.training.models.small_models import small_llama
+from pddpo_ray.training.models.from_scratch import small_llama
 from pddpo_ray.worlds.text.grammar import BOS, EOS, PAD, UNKNOWN, Grammar
 from pddpo_ray.worlds.text.scoring import score_answers
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 SCORES = "answer_log_probs.npy"
 CONTEXT = 64
+WARMUP = 20
 CACHE_LAYOUT = 1
 """Raised when the training or the layout of the cache changes, so that old entries are not used."""
 
@@ -106,9 +107,7 @@ def build_model(grammar: Grammar, spec: ReferenceSpec) -> LlamaForCausalLM:
     )
 
 
-def pretrain(
-    grammar: Grammar, spec: ReferenceSpec, progress: Callable[[int, float], None] | None = None
-) -> LlamaForCausalLM:
+def pretrain(grammar: Grammar, spec: ReferenceSpec) -> LlamaForCausalLM:
     """Train the reference by cross-entropy against the exact next-word distributions."""
     intended = intended_reference(grammar, spec)
     targets = next_word_targets(grammar, intended_slots(grammar, spec))
@@ -127,16 +126,14 @@ def pretrain(
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        if progress:
-            progress(step + 1, float(loss.detach()))
     return model.eval()
 
 
-def learning_rate_factor(step: int, steps: int, warmup: int = 20) -> float:
+def learning_rate_factor(step: int, steps: int) -> float:
     """Linear warm-up, then half a cosine down to zero."""
-    if step < warmup:
-        return (step + 1) / warmup
-    return 0.5 * (1.0 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
+    if step < WARMUP:
+        return (step + 1) / WARMUP
+    return 0.5 * (1.0 + math.cos(math.pi * (step - WARMUP) / max(1, steps - WARMUP)))
 
 
 def _next_word_loss(
@@ -179,19 +176,14 @@ def build_tokenizer(grammar: Grammar) -> PreTrainedTokenizerFast:
     )
 
 
-def cached_reference(
-    spec: ReferenceSpec,
-    cache: Path,
-    grammar: Grammar,
-    progress: Callable[[int, float], None] | None = None,
-) -> Path:
+def cached_reference(spec: ReferenceSpec, cache: Path, grammar: Grammar) -> Path:
     """Folder of the trained reference: config, weights, tokenizer and `answer_log_probs.npy` [X, Y].
 
     Trains it first if the cache has none for this spec and grammar.
     """
 
     def make(folder: Path) -> None:
-        model = pretrain(grammar, spec, progress)
+        model = pretrain(grammar, spec)
         model.save_pretrained(folder)
         build_tokenizer(grammar).save_pretrained(folder)
         np.save(folder / SCORES, score_answers(model, grammar))

@@ -15,7 +15,7 @@ from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import read_journal
 from pddpo_ray.limits.sources import asked_first
-from pddpo_ray.parts.mixed_labelling import MODEL, PEOPLE, MixedComparisons
+from pddpo_ray.parts.labelling import MODEL, PEOPLE, MixedComparisons
 from pddpo_ray.records import answers_seen
 from pddpo_ray.scorers import labellers
 from pddpo_ray.worlds.truth_by_text import truth_of

@@ -16,9 +16,9 @@ from actors.placement import misfit, shortfall
 from bench import gpu, gpu_results
 from pddpo_ray.config import RayCluster, load
 from pddpo_ray.errors import UserError
-from pddpo_ray.journal import filesystems
 from pddpo_ray.plan.resources import bundles
 from tests.support.local_cluster import local_cluster
+from tests.support.mounts import mounted
 
 HARDWARE = [gpu.Hardware(1), gpu.Hardware(4), gpu.Hardware(8), gpu.Hardware(8, nodes=2, address="auto")]
 
@@ -94,8 +94,7 @@ def test_two_nodes_without_a_cluster_or_with_sqlite_on_their_share_are_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert gpu.main(["--nodes", "2", "--out", str(tmp_path)]) == 2
-    (tmp_path / "mountinfo").write_text(f"40 27 0:33 / {tmp_path} rw - nfs4 x rw\n")
-    monkeypatch.setattr(filesystems, "MOUNTS", tmp_path / "mountinfo")
+    mounted(monkeypatch, (str(tmp_path), "nfs4"))
     assert gpu.main(["--nodes", "2", "--address", "auto", "--out", str(tmp_path / "out")]) == 2
     first, second = capsys.readouterr().err.splitlines()
     assert first == "make gpu: 2 nodes need a Ray cluster that is up: start it, then add --address auto"

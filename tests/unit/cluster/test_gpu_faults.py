@@ -160,6 +160,6 @@ def test_a_scorer_that_shares_a_gpu_is_there_only_while_it_scores(monkeypatch: p
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: places.append("given back"))
     monkeypatch.setattr("ray.get_gpu_ids", lambda: [0])
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
-    scorer = ScorerActor(make, 1, True)  # type: ignore[arg-type]
+    scorer = ScorerActor(make, True)  # type: ignore[arg-type]
     scorer.score_texts([("a", "b")])
     assert places == ["loaded on cpu", "cuda", "scores", "cpu", "given back"]

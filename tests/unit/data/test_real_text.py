@@ -104,9 +104,9 @@ def test_pairs_of_files_carry_the_labels_of_their_rows(tmp_path: Path) -> None:
     assert len(shipped) == 20
     assert stated[0].pair.first.text == f" {pku(0)['response_0']}"
     # Of PKU-SafeRLHF rows it is known which answers are safe; the pairs that ship do not say.
-    assert [prepared.unsafe[item.pair.first.id] for item in stated] == [False, True, False, True]
-    assert not any(prepared.unsafe[item.pair.second.id] for item in stated)
-    assert len(prepared.unsafe) == 2 * len(stated)
+    assert [prepared.offline_unsafe[item.pair.first.id] for item in stated] == [False, True, False, True]
+    assert not any(prepared.offline_unsafe[item.pair.second.id] for item in stated)
+    assert len(prepared.offline_unsafe) == 2 * len(stated)
     assert len(prepared.prompts) == 6
     assert prepared.prompts == prepare_real_text(config).prompts
 

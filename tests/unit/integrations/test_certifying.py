@@ -124,7 +124,7 @@ def test_the_command_says_how_far_it_is_and_the_sentence_and_its_exit_code_is_th
     [
         (["--policy", "checkpoint-3"], "--policy checkpoint-3: out has checkpoint-2, checkpoint-10, final"),
         (["--max-tokens", "127"], "prompts.jsonl line 1: 2 tokens and --max-tokens 127 are more than the 128"),
-        (["--prompts", "/nowhere.jsonl"], "--prompts: /nowhere.jsonl cannot be read as text"),
+        (["--prompts", "/nowhere.jsonl"], "/nowhere.jsonl does not exist"),
         (["--limits", "/nowhere.yaml"], "--limits: /nowhere.yaml does not exist"),
         (["--limit", "lenght=3"], "lenght"),
     ],

@@ -22,7 +22,7 @@ from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.records import HARM, Verdict
 from pddpo_ray.report.build import build_report
 from pddpo_ray.report.run_data import read_run
-from pddpo_ray.report.sections.labels import labels as labels_section
+from pddpo_ray.report.sections.people import labels as labels_section
 from pddpo_ray.scoring.held_out import REPORT, Trials
 from pddpo_ray.scoring.scorer_job import train_from_files
 from pddpo_ray.storage.whole_files import JOURNAL, RESULT

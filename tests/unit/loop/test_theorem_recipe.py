@@ -14,7 +14,7 @@ from pddpo_lab.worlds.tabular.world import trap_world
 from pddpo_ray.config import ProjectedRule, load
 from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import UserError
-from pddpo_ray.exploration.bonus import elliptical
+from pddpo_ray.exploration.alternatives import elliptical
 from pddpo_ray.exploration.explorer import PRIOR_SD
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.storage.artifacts import ArtifactStore

@@ -19,8 +19,13 @@ from pddpo_lab.methods.loss_bonus import bonus_margin
 from pddpo_lab.mle import box_mle
 from pddpo_lab.verify.formulas import one_hot_gram, theory_amplitude, theory_precision, valid_scale
 from pddpo_lab.worlds.tabular.world import TabularWorld, trap_world
-from pddpo_ray.exploration.alternatives import EllipticalBonus, HeldBonus
-from pddpo_ray.exploration.bonus import elliptical, elliptical_from_inverse, saturation
+from pddpo_ray.exploration.alternatives import (
+    EllipticalBonus,
+    HeldBonus,
+    elliptical,
+    elliptical_from_inverse,
+    saturation,
+)
 from pddpo_ray.exploration.design import Design, empty_design, factor, fitted_design, inverse, sherman_morrison
 from pddpo_ray.exploration.explorer import OptimisticExplorer
 from pddpo_ray.exploration.features import centres, fit_whitening, pool_features, whitened

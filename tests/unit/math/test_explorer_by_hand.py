@@ -12,8 +12,7 @@ import pytest
 from pddpo_lab.bonuses import SimHashCounts, ThompsonBonus
 from pddpo_lab.verify.formulas import theory_precision
 from pddpo_lab.worlds.tabular.world import trap_world
-from pddpo_ray.exploration.alternatives import EllipticalBonus
-from pddpo_ray.exploration.bonus import elliptical_from_inverse, saturation
+from pddpo_ray.exploration.alternatives import EllipticalBonus, elliptical_from_inverse, saturation
 from pddpo_ray.exploration.design import Design, empty_design, factor, inverse, sherman_morrison
 from pddpo_ray.exploration.explorer import OptimisticExplorer, choose_pairs
 from pddpo_ray.exploration.features import Whitening, fit_whitening

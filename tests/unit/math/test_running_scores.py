@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from pddpo_ray.theory.multipliers.running_scores import Running, next_running, running_scores
-from pddpo_ray.theory.multipliers.step_scores import step_scores
+from pddpo_ray.theory.multipliers.step_scores import Running, next_running, running_scores, step_scores
 from tests.unit.math.test_stepwise import EVERY_RATE, EVERY_SETTING, LENGTHS, limited, next_state, z_scores
 
 GROUPS = ["a", "a", "b", "b"]

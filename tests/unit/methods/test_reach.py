@@ -34,7 +34,7 @@ ONLY_TEXTS = (
 )
 """What tables do without: they know neither tensors nor hidden states."""
 NO_RUN = (
-    "pddpo_ray.exploration.bonus.elliptical",
+    "pddpo_ray.exploration.alternatives.elliptical",
     "pddpo_ray.serving.catalog.drawn_round",
 )
 """What `pddpo verify` alone calls, and what answers a request after the run."""

@@ -12,7 +12,7 @@ from pddpo_ray.cli.main import main
 from pddpo_ray.cli.runs.train import demand_makeable
 from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
-from pddpo_ray.plan.sizes import demand_possible_sizes
+from pddpo_ray.plan.warnings import demand_possible_sizes
 
 PAIR = {"prompt": "How?", "chosen": "Like so.", "rejected": "No."}
 

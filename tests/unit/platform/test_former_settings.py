@@ -8,8 +8,8 @@ from typing import Any, get_args
 import pytest
 
 from pddpo_ray.config import Config, MixedFeedback, StoredScorerConfig, load
+from pddpo_ray.config.explaining import every_key
 from pddpo_ray.config.former.settings import FIXED, MOVED, fixed_otherwise, in_todays_keys
-from pddpo_ray.config.loading import dotted_keys
 from pddpo_ray.config.sections.trainer import Stage
 from pddpo_ray.errors import UserError
 
@@ -31,12 +31,12 @@ def test_a_setting_that_moved_is_refused_with_the_line_to_write(key: str) -> Non
 
 
 def keys_with_sections() -> set[str]:
-    every = set(dotted_keys())
+    every = {one.key for one in every_key()}
     return every | {key.rpartition(".")[0] for key in every}
 
 
 def test_no_former_setting_is_one_today() -> None:
-    assert not {*FIXED, *MOVED} & set(dotted_keys())
+    assert not {*FIXED, *MOVED} & {one.key for one in every_key()}
 
 
 def test_a_deadline_of_labels_by_a_world_is_that_of_the_answers() -> None:

@@ -45,7 +45,6 @@ SEES_TRUTH = (
     # assemble the parts and hand the world's labeller and evaluation to them
     "pddpo_ray/backends/in_process",
     "pddpo_ray/driver/result.py",
-    "pddpo_ray/driver/limits_result.py",
     "actors/launch.py",
     "actors/workers.py",
     # what simulated annotators know; the queue and the run never see it
