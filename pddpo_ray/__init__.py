@@ -7,8 +7,8 @@ shell is `actors`, and what the outside meets is `deploy`.
     pddpo_ray.first_certified(values, limit, level)    how many values it took to certify the limit
     pddpo_ray.check_limits(limits, rows)               rows of answers against limits, as `pddpo limits check` does
 
-The base install brings what these need. Runs want an extra: `pip install 'pddpo-ray[train]'`, or `[cpu]` or `[gpu]`
-for everything; from there on
+The base install brings what these need. Runs want an extra: in a checkout `pip install '.[train]'`, or
+`[cpu]` or `[gpu]` for everything; from there on
 
     pddpo_ray.load_recipe(name, overrides, rows=...)   a shipped recipe or a file, checked; data may be rows in memory
     pddpo_ray.run(recipe, folder)                      a whole run in this process -> its result

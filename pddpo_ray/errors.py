@@ -149,5 +149,5 @@ def missing_extra(module: str | None) -> str | None:
     top = (module or "").partition(".")[0]
     for extra, modules in EXTRAS.items():
         if top in modules:
-            return f"this needs {top}, which is not installed: pip install 'pddpo-ray[{extra}]'"
+            return f"this needs {top}, which is not installed; in a checkout: pip install '.[{extra}]'"
     return None

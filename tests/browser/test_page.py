@@ -83,7 +83,7 @@ def test_ten_questions_by_keyboard_alone_with_one_taken_back(service: FreshServi
         screen.keys("r", "u" if number % 2 else "s")
         wait_for_answers(screen, service, 7 + number)
     expect(page.get_by_role("heading", name="All done for now")).to_be_visible()
-    expect(page.locator("#progress")).to_contain_text("10 today")
+    expect(page.locator("#progress")).to_have_text("10 of 400 today · 10 in all")
     assert all(status.complete for status in service.queue.rounds.all())
     assert imbalances(service.queue.store) == []
     assert screen.clean()
@@ -107,7 +107,7 @@ def test_a_question_taken_back_while_the_next_is_on_its_way_is_shown_once(
     screen.sign_in(service.tokens[Role.ANNOTATOR])
     page = screen.page
     expect(page.locator("#task")).to_be_visible()
-    expect(page.locator("#progress")).to_contain_text("0 today")
+    expect(page.locator("#progress")).to_contain_text("0 of 400 today")
     screen.one_ahead()
     first = page.locator("#prompt").inner_text()
     page.evaluate("window.slow = true")

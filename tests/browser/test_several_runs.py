@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, expect
 
 from pddpo_ray.annotation.people.accounts import Role
 from pddpo_ray.journal.transactions import now_ms
-from tests.browser.screen import LOW_CONTRAST, WIDE, Screen, safety, until
+from tests.browser.screen import LOW_CONTRAST, PHONE, WIDE, Screen, safety, until
 from tests.browser.test_accessible import findings
 from tests.support.annotation_server import serving
 from tests.support.annotation_together import TwoRuns, two_runs
@@ -59,6 +59,32 @@ def test_who_signs_in_once_answers_both_runs_without_a_click_between_them(runs: 
     expect(page.get_by_role("heading", name="All done for now")).to_be_visible()
     assert page.evaluate(LOW_CONTRAST) == []
     assert findings(page) == []
+    assert screen.clean()
+
+
+ROWS = """
+(() => {
+  const middles = [...document.querySelectorAll('header > *, header nav > *')].filter(e => e.offsetParent)
+    .filter(e => e.tagName !== 'NAV').map(e => e.getBoundingClientRect()).map(r => (r.top + r.bottom) / 2);
+  return middles.sort((a, b) => a - b).filter((at, n, all) => !n || at - all[n - 1] > 12).length;
+})()
+"""
+
+
+def test_the_header_of_several_runs_takes_one_row_at_a_desk_and_three_on_a_phone(runs: TwoRuns, screen: Screen) -> None:
+    runs.queues["first"].rounds.open(1, "safety", safety(["one"]), labels_each=1)
+    page = screen.page
+    screen.sign_in(runs.token("first", "lea", Role.ADMIN))
+    expect(page.locator("#lead-link")).to_be_visible()
+    for address, on_a_phone in (("", 3), ("lead", 2)):
+        page.set_viewport_size({"width": 1280, "height": 800})
+        page.goto(f"{screen.url}/runs/first/{address}")
+        expect(page.locator("#runs a")).to_have_text(["first", "second"])
+        expect(page.locator("#pause" if address else "#batch-text")).to_be_visible()
+        assert page.evaluate(ROWS) == 1
+        page.set_viewport_size(PHONE)  # type: ignore[arg-type]
+        assert page.evaluate(ROWS) == on_a_phone
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
     assert screen.clean()
 
 

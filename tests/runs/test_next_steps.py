@@ -50,7 +50,9 @@ def test_next_steps_of_a_run_without_a_certificate_run_as_printed(
     run_recipe(small(*BROKEN), run)
     first = next_commands(said(capsys, "status", str(run)))
     assert [words[0] for words in first] == ["certify", "release"]
-    certified = said(capsys, *first[0])
+    certified = said(capsys, *first[0], "--limit", "cost=1.9")
+    assert "Certified: cost" in certified
+    assert "outcome  No policy is certified, and none is released: under the recipe's limits policy-2 is" in certified
     assert [words[0] for words in next_commands(certified)] == ["certify", "release"], "tested now, with more draws"
     again, by_hand = next_commands(certified)
     assert "--budget" in again

@@ -321,7 +321,7 @@ async function recall() {
 async function refreshProgress() {
   try {
     const numbers = await call("GET", "/progress");
-    $("progress").textContent = `${numbers.today} today · ${numbers.total} in all · up to ${numbers.daily_cap} a day`;
+    $("progress").textContent = `${numbers.today} of ${numbers.daily_cap} today · ${numbers.total} in all`;
     $("batch").hidden = !numbers.wanted;
     [$("batch-bar").max, $("batch-bar").value] = [numbers.wanted || 1, numbers.labels];
     $("batch-text").textContent = `${numbers.labels} of ${numbers.wanted} labels`;

@@ -63,7 +63,8 @@ def _by_hand(config: Config, folder: str) -> str:
 
 
 def show_steps(stored: FoundRun) -> None:
-    """Prints the steps after a command that changed what is certified or released."""
+    """Prints the steps after a command that changed what is certified or released, and first why nothing is: a
+    certificate may be about another bound than the recipe's."""
     from pddpo_ray.certificates.outcome import outcome_of
     from pddpo_ray.cli.runs.recipe_of_run import store_of
     from pddpo_ray.journal.reading import JournalReader
@@ -72,7 +73,9 @@ def show_steps(stored: FoundRun) -> None:
     with store_of(stored, to_read=True) as store:
         journal = JournalReader(store.engine, store.run)
         outcome = outcome_of(journal, config.typed_limits, stored.folder, policies=config.policies)
-    print_columns(labelled("next", steps_after(outcome, config, stored.folder)))
+    nothing = [] if outcome.policy else [outcome.headline]
+    steps = steps_after(outcome, config, stored.folder)
+    print_columns([*labelled("outcome", nothing), *labelled("next", steps)])
 
 
 def labelled(name: str, lines: list[str]) -> list[tuple[str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -66,12 +66,18 @@ def chat(
     )
     if getattr(stored_run.config.world, "kind", None) == "text" and questions:
         typer.echo("this toy language knows questions such as:", err=True)
-        typer.echo("".join(f"  {question}\n" for question in sorted(set(questions))[:EXAMPLES]), nl=False, err=True)
+        typer.echo("".join(f"  {question}\n" for question in spread(questions)), nl=False, err=True)
     while (asked := _line()) is not None:
         if asked:
             talk.ask(asked, _print)
         else:
             talk.begin_anew()
+
+
+def spread(questions: Sequence[str]) -> list[str]:
+    """`EXAMPLES` of them from all over their alphabet: neighbours there are about one subject."""
+    ordered = sorted(set(questions))
+    return ordered[:: max(1, len(ordered) // EXAMPLES)][:EXAMPLES]
 
 
 class Conversation:

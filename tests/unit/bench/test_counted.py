@@ -55,7 +55,7 @@ def test_a_steps_memory_is_planned_within_a_tenth(rank: int | None, dtype: torch
 @pytest.mark.full
 def test_a_steps_memory_over_a_base_of_four_bits_is_planned_within_a_tenth() -> None:
     """The numbers of a whole layer count, of which the largest matrix alone is there in full."""
-    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install 'pddpo-ray[qlora]'")
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install '.[qlora]'")
     seen = planned_memory.tracked(SMALLEST, RANK, in_nf4=True)
     assert 0.99 * seen <= planned_memory.planned(SMALLEST, RANK, in_nf4=True) <= 1.1 * seen
 

@@ -300,7 +300,7 @@ def test_a_base_of_four_bits_needs_plain_torch_and_its_library_before_a_run_and_
     narrow = "model.parameters={kind: lora, quantise: nf4}"
     assert "needs trainer.engine=torch" in complaint("text-world", narrow, "trainer.engine=zero1")
     monkeypatch.setattr("pddpo_ray.config.file_checks.find_spec", lambda name: None)
-    assert complaint("text-world", narrow).endswith("not installed: pip install 'pddpo-ray[qlora]'")
+    assert complaint("text-world", narrow).endswith("not installed; in a checkout: pip install '.[qlora]'")
     config = load("text-world", [narrow], check_scorers=False)
     said = warnings(config, Machine(cpus=8, memory_bytes=64 * GIB))
     assert [one for one in said if one.startswith("before the run: model.parameters.quantise=nf4: this needs bits")]

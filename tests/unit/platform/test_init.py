@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -14,14 +16,18 @@ from pddpo_ray.backends.machine import Gpu, Machine, planned_machine
 from pddpo_ray.cli.main import app
 from pddpo_ray.config import Config, load
 from pddpo_ray.data.lengths import Lengths, Measured
+from pddpo_ray.data.prompt_parts import different_prompts
 from pddpo_ray.driver.offline_setup import own_answers
 from pddpo_ray.errors import UserError
+from pddpo_ray.evaluate.models import Speaker
 from pddpo_ray.limits.wishes import wish_of
+from pddpo_ray.plan import first_draws
 from pddpo_ray.plan.warnings import warnings
 from pddpo_ray.plan.wish_size import Given
 from pddpo_ray.plan.wished import config_of, planned_time, sized
 from tests.support.scorer_rows import write_rows
 from tests.support.tiny_language_model import save_policy, word_tokenizer
+from tests.unit.report.test_docs import assert_exists
 
 TURNS = "{% for m in messages %}{{ m.content }}{{ '<eos>' if m.role == 'assistant' else '' }}{% endfor %}"
 FILES = ("--no-ask", "--model", "models/mine", "--pairs", "helpful.jsonl")
@@ -85,6 +91,10 @@ def test_a_wish_on_eight_gpus_is_a_recipe_without_a_warning(folder: Path) -> Non
     assert "pddpo scorer train safety.jsonl --kind cost --base models/mine --out scorers/cost" in said
     assert "draws that a certificate takes" in said
     assert "pddpo train recipe.yaml --dry-run --gpus 8" in said
+    follow = re.findall(r"^  (pddpo .*)$", said, re.M)
+    assert [line.split()[1] for line in follow] == ["scorer", "scorer", "train", "train", "serve"]
+    for line in follow:
+        assert_exists("what init prints", line.partition("#")[0])
     keys = [line for line in Path("recipe.yaml").read_text().splitlines() if line.startswith("  ")]
     assert all("  # " in line for line in keys), "each setting has a comment"
 
@@ -230,3 +240,24 @@ def test_a_limit_in_a_recipes_own_words() -> None:
     assert wish.limits["empty"] == {"rate": {"rule": "empty"}, "at_most": "3 %"}
     with pytest.raises(UserError, match="there is a limit length already"):
         wish_of(["at most 9 words, at most 8 words"], "m", "c")
+
+
+@pytest.mark.slow
+def test_a_model_is_asked_a_few_prompts_at_a_time_and_its_answers_are_those_to_all_at_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = different_prompts(["helpful.jsonl"])
+    drawn = first_draws.first_draws("models/mine", prompts, 16, 1.0)
+    together: list[int] = []
+    answer = Speaker.answer
+
+    def watched(self: Speaker, asked: list[Any], *rest: Any) -> Any:
+        together.append(len(asked))
+        return answer(self, asked, *rest)
+
+    monkeypatch.setattr(Speaker, "answer", watched)
+    assert first_draws.first_draws("models/mine", prompts, 16, 1.0) == drawn
+    assert together == [32, 32, 32, 32]
+    monkeypatch.setattr(first_draws, "TOGETHER", 128)
+    assert first_draws.first_draws("models/mine", prompts, 16, 1.0) == drawn
+    assert together[4:] == [128]

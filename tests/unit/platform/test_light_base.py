@@ -128,7 +128,7 @@ def test_what_an_extra_brings_is_named_in_one_line(arguments: tuple[str, ...], e
     done = pddpo(*arguments)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert f"pip install 'pddpo-ray[{extra}]'" in line
+    assert f"in a checkout: pip install '.[{extra}]'" in line
 
 
 @pytest.mark.run
@@ -140,7 +140,7 @@ def test_a_judge_names_its_extra(tmp_path: Path) -> None:
     (tmp_path / "answers.jsonl").write_text('{"prompt": "a", "response": "one two"}\n')
     done = pddpo("limits", "check", "limits.yaml", "--on", "answers.jsonl", folder=tmp_path)
     assert done.returncode == 2
-    assert "pip install 'pddpo-ray[judge]'" in done.stderr
+    assert "pip install '.[judge]'" in done.stderr
 
 
 @pytest.mark.full
@@ -161,5 +161,7 @@ def test_every_module_that_the_product_imports_is_the_bases_or_an_extras() -> No
                 elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
                     found.add(node.module.partition(".")[0])
     assert found - known - optional - {"pddpo_ray", "actors", "deploy", "__future__"} == set()
-    assert missing_extra("torch.nn") == "this needs torch, which is not installed: pip install 'pddpo-ray[train]'"
+    assert (
+        missing_extra("torch.nn") == "this needs torch, which is not installed; in a checkout: pip install '.[train]'"
+    )
     assert missing_extra("nowhere") is None

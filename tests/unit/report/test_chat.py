@@ -15,6 +15,7 @@ from pddpo_ray.cli.main import app, main
 from pddpo_ray.cli.runs.recipe_of_run import find_run
 from pddpo_ray.records import Message
 from pddpo_ray.report.text import visible
+from pddpo_ray.serving.commands.chat import spread
 from tests.support.served_run import SAFE, UNSAFE, ServedRun, make_run
 from tests.support.tiny_language_model import WORDS, tiny_llama, word_tokenizer
 
@@ -35,6 +36,13 @@ def chat(run: ServedRun, *options: str, typed: str = "") -> Result:
     result = CliRunner().invoke(app, ["chat", str(run.folder), "--max-tokens", "12", *options], input=typed)
     assert result.exit_code == 0, result.output
     return result
+
+
+def test_questions_that_are_shown_are_about_different_subjects() -> None:
+    asked = [f"how to {what} {where} ?" for what in ("bake", "cut", "dig", "mow") for where in ("now", "here", "today")]
+    assert spread([*asked, *asked]) == [f"how to {what} here ?" for what in ("bake", "cut", "dig", "mow")]
+    assert spread(["one ?"]) == ["one ?"]
+    assert spread([]) == []
 
 
 @pytest.mark.slow

@@ -97,13 +97,22 @@ def test_commands_within_sentences_name_verbs_and_options_that_exist() -> None:
         assert_exists(page, code)
 
 
+def program_texts() -> dict[Path, str]:
+    """The files of the program in which a user's text may stand."""
+    files = [path for room in ("pddpo_ray", "actors", "deploy", "lab/pddpo_lab") for path in (ROOT / room).rglob("*.*")]
+    return {path: path.read_text("utf-8") for path in files if path.suffix in (".py", ".js", ".html", ".yaml")}
+
+
+def test_extras_are_installed_from_the_checkout_since_no_index_has_the_package() -> None:
+    texts = program_texts() | {page: page.read_text("utf-8") for page in PAGES}
+    assert [path for path, text in texts.items() if re.search(r"pip install '?pddpo", text)] == []
+
+
 def test_commands_that_messages_name_exist() -> None:
     """Every `pddpo ...` between backticks in a text of the program, also of its pages, is one that it has."""
-    files = [path for room in ("pddpo_ray", "actors", "deploy", "lab/pddpo_lab") for path in (ROOT / room).rglob("*.*")]
-    texts = {path: path.read_text("utf-8") for path in files if path.suffix in (".py", ".js", ".html", ".yaml")}
     named = [
         (path.name, re.sub(r'"\s*f?"', "", code))
-        for path, text in texts.items()
+        for path, text in program_texts().items()
         for code in re.findall(r"`(pddpo [^`]+)`", text)
     ]
     assert len(named) > 100

@@ -31,9 +31,7 @@ from pddpo_ray.training.passes.memory import NF4_BYTES
 from tests.support.small_real_text import SMALL_REAL_TEXT
 from tests.support.tiny_language_model import save_policy
 
-bitsandbytes = pytest.importorskip(
-    "bitsandbytes", reason="bitsandbytes is not installed: pip install 'pddpo-ray[qlora]'"
-)
+bitsandbytes = pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install '.[qlora]'")
 
 NF4 = "{kind: lora, rank: 4, quantise: nf4}"
 ROWS = tuple(PairRow(f"r{i}", (1, 5 + i, 9), (10 + i, 11, 12 + i, 2), (60 + i, 61, 62, 63 + i, 2)) for i in range(8))
