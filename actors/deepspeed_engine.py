@@ -8,8 +8,11 @@ state, which a new fit must not inherit.
 
 from __future__ import annotations
 
+import logging
 import os
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +25,10 @@ from pddpo_ray.training.batches import moved
 from pddpo_ray.training.engine import adam_betas, copied, matched
 from pddpo_ray.training.fit import PairLoss, PairPass, Shard, Tensors
 from pddpo_ray.training.passes.log_probs import ResponseScorer, device_of
+
+logger = logging.getLogger(__name__)
+STALE_LOCK_S = 900
+"""A build of DeepSpeed's CPU op takes about a minute; a lock that is much older belongs to one that was killed."""
 
 
 class DeepSpeedEngine:
@@ -123,11 +130,35 @@ class DeepSpeedEngine:
                 deepspeed.utils.safe_set_full_fp32_param(parameter, weights[name].to(device).float())
 
 
+def wait_for_builds(cache: Path | None = None, stale_s: float = STALE_LOCK_S) -> None:
+    """Returns when nobody builds DeepSpeed's CPU op, at the latest when its lock is `stale_s` seconds old: who needs
+    the op waits without end for the lock of a killed build. `cache` is torch's of extensions."""
+    from torch.utils.cpp_extension import get_default_build_root
+
+    root = cache or Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
+    for lock in root.glob("**/deepspeed_shm_comm/lock"):
+        said = False
+        while (left := _seconds_left(lock, stale_s)) > 0:
+            if not said:
+                logger.info("waits for a build of DeepSpeed's CPU op, at most %.0f s: %s is there", left, lock)
+                said = True
+            time.sleep(min(left, 0.2))
+        lock.unlink(missing_ok=True)
+
+
+def _seconds_left(lock: Path, stale_s: float) -> float:
+    try:
+        return stale_s - (time.time() - lock.stat().st_mtime)
+    except FileNotFoundError:  # released
+        return 0.0
+
+
 def _initialize(scorer: ResponseScorer, parameters: list[torch.nn.Parameter], stage: int, dtype: str) -> Any:
     on_gpu = device_of(scorer).type == "cuda"
     if not on_gpu:
         # Read by DeepSpeed while it is imported; it would look for a device otherwise.
         os.environ["DS_ACCELERATOR"] = "cpu"
+        wait_for_builds()
     import deepspeed
 
     deepspeed.init_distributed(dist_backend="nccl" if on_gpu else "gloo", verbose=False)

@@ -9,11 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import time
-from pathlib import Path
-
-STALE_LOCK_S = 900
-"""A build takes about a minute; a lock that is much older belongs to a build that was killed."""
 
 
 def main() -> None:
@@ -22,17 +17,11 @@ def main() -> None:
         print("no C++ compiler: trainer.engine zero1 to zero3 will not run on CPU (install g++)", file=sys.stderr)
         return
     from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
-    from torch.utils.cpp_extension import get_default_build_root
 
-    remove_stale_locks(Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root()))
+    from actors.deepspeed_engine import wait_for_builds
+
+    wait_for_builds()
     ShareMemCommBuilder().load(verbose=False)
-
-
-def remove_stale_locks(cache: Path) -> None:
-    """Remove locks that killed builds left behind: whoever needs the op next would wait for them for ever."""
-    for lock in cache.glob("**/deepspeed_shm_comm/lock"):
-        if time.time() - lock.stat().st_mtime > STALE_LOCK_S:
-            lock.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -16,11 +16,11 @@ from pddpo_ray.config import Config, FitConfig, ScoredFeedback, ScorerFit, Score
 from pddpo_ray.journal import Journal
 from pddpo_ray.parts.fitting import with_steps
 from pddpo_ray.records import HARM, Array, LabelledPair, PolicyVersion, Response
-from pddpo_ray.scoring.held_out import KINDS, Kind
+from pddpo_ray.scoring.held_out import KINDS, REPORT, Kind, Part, ScoreRow, Trials, parts_of, rows_of
 from pddpo_ray.scoring.interface import AnswerScorer, ModelScorer, TextPair
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.recall import Recall, key_of
-from pddpo_ray.storage.whole_files import write_json
+from pddpo_ray.storage.whole_files import finite, write_json
 from pddpo_ray.theory.seeds import seed_of
 
 logger = logging.getLogger(__name__)
@@ -199,13 +199,42 @@ class ScorerOrder:
     def _train(
         self, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool], store: ArtifactStore, work: Path
     ) -> dict[str, Any]:
+        """Its folder reads back with `stored_scorers.load_scorer` and says in scorer.json how good it is. Metrics are
+        those of the fit and of the rows held out."""
         # Imported here: a run whose models are given needs no training in this process.
-        from pddpo_ray.scoring.scorer_training import train_in_run
+        from pddpo_ray.scoring import scorer_training as training
+        from pddpo_ray.scoring.score_fits import held_out_metrics
+        from pddpo_ray.training.models.score_model import score_tensors
 
         def say(line: str) -> None:
             logger.info("%s model: %s", self.kind, line)
 
-        path, sha256, metrics = train_in_run(self, labelled, unsafe, store, work, say)
+        kind, ways, seed, folder = self.kind, self.ways, self.seed, store.folder(self.reference.path)
+        decided = rows_of(labelled, kind, unsafe)
+        # split by whole prompts, or pair by pair
+        keys = [row.unit if self.by_prompt else index for index, row in enumerate(decided)]
+        split: dict[Part, list[ScoreRow]] = {"fit": [], "calibrate": [], "judge": []}
+        for row, part in zip(decided, parts_of(keys, self.held_out, ways.calibration, seed), strict=True):
+            split[part].append(row)
+        rows = training.ScorerRows(**split)
+        # runs of versions before had no bias
+        bias = ways.parameters != "full" or ways.calibration > 0.0
+        made = training.make_scorer(kind, folder, rows, ways, self.fit, seed=seed, work=work, say=say, bias=bias)
+        metrics = {**made.fit, "rows": float(len(rows.fit))}
+        report: dict[str, Any] = {"kind": kind, "calibration": made.calibration}
+        said = Trials(0.0, 0).as_metrics()
+        if rows.judge:
+            judgement = training.judged(made.model, kind, rows.judge, ways, seed=seed, by_prompt=self.by_prompt)
+            report["held_out"] = judgement
+            said = {**held_out_metrics(made.model, rows.judge), **Trials.of(judgement).as_metrics()}
+        metrics |= {f"held_out_{name}": value for name, value in said.items()}
+
+        def fill(target: Path) -> None:
+            training.store_scorer(made.model, folder, target, "tokens")
+            if rows.judge:
+                write_json(target / REPORT, finite(report))
+
+        path, sha256 = store.write_tensors(f"{kind}-model", score_tensors(made.model), fill=fill)
         return {"path": path, "sha256": sha256, "metrics": metrics}
 
 

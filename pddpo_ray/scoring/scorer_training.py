@@ -8,11 +8,11 @@ that was killed continues from there, with the same result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,24 +21,18 @@ from torch import nn
 
 from pddpo_ray.config import FitConfig, ScorerFit
 from pddpo_ray.errors import RunError
-from pddpo_ray.records import Array, LabelledPair
+from pddpo_ray.records import Array
 from pddpo_ray.scoring.fit_checkpoints import FitCheckpoints
 from pddpo_ray.scoring.head_fits import features_of, fit_head, head_scores, texts_of
 from pddpo_ray.scoring.held_out import (
-    REPORT,
     Kind,
-    Part,
     ScoreRow,
     Text,
-    Trials,
     compared_on,
     comparisons,
-    parts_of,
-    rows_of,
 )
-from pddpo_ray.scoring.score_fits import fit_scores, held_out_metrics, text_scores
-from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.storage.whole_files import WEIGHTS, copy_plain_files, finite, write_json
+from pddpo_ray.scoring.score_fits import fit_scores, text_scores
+from pddpo_ray.storage.whole_files import WEIGHTS, copy_plain_files
 from pddpo_ray.theory.agreement import agreement
 from pddpo_ray.theory.calibration import Reliability, reliability, temperature, zero_and_temperature
 from pddpo_ray.theory.intervals import clopper_pearson
@@ -46,9 +40,6 @@ from pddpo_ray.training.device import device_for, number_type
 from pddpo_ray.training.models.lora import add_adapters
 from pddpo_ray.training.models.score_model import ScoreModel, score_model_of, score_tensors, write_score_config
 from pddpo_ray.training.passes.log_probs import device_of
-
-if TYPE_CHECKING:
-    from pddpo_ray.scorers.fits import ScorerOrder
 
 RIDGE = 1e-3
 """Weight of the squared scores of lora and full: keeps them finite where the pairs leave no doubt."""
@@ -223,52 +214,6 @@ def _as_json(one: Reliability) -> dict[str, Any]:
         "expected_calibration_error": one.error,
         "error_if_calibrated": one.error_if_calibrated,
     }
-
-
-# --- in a run -------------------------------------------------------------------------------------------------------
-
-
-def train_in_run(
-    order: ScorerOrder,
-    labelled: Sequence[LabelledPair],
-    unsafe: Mapping[str, bool],
-    store: ArtifactStore,
-    work: Path,
-    say: Say,
-) -> tuple[str, str, dict[str, float]]:
-    """Makes a score model that starts as the language model of its order and stores it. -> path, sha256, metrics
-
-    Its folder reads back with `stored_scorers.load_scorer` and says in scorer.json how good it is. Metrics are those of
-    the fit and of the rows held out.
-    """
-    kind, ways, seed, folder = order.kind, order.ways, order.seed, store.folder(order.reference.path)
-    decided = rows_of(labelled, kind, unsafe)
-    # split by whole prompts, or pair by pair
-    keys = [row.unit if order.by_prompt else index for index, row in enumerate(decided)]
-    split: dict[Part, list[ScoreRow]] = {"fit": [], "calibrate": [], "judge": []}
-    for row, part in zip(decided, parts_of(keys, order.held_out, ways.calibration, seed), strict=True):
-        split[part].append(row)
-    rows = ScorerRows(**split)
-    # runs of versions before had no bias
-    bias = ways.parameters != "full" or ways.calibration > 0.0
-    made = make_scorer(kind, folder, rows, ways, order.fit, seed=seed, work=work, say=say, bias=bias)
-    metrics = {**made.fit, "rows": float(len(rows.fit))}
-    report: dict[str, Any] = {"kind": kind, "calibration": made.calibration}
-    if rows.judge:
-        judgement = judged(made.model, kind, rows.judge, ways, seed=seed, by_prompt=order.by_prompt)
-        report["held_out"] = judgement
-        said = {**held_out_metrics(made.model, rows.judge), **Trials.of(judgement).as_metrics()}
-    else:
-        said = Trials(0.0, 0).as_metrics()
-    metrics |= {f"held_out_{name}": value for name, value in said.items()}
-
-    def fill(target: Path) -> None:
-        store_scorer(made.model, folder, target, "tokens")
-        if rows.judge:
-            write_json(target / REPORT, finite(report))
-
-    path, sha256 = store.write_tensors(f"{kind}-model", score_tensors(made.model), fill=fill)
-    return path, sha256, metrics
 
 
 def store_scorer(model: ScoreModel, folder: Path, target: Path, template: str, max_tokens: int | None = None) -> None:

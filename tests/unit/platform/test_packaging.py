@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
 import tomllib
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from actors.deepspeed_engine import wait_for_builds
 from pddpo_ray import __version__
 
 ROOT = Path(__file__).parents[3]
@@ -179,16 +180,16 @@ def test_ray_up_accepts_the_cluster_file() -> None:
     validate_config(prepare_config(yaml.safe_load((ROOT / "cluster.yaml").read_text(encoding="utf-8"))))
 
 
-def test_only_locks_of_killed_builds_are_removed_from_the_extension_cache(tmp_path: Path) -> None:
-    spec = importlib.util.spec_from_file_location("build_ops", ROOT / "requirements" / "build_ops.py")
-    assert spec is not None
-    assert spec.loader is not None
-    build_ops = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(build_ops)
-    locks = [tmp_path / env / "deepspeed_shm_comm" / "lock" for env in ("old", "new")]
-    for lock in locks:
+def test_a_lock_that_a_killed_build_left_is_waited_for_and_goes(tmp_path: Path) -> None:
+    """Whoever needs DeepSpeed's CPU op waits without end otherwise; a build that ends releases its own."""
+    killed, running = (tmp_path / env / "deepspeed_shm_comm" / "lock" for env in ("killed", "running"))
+    for lock in (killed, running):
         lock.parent.mkdir(parents=True)
         lock.touch()
-    os.utime(locks[0], (0, 0))
-    build_ops.remove_stale_locks(tmp_path)
-    assert [lock.exists() for lock in locks] == [False, True]
+    os.utime(killed, (0, 0))
+    ends = Timer(0.3, running.unlink)
+    ends.start()
+    wait_for_builds(tmp_path)
+    ends.join()
+    assert not killed.exists()
+    assert not running.exists()

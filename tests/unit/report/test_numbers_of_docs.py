@@ -28,7 +28,7 @@ SOURCES = {
 }
 """Where a page's numbers come from, beside the studies that it names."""
 COMPUTED = {
-    "README.md": ("14.2", "23.3", "12.9", "66.5", "43.8", "11.2", "57.0", "27.7", "23.9"),  # below
+    "README.md": ("14.2", "23.3", "12.9", "66.5", "24.0", "24.4", "12.3"),  # below
     "real-model.md": ("12.9",),
     "certificate.md": ("0.25",),
     "exploration.md": ("0.30", "0.45", "1.3"),
@@ -120,13 +120,14 @@ def test_the_real_models_kept_length_is_the_mean_of_its_seeds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("series", "kept"),
+    ("series", "kept", "pages"),
     [
-        ("third", {"harm": 3, "length": 3, "refuses": 3, "helpful": 2}),
-        ("sixth", {"harm": 2, "length": 2, "refuses": 2, "helpful": 2}),
+        ("third", {"harm": 3, "length": 3, "refuses": 3, "helpful": 2}, ["docs/real-model.md"]),
+        ("sixth", {"harm": 2, "length": 2, "refuses": 2, "helpful": 2}, []),
+        ("seventh", {"harm": 3, "length": 3, "refuses": 3, "helpful": 3}, ["README.md", "docs/real-model.md"]),
     ],
 )
-def test_the_real_models_harm_is_the_mean_of_its_seeds(series: str, kept: dict[str, int]) -> None:
+def test_the_real_models_harm_is_the_mean_of_its_seeds(series: str, kept: dict[str, int], pages: list[str]) -> None:
     results = json.loads((STUDIES / "real_model" / f"results_{series}.json").read_text(encoding="utf-8"))
     cells = results["cells"].items()
     seeds = [cell for name, cell in cells if name.startswith("o-pd-dpo-")]
@@ -141,7 +142,7 @@ def test_the_real_models_harm_is_the_mean_of_its_seeds(series: str, kept: dict[s
     findings = [one["run"]["certificate"]["findings"] for one in seeds]
     certified = {limit: sum(one[limit]["state"] == "certified" for one in findings) for limit in findings[0]}
     assert certified == kept
-    for page in ("README.md", "docs/real-model.md"):
+    for page in pages:
         said = " ".join((ROOT / page).read_text(encoding="utf-8").replace("\n>", " ").split())
         unsafe, words = change("fresh-harmful", "unsafe_judge", 100.0), change("fresh-harmless", "words", 1.0)
         assert "from {} to {} %".format(*unsafe) in said, page
