@@ -34,7 +34,7 @@ from deploy.serving.measured_traffic import WatchedLimit, watched_limits
 from deploy.serving.proxy import CALLBACK, CALLBACK_VARIABLE
 from deploy.serving.request_fields import Kind
 from deploy.serving.settings import ONGOING_MAX, EngineSettings, ServeArgs, engine_settings, find, mixture_max
-from deploy.serving.stopping import StopSignals, let_finish
+from deploy.serving.stopping import StopSignals, ended_by_sigterm, let_finish
 from pddpo_ray.certificates.testing import decoding_of
 from pddpo_ray.config import Config
 from pddpo_ray.errors import RunError, UserError
@@ -280,12 +280,14 @@ def serve_forever(
     os.environ.setdefault(CALLBACK_VARIABLE, CALLBACK)
     with ray_session(f"pddpo-serve/{Path(args.run).name}", address=address, dashboard=True):
         files = {} if tls is None else {"ssl_certfile": str(tls[0]), "ssl_keyfile": str(tls[1])}
-        start_proxy({"host": host, "port": port, **files})
+        # Only here: ray.init puts handlers of its own in place of those that it finds.
+        with ended_by_sigterm():
+            start_proxy({"host": host, "port": port, **files})
         try:
-            entrance = deployed(application, name, route)
-            while not entrance.ready.remote().result():
-                time.sleep(WATCH_S)
-            # Only here: ray.init puts handlers of its own in place of those that it finds.
+            with ended_by_sigterm():
+                entrance = deployed(application, name, route)
+                while not entrance.ready.remote().result():
+                    time.sleep(WATCH_S)
             with StopSignals() as signals:
                 print(f"ready: http{'s' if tls else ''}://{host}:{port}{route.rstrip('/')}/v1", flush=True)
                 signals.wait()

@@ -15,6 +15,8 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -24,6 +26,21 @@ ASKED_EVERY_S = 0.2
 ANSWER_S = 10.0
 LAST_BYTES_S = 1.0
 """After the last answer has ended: what it said is still on its way through the proxy."""
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM inside the block raises SystemExit, with a shell's code for that signal. An endpoint that starts has
+    nothing under way, and Ray's own handler prints addresses of its C++ part and aborts."""
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class StopSignals:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from deploy.serving.stopping import StopSignals, let_finish
+from deploy.serving.stopping import StopSignals, ended_by_sigterm, let_finish
 
 
 class Said:
@@ -66,3 +66,11 @@ def test_after_the_grace_or_at_a_second_signal_nobody_is_waited_for(capsys: pyte
 def test_an_entrance_that_does_not_answer_holds_nobody_up() -> None:
     with StopSignals() as signals:
         assert let_finish(Handle(fails=RuntimeError("the actor died")), signals, grace_s=600) == 0
+
+
+def test_sigterm_ends_an_endpoint_that_starts_with_a_shells_code() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended, ended_by_sigterm():
+        signal.raise_signal(signal.SIGTERM)
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is before
