@@ -138,19 +138,22 @@ def wait_for_builds(cache: Path | None = None, stale_s: float = STALE_LOCK_S) ->
     root = cache or Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
     for lock in root.glob("**/deepspeed_shm_comm/lock"):
         said = False
-        while (left := _seconds_left(lock, stale_s)) > 0:
+        while (age := _age_s(lock)) is not None and age < stale_s:
             if not said:
+                left = stale_s - age
                 logger.info("waits for a build of DeepSpeed's CPU op, at most %.0f s: %s is there", left, lock)
                 said = True
-            time.sleep(min(left, 0.2))
-        lock.unlink(missing_ok=True)
+            time.sleep(0.2)
+        if age is not None:  # of one that was released another process may have the next
+            lock.unlink(missing_ok=True)
 
 
-def _seconds_left(lock: Path, stale_s: float) -> float:
+def _age_s(lock: Path) -> float | None:
+    """None: there is none."""
     try:
-        return stale_s - (time.time() - lock.stat().st_mtime)
-    except FileNotFoundError:  # released
-        return 0.0
+        return time.time() - lock.stat().st_mtime
+    except FileNotFoundError:
+        return None
 
 
 def _initialize(scorer: ResponseScorer, parameters: list[torch.nn.Parameter], stage: int, dtype: str) -> Any:
