@@ -31,7 +31,6 @@ from lab.studies.real_model.measures import measured, over_seeds, table
 from lab.studies.real_model.own_draws import asked_once
 from lab.studies.real_model.scorers import SUFFIX
 from lab.studies.real_model.step import REFERENCE, Step, do
-from pddpo_ray.journal import read_journal
 
 REGISTERED: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "registered.yaml").read_text())
 SETS = ("harmful", "harmless")
@@ -39,7 +38,7 @@ WORDS = 18
 ASKED, CERTIFIED = 352, {"harmful": 1981, "harmless": 849}
 """Prompts of each set that rounds may ask, and those that certificates draw: in the shares of the registrations, all of
 the harmless ones that there are, for three candidates with all their draws."""
-POLICY, OURS, OFFLINE, HELPFUL = "policy", "o-pd-dpo-", "pd-dpo-", "helpful-"
+POLICY, OURS, OFFLINE, HELPFUL, ALONE = "policy", "o-pd-dpo-", "pd-dpo-", "helpful-", "alone-"
 RESULT, MEMORY = "evaluation.json", "memory.jsonl"
 """Files of `pddpo evaluate`: its result, and what it need not do again."""
 
@@ -47,9 +46,12 @@ RESULT, MEMORY = "evaluation.json", "memory.jsonl"
 def cells() -> dict[str, tuple[int, list[str]]]:
     """By name the seed and what the run has in place of O-PD-DPO under the limits."""
     found: dict[str, tuple[int, list[str]]] = {f"{OURS}{seed}": (seed, []) for seed in REGISTERED["seeds"]}
-    seed = REGISTERED["seeds"][0]
     offline = [f"{key}={json.dumps(value)}" for key, value in REGISTERED["offline"].items()]
-    found |= {f"{OFFLINE}{seed}": (seed, ["algorithm=pd-dpo", *offline])}
+    found |= {f"{OFFLINE}{seed}": (seed, ["algorithm=pd-dpo", *offline]) for seed in REGISTERED["seeds"]}
+    seed = REGISTERED["seeds"][0]
+    for kept in REGISTERED["alone"]:
+        others = [f"limits.{name}=null" for name in REGISTERED["limits"] if name != kept]
+        found[f"{ALONE}{kept}-{seed}"] = (seed, others)
     fixed = ["dual.rule={kind: fixed}", "certificate.certify=never"]
     for factor in REGISTERED["penalties"]:
         first = {name: factor * one["dual"]["first"] for name, one in REGISTERED["limits"].items()}
@@ -85,6 +87,8 @@ def write_inputs(data: Path, out: Path) -> None:
         _write(out / f"fresh-{name}.jsonl", _short(fresh[name])[first : first + REGISTERED["held_out_prompts"]])
         certified += asked[name][ASKED : ASKED + CERTIFIED[name]]
     _write(out / "certificate.jsonl", certified)
+    counts = {name: round(share * REGISTERED["recipe"]["data.prompt_count"]) for name, share in shares().items()}
+    _write(out / "asked.jsonl", [one for name, count in counts.items() for one in asked[name][:count]])
     pairs = scorers.of_turns(helpful, "chosen", "rejected", WORDS)
     rows = [{"prompt": asked + SUFFIX, "chosen": better, "rejected": other} for asked, better, other in pairs]
     (out / "helpful.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -92,14 +96,6 @@ def write_inputs(data: Path, out: Path) -> None:
 
 def _write(file: Path, prompts: Sequence[str]) -> None:
     file.write_text("".join(json.dumps({"prompt": one + SUFFIX}) + "\n" for one in prompts))
-
-
-def _write_asked(run: Path, out: Path) -> list[str]:
-    """The prompts of a run's rounds."""
-    with read_journal(run / "journal.sqlite") as journal:
-        asked = dict.fromkeys(answer.prompt.text for answer in journal.samples(purpose="cost"))
-    out.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in asked))
-    return []
 
 
 def _write_own_pairs(work: Path, answers: Path, out: Path) -> list[str]:
@@ -152,10 +148,9 @@ def steps(work: Path, name: str, extra: Sequence[str] = ()) -> list[Step]:
     drawn: list[Step] = []
     write_pairs: Callable[[], list[str]] = list
     if name.startswith(OFFLINE):
-        prompts, pairs = inputs / "asked.jsonl", inputs / "own.jsonl"
-        write_prompts = partial(_write_asked, work / "runs" / f"{OURS}{seed}", prompts)
-        words = [*_asking(work, [prompts]), str(answers / "own"), "--each", "2"]
-        drawn = [Step("evaluate", words, answers / "own" / RESULT, late=write_prompts)]
+        pairs = inputs / "own.jsonl"
+        words = [*_asking(work, [inputs / "asked.jsonl"]), str(answers / "own"), "--each", "2"]
+        drawn = [Step("evaluate", words, answers / "own" / RESULT)]
         write_pairs = partial(_write_own_pairs, work, answers / "own", pairs)
         own = [*own, f"data.helpful={json.dumps([str(pairs)])}"]
     train = ["train", "align", f"seed={seed}", *settings(work), *own, *extra, "--run", str(run)]

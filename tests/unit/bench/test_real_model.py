@@ -11,7 +11,18 @@ from typing import Any
 import pytest
 
 from lab.studies.real_model import kept_length
-from lab.studies.real_model.run import HELPFUL, OFFLINE, REGISTERED, SETS, cells, main, shares, steps, write_inputs
+from lab.studies.real_model.run import (
+    ALONE,
+    HELPFUL,
+    OFFLINE,
+    REGISTERED,
+    SETS,
+    cells,
+    main,
+    shares,
+    steps,
+    write_inputs,
+)
 from pddpo_ray.config import load
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -61,6 +72,9 @@ def test_held_out_prompts_and_those_of_certificates_are_asked_by_nothing_else(tm
     apart = prompts_of(tmp_path / "certificate.jsonl")
     wanted = [share * REGISTERED["recipe"]["data.prompt_count"] for share in shares().values()]
     assert all(len(one - apart) >= count for one, count in zip(asked, wanted, strict=True))
+    of_offline = prompts_of(tmp_path / "asked.jsonl")
+    assert [len(one & of_offline) for one in asked] == wanted
+    assert not of_offline & apart
     assert all(len(one & apart) > 500 for one in asked)
 
 
@@ -73,13 +87,14 @@ def test_every_cell_is_a_recipe_under_the_same_limits(name: str, tmp_path: Path)
     train = others[offline]
     overrides = train.words[2 : train.words.index("--run")]
     config = load("align", overrides, check_files=False)
-    assert {one.limit.name for one in config.stated} == set(REGISTERED["limits"])
+    kept = {name.split("-")[1]} if name.startswith(ALONE) else set(REGISTERED["limits"])
+    assert {one.limit.name for one in config.stated} == kept
     assert (config.algorithm == "pd-dpo") is offline
     pairs = str(tmp_path / "inputs" / ("own.jsonl" if offline else "helpful.jsonl"))
     assert config.data is not None
     assert config.data.helpful == [pairs]
     first = {limit: dual.first for limit, dual in config.duals.items()}
-    registered = {limit: one["dual"]["first"] for limit, one in REGISTERED["limits"].items()}
+    registered = {limit: one["dual"]["first"] for limit, one in REGISTERED["limits"].items() if limit in kept}
     factor = float(name.split("-")[1]) if name.startswith("penalty") else float(not name.startswith(HELPFUL))
     assert first == pytest.approx({limit: factor * value for limit, value in registered.items()})
     assert evaluate.words[:-1] == before.words[:-1], "the reference's answers are the same"
