@@ -49,9 +49,7 @@ def cells() -> dict[str, tuple[int, list[str]]]:
     offline = [f"{key}={json.dumps(value)}" for key, value in REGISTERED["offline"].items()]
     found |= {f"{OFFLINE}{seed}": (seed, ["algorithm=pd-dpo", *offline]) for seed in REGISTERED["seeds"]}
     seed = REGISTERED["seeds"][0]
-    for kept in REGISTERED["alone"]:
-        others = [f"limits.{name}=null" for name in REGISTERED["limits"] if name != kept]
-        found[f"{ALONE}{kept}-{seed}"] = (seed, others)
+    found |= {f"{ALONE}{kept}-{seed}": (seed, []) for kept in REGISTERED["alone"]}
     fixed = ["dual.rule={kind: fixed}", "certificate.certify=never"]
     for factor in REGISTERED["penalties"]:
         first = {name: factor * one["dual"]["first"] for name, one in REGISTERED["limits"].items()}
@@ -122,8 +120,8 @@ def shares() -> dict[str, float]:
     return {"harmful": harmful, "harmless": round(1.0 - harmful, 6)}
 
 
-def settings(work: Path) -> list[str]:
-    """The recipe's: one for all cells."""
+def settings(work: Path, limits: Sequence[str]) -> list[str]:
+    """The recipe's: one for all cells under the same limits."""
     inputs = work / "inputs"
     sets = {name: {"files": [str(inputs / f"{name}.jsonl")], "share": share} for name, share in shares().items()}
     certificate = {**REGISTERED["certificate"], "prompts": [str(inputs / "certificate.jsonl")]}
@@ -132,9 +130,9 @@ def settings(work: Path) -> list[str]:
         "data.helpful": [str(inputs / "helpful.jsonl")],
         "prompts": sets,
         "certificate": certificate,
-        "limits.unsafe": None,  # the recipe's own
+        **{"limits.unsafe": None, "limits.helpful": None},  # the recipe's own
         **REGISTERED["recipe"],
-        **{f"limits.{name}": one for name, one in REGISTERED["limits"].items()},
+        **{f"limits.{name}": REGISTERED["limits"][name] for name in limits},
     }
     return [f"{key}={json.dumps(value)}" for key, value in given.items()]
 
@@ -153,7 +151,8 @@ def steps(work: Path, name: str, extra: Sequence[str] = ()) -> list[Step]:
         drawn = [Step("evaluate", words, answers / "own" / RESULT)]
         write_pairs = partial(_write_own_pairs, work, answers / "own", pairs)
         own = [*own, f"data.helpful={json.dumps([str(pairs)])}"]
-    train = ["train", "align", f"seed={seed}", *settings(work), *own, *extra, "--run", str(run)]
+    limits = [name.split("-")[1]] if name.startswith(ALONE) else list(REGISTERED["limits"])
+    train = ["train", "align", f"seed={seed}", *settings(work, limits), *own, *extra, "--run", str(run)]
     # of a run that asked for a test itself the certificate is there, and this step is done
     test = Step("certify", ["certify", str(run)], run / "certificate.json", ends=(0, 5, 6))
     return [
