@@ -56,7 +56,7 @@ def cells() -> dict[str, tuple[int, list[str]]]:
         priced = [f"limits.{name}.dual={{rho: {2 * value:g}, first: {value:g}}}" for name, value in first.items()]
         found[f"penalty-{factor:g}-{seed}"] = (seed, [*fixed, *priced])
     free = [f"limits.{name}.dual.first=0" for name in REGISTERED["limits"]]
-    return found | {f"{HELPFUL}{seed}": (seed, [*fixed, *free])}
+    return found | {f"{HELPFUL}{seed}": (seed, ["algorithm=pd-dpo", *offline, "rounds=1", *fixed, *free])}
 
 
 # --- prompts and scorers --------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ def steps(work: Path, name: str, extra: Sequence[str] = ()) -> list[Step]:
     asked = _asking(work, [inputs / f"fresh-{one}.jsonl" for one in SETS])
     drawn: list[Step] = []
     write_pairs: Callable[[], list[str]] = list
-    if name.startswith(OFFLINE):
+    if name.startswith((OFFLINE, HELPFUL)):
         pairs = inputs / "own.jsonl"
         words = [*_asking(work, [inputs / "asked.jsonl"]), str(answers / "own"), "--each", "2"]
         drawn = [Step("evaluate", words, answers / "own" / RESULT)]

@@ -81,7 +81,7 @@ def test_held_out_prompts_and_those_of_certificates_are_asked_by_nothing_else(tm
 @pytest.mark.parametrize("name", cells())
 def test_every_cell_is_a_recipe_under_the_same_limits(name: str, tmp_path: Path) -> None:
     before, *others, evaluate = steps(tmp_path, name)
-    offline = name.startswith(OFFLINE)
+    offline = name.startswith((OFFLINE, HELPFUL))
     commands = ["evaluate"] * offline + ["train"] + ["certify"] * name.startswith("o-pd-dpo")
     assert [step.words[0] for step in others] == commands
     train = others[offline]
