@@ -2,8 +2,8 @@
 
 python -m bench.launches              # writes bench/results/launches.md, a minute on a core
 
-Attention counts as its parts and the optimiser as its loops over tensors: on CUDA both are single kernels, so the
-numbers are upper bounds. Up to 1.5 billion parameters a GPU gets a pass in one launch, from a recording.
+The optimiser counts as its loops over tensors: on CUDA it is one kernel, so the numbers are upper bounds. Up to 1.5
+billion parameters a GPU gets a pass in one launch, from a recording.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def results() -> Iterator[tuple[str, Asked]]:
 def page(found: dict[str, Asked]) -> str:
     told = (
         f"# What a step of {PAIRS} pairs asks of a GPU\n\n"
-        f"{SHAPE} in bfloat16, counted on meta tensors: no card took part. Upper bounds: attention counts as its\n"
-        "parts, the optimiser as its loops. Besides, loss and accuracy are one read a step. Up to 1.5 billion\n"
+        f"{SHAPE} in bfloat16, counted on meta tensors: no card took part. Upper bounds: the optimiser counts as its\n"
+        "loops. Besides, loss and accuracy are one read a step. Up to 1.5 billion\n"
         "parameters a GPU replays a pass in one launch. `python -m bench.launches` writes this page.\n\n"
     )
     columns = (

@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from pddpo_ray.training.fit import PairPass
 from pddpo_ray.training.passes.log_probs import TextPass
-from pddpo_ray.training.passes.packing import Lines, PackedBatch
+from pddpo_ray.training.passes.packing import Lines, PackedBatch, Segments
 from pddpo_ray.training.passes.response_head import SupportTable
 
 WASTE = 1.5
@@ -33,7 +33,9 @@ class PassSizes(NamedTuple):
     words: int
     """Supported words of a response token, of the one with the most."""
     places: int
-    """Lines that a token of the row is in, of the one with the most."""
+    """Lines, or segments' keys, that a token of the row is in, of the one with the most."""
+    keys: int
+    """Keys of all segments, where there are no lines."""
 
     @classmethod
     def of(cls, given: PairPass) -> PassSizes:
@@ -41,9 +43,9 @@ class PassSizes(NamedTuple):
         assert isinstance(batch, PackedBatch)
         words = 0 if support is None else support.word.shape[1]
         lines = batch.lines
-        return cls(
-            len(batch), batch.ids.shape[1], len(batch.target), lines.gather.shape[1], words, lines.places.shape[1]
-        )
+        keys = len(lines.source) if isinstance(lines, Segments) else 0
+        tokens, places = lines.places.shape
+        return cls(len(batch), tokens, len(batch.target), lines.longest, words, places, keys)
 
     def suits(self, other: PassSizes) -> bool:
         """Whether the other's texts fit in, without computing much for nothing."""
@@ -52,10 +54,11 @@ class PassSizes(NamedTuple):
     def covering(self, others: Iterable[PassSizes]) -> PassSizes:
         """Sizes, somewhat rounded up, that hold this pass and those of the others that are about as large."""
         near = [self, *(other for other in others if other._near(self))]
-        tokens, responses, longest, words, places = (max(column) for column in list(zip(*near, strict=True))[1:])
-        filled_words = _up(words, 16) if words else 0
+        tokens, responses, longest, words, places, keys = (max(column) for column in list(zip(*near, strict=True))[1:])
+        filled_words, filled_keys = _up(words, 16) if words else 0, _up(keys, 256) if keys else 0
+        places = max(places, 2)
         return PassSizes(
-            self.texts, _up(tokens, 256), _up(responses, 128), _up(longest, 32), filled_words, max(places, 2)
+            self.texts, _up(tokens, 256), _up(responses, 128), _up(longest, 32), filled_words, places, filled_keys
         )
 
     def _near(self, other: PassSizes) -> bool:
@@ -78,8 +81,6 @@ def filled(given: PairPass, sizes: PassSizes) -> PairPass:
 
 def _filled_row(batch: PackedBatch, sizes: PassSizes) -> PackedBatch:
     """As many lines as texts were given, and a text more, to which the filling among the responses belongs."""
-    lines = batch.lines
-    count, longest = lines.gather.shape
 
     def row(column: Tensor) -> Tensor:
         return pad(column, (0, sizes.tokens - column.shape[-1]))
@@ -87,18 +88,11 @@ def _filled_row(batch: PackedBatch, sizes: PassSizes) -> PackedBatch:
     def response(column: Tensor, value: int = 0) -> Tensor:
         return pad(column, (0, sizes.responses - len(column)), value=value)
 
-    def place(column: Tensor) -> Tensor:
-        # counted in longer lines
-        return torch.where(
-            column < 0, -1, column.div(longest, rounding_mode="floor") * sizes.longest + column % longest
-        )
-
-    gather = pad(lines.gather, (0, sizes.longest - longest, 0, sizes.texts - count))
-    more = (0, sizes.places - lines.places.shape[1], 0, sizes.tokens - len(lines.places))
+    lines = batch.lines
     return PackedBatch(
         ids=row(batch.ids),
         positions=row(batch.positions),
-        lines=Lines(gather, row(place(lines.own)), pad(place(lines.places), more, value=-1)),
+        lines=_filled_segments(lines, sizes) if isinstance(lines, Segments) else _filled_lines(lines, sizes),
         slot=response(batch.slot),
         predictor=response(batch.predictor),
         text=response(batch.text, sizes.texts),
@@ -107,6 +101,39 @@ def _filled_row(batch: PackedBatch, sizes: PassSizes) -> PackedBatch:
         copies=batch.copies,
         texts=sizes.texts + 1,
     )
+
+
+def _filled_lines(lines: Lines, sizes: PassSizes) -> Lines:
+    def place(column: Tensor) -> Tensor:
+        # counted in longer lines
+        return torch.where(
+            column < 0, -1, column.div(lines.longest, rounding_mode="floor") * sizes.longest + column % lines.longest
+        )
+
+    own = pad(place(lines.own), (0, sizes.tokens - len(lines.own)))
+    gather = pad(lines.gather, (0, sizes.longest - lines.longest, 0, sizes.texts - len(lines.gather)))
+    return Lines(gather, own, _more_places(place(lines.places), sizes))
+
+
+def _filled_segments(segments: Segments, sizes: PassSizes) -> Segments:
+    """The filling is in segments of its own: what no segment covers a kernel leaves as the memory was, perhaps NaN."""
+    tokens, keys = len(segments.places), len(segments.source)
+    filling = sizes.tokens - tokens
+    # a prompt and an answer a text, and as many as a row of nothing but filling would need
+    more = 2 * sizes.texts + -(-sizes.tokens // sizes.longest) - (len(segments.queries) - 1)
+    ends = (torch.arange(1, more + 1) * sizes.longest).clamp_max(filling)
+    source = torch.cat([segments.source, torch.arange(tokens, sizes.tokens)])
+    return Segments(
+        torch.cat([segments.queries, tokens + ends]),
+        torch.cat([segments.keys, keys + ends]),
+        pad(source, (0, sizes.keys + sizes.tokens - len(source))),
+        _more_places(segments.places, sizes),
+        sizes.longest,
+    )
+
+
+def _more_places(places: Tensor, sizes: PassSizes) -> Tensor:
+    return pad(places, (0, sizes.places - places.shape[1], 0, sizes.tokens - len(places)), value=-1)
 
 
 def _filled_table(support: SupportTable, sizes: PassSizes) -> SupportTable:

@@ -5,6 +5,9 @@
     prompt a   answer a2                                                  gathered from the row, causal, padded right
     prompt b   answer b1
 
+Where torch has attention over segments of any length (flash kernels of a GPU), queries stay as they are in the row and
+keys and values alone are gathered: of a prompt its own, of an answer those of its whole text.
+
 A token of an answer attends to its own prompt and to what was written before it in its own answer, nothing else, so
 every text gets the log-probability that it has alone. The positions of an answer continue those of its prompt.
 """
@@ -12,7 +15,7 @@ every text gets the log-probability that it has alone. The positions of an answe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +39,31 @@ class Lines:
     own: Tensor
     places: Tensor
 
+    @property
+    def longest(self) -> int:
+        """Tokens of a line."""
+        return self.gather.shape[1]
+
+
+@dataclass(frozen=True)
+class Segments:
+    """The same without lines: a segment is a prompt or an answer of the row, and its last query sees its last key.
+
+    queries, keys [S + 1]: where segments begin in the row and among the keys, and the end; source [K]: slot in
+    the row of each key; places [T, m]: all places among the keys where a token of the row is, -1 behind the last;
+    longest: no segment has more queries or keys (a power of two, so that few values are compiled).
+    """
+
+    queries: Tensor
+    keys: Tensor
+    source: Tensor
+    places: Tensor
+    longest: int
+
+    def narrow(self) -> Segments:
+        """Ends in 32 bits, as kernels read them; on their way to the device they are whole numbers like all others."""
+        return replace(self, queries=self.queries.int(), keys=self.keys.int())
+
 
 @dataclass(frozen=True)
 class PackedBatch:
@@ -48,7 +76,7 @@ class PackedBatch:
 
     ids: Tensor
     positions: Tensor
-    lines: Lines
+    lines: Lines | Segments
     slot: Tensor
     predictor: Tensor
     text: Tensor
@@ -64,8 +92,8 @@ class PackedBatch:
         return int(self.copies.shape[0])
 
 
-def pack(texts: Sequence[Text]) -> PackedBatch:
-    """Equal texts once, equal prompts once; answers follow their prompt in the order of `texts`."""
+def pack(texts: Sequence[Text], ragged: bool = False) -> PackedBatch:
+    """Equal texts once, equal prompts once; answers follow their prompt in the order of `texts`; `ragged`: no lines."""
     unique = list(dict.fromkeys(texts))
     number = {text: index for index, text in enumerate(unique)}
     by_prompt: dict[tuple[int, ...], list[int]] = {}
@@ -76,11 +104,13 @@ def pack(texts: Sequence[Text]) -> PackedBatch:
     ids: list[int] = []
     # per token of the row, then per response token; concatenated at the end
     token_parts: list[tuple[np.ndarray, np.ndarray]] = []
+    key_parts: list[np.ndarray] = []  # of each segment in the order of the row
     response_parts: list[tuple[np.ndarray, ...]] = []
     for prompt, members in by_prompt.items():
         start, length = len(ids), len(prompt)
         ids += prompt
         token_parts.append((np.full(length, members[0]), np.arange(length)))
+        key_parts.append(np.arange(start, start + length))
         for member in members:
             response, begin = unique[member][1], len(ids)
             ids += response
@@ -88,11 +118,19 @@ def pack(texts: Sequence[Text]) -> PackedBatch:
             gather[member, :length] = np.arange(start, start + length)
             gather[member, length:end] = np.arange(begin, begin + len(response))
             token_parts.append((np.full(len(response), member), np.arange(length, end)))
+            key_parts.append(gather[member, :end])
             slots, predictors = gather[member, length:end], gather[member, length - 1 : end - 1]
             words = np.array(response, dtype=np.int64)
             response_parts.append((slots, predictors, np.full(len(response), member), words))
     line, column = (np.concatenate(part) for part in zip(*token_parts, strict=True))
-    lengths = [len(prompt) + len(response) for prompt, response in unique]
+    lines: Lines | Segments
+    if ragged:
+        lines = _segments([len(own) for own, _ in token_parts], key_parts)
+    else:
+        lengths = np.array([len(prompt) + len(response) for prompt, response in unique])
+        found = np.flatnonzero(np.arange(longest) < lengths[:, None])
+        places = _places(found, gather.reshape(-1)[found], len(ids))
+        lines = Lines(*map(torch.from_numpy, (gather, line * longest + column, places)))
     # the order of the different texts, as in the padded batch, so that columns such as supports line up
     order = np.argsort(np.concatenate([part[2] for part in response_parts]), kind="stable")
     of_responses = [np.concatenate(part)[order] for part in zip(*response_parts, strict=True)]
@@ -102,7 +140,7 @@ def pack(texts: Sequence[Text]) -> PackedBatch:
         ids=torch.tensor([ids]),
         # a token's column in its line is its position in its text
         positions=torch.from_numpy(column)[None],
-        lines=Lines(*map(torch.from_numpy, (gather, line * longest + column, _places(gather, lengths, len(ids))))),
+        lines=lines,
         slot=slot,
         predictor=predictor,
         text=owner,
@@ -120,10 +158,10 @@ def packed_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    pddpo_lines: Lines | None = None,
+    pddpo_lines: Lines | Segments | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention within the lines of a packed row. query, key, value [1, heads, T, d] -> [1, T, heads, d]
+    """Causal attention within the texts of a packed row. query, key, value [1, heads, T, d] -> [1, T, heads, d]
 
     Without lines it is torch's own attention, so a model that was switched to it still scores padded batches.
     """
@@ -132,31 +170,48 @@ def packed_attention(
     if pddpo_lines is None:
         plain: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
         return plain
-    of_lines = [_ToLines.apply(states[0].transpose(0, 1), pddpo_lines) for states in (query, key, value)]
+    query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
+    if isinstance(pddpo_lines, Segments):
+        return _ragged_attention(query, key, value, pddpo_lines, options.get("scaling"))[None], None
+    slots = pddpo_lines.gather.reshape(-1)
+    picked = [_Picked.apply(states, slots, pddpo_lines.places) for states in (query, key, value)]
+    of_lines = [states.view(*pddpo_lines.gather.shape, *states.shape[1:]).transpose(1, 2) for states in picked]
     options["is_causal"] = True
     read, _ = sdpa_attention_forward(module, *of_lines, None, **options)
     return _FromLines.apply(read.flatten(0, 1), pddpo_lines)[None], None
 
 
-class _ToLines(torch.autograd.Function):
-    """A row's states in lines: [T, heads, d] -> [s, heads, L, d].
+def _ragged_attention(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None) -> Tensor:
+    """[T, heads, d], keys and values with as many heads or a part of them -> [T, heads, d]"""
+    from torch.nn.attention.varlen import varlen_attn
+
+    keys, values = (_Picked.apply(states, segments.source, segments.places) for states in (key, value))
+    longest = segments.longest
+    read = varlen_attn(
+        query, keys, values, segments.queries, segments.keys, longest, longest,
+        scale=scale, window_size=(-1, 0), enable_gqa=query.shape[1] != keys.shape[1],
+    )  # fmt: skip
+    assert isinstance(read, Tensor)
+    return read
+
+
+class _Picked(torch.autograd.Function):
+    """A row's states where attention wants them: [T, heads, d] -> [K, heads, d].
 
     The gradient is read from where a token went. Sent back from there, as a gather's own derivative does it, it would
     be added up by atomic operations, a third of a small model's step on a GPU.
     """
 
     @staticmethod
-    def forward(ctx: Any, states: Tensor, lines: Lines) -> Tensor:  # type: ignore[override]
-        ctx.lines = lines
-        picked = states.index_select(0, lines.gather.reshape(-1))
-        return picked.view(*lines.gather.shape, *picked.shape[1:]).transpose(1, 2)
+    def forward(ctx: Any, states: Tensor, slots: Tensor, places: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.places = places
+        return states.index_select(0, slots)
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        places: Tensor = ctx.lines.places
-        flat = slope.transpose(1, 2).flatten(0, 1)
-        came = flat.index_select(0, places.clamp_min(0).reshape(-1)).view(*places.shape, *flat.shape[1:])
-        return came.mul_((places >= 0)[..., None, None]).sum(dim=1), None
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        places: Tensor = ctx.places
+        came = slope.index_select(0, places.clamp_min(0).reshape(-1)).view(*places.shape, *slope.shape[1:])
+        return came.mul_((places >= 0)[..., None, None]).sum(dim=1), None, None
 
 
 class _FromLines(torch.autograd.Function):
@@ -175,11 +230,17 @@ class _FromLines(torch.autograd.Function):
         return slope.index_select(0, slot).mul_(taken[:, None, None]), None
 
 
-def _places(gather: np.ndarray, lengths: Sequence[int], tokens: int) -> np.ndarray:
-    """`Lines.places` of lines of these lengths in a row of that number of tokens."""
-    real = np.arange(gather.shape[1]) < np.array(lengths)[:, None]
-    found = np.flatnonzero(real)
-    slots = gather[real]
+def _segments(lengths: Sequence[int], key_parts: Sequence[np.ndarray]) -> Segments:
+    """Of the queries' lengths and the keys' slots by segment."""
+    source = np.concatenate(key_parts)
+    begins = [np.cumsum([0, *sizes]) for sizes in (lengths, map(len, key_parts))]
+    places = _places(np.arange(len(source)), source, sum(lengths))
+    queries, keys, slots, found = (torch.from_numpy(array) for array in (*begins, source, places))
+    return Segments(queries, keys, slots, found, longest=1 << (max(map(len, key_parts)) - 1).bit_length())
+
+
+def _places(found: np.ndarray, slots: np.ndarray, tokens: int) -> np.ndarray:
+    """Of places and the slot in the row of what is there: all places of each of the row's tokens. [n], [n] -> [T, m]"""
     order = np.argsort(slots, kind="stable")
     counts = np.bincount(slots, minlength=tokens)
     places = np.full((tokens, int(counts.max())), -1, dtype=np.int64)

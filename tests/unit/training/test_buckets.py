@@ -11,6 +11,7 @@ from pddpo_ray.training.batches import flat_of, over, texts_of
 from pddpo_ray.training.fit import PairLoss, PairPass
 from pddpo_ray.training.passes.buckets import WASTE, PassSizes, filled
 from pddpo_ray.training.passes.log_probs import ResponseScorer, Support
+from tests.support.segment_attention import varlen_attn
 from tests.support.tiny_language_model import tiny_llama
 
 OBJECTIVE = Objective("reward", PolicyVersion(0, "reference", "", ""), 0.1)
@@ -44,8 +45,13 @@ def pass_of(scorer: ResponseScorer, given: list[PairRow], supports: bool = True)
     )
 
 
+@pytest.mark.parametrize("ragged", [True, False])
 @pytest.mark.parametrize("supports", [True, False])
-def test_filling_changes_neither_loss_nor_gradient(supports: bool) -> None:
+def test_filling_changes_neither_loss_nor_gradient(
+    supports: bool, ragged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
+    monkeypatch.setattr("pddpo_ray.training.passes.log_probs.attends_ragged", lambda device, dtype: ragged)
     scorer = ResponseScorer(tiny_llama(3).double(), "packed")
     given = pass_of(scorer, rows(5, seed=1), supports)
     sizes = PassSizes.of(given).covering([])

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from pddpo_ray.contracts import FitSettings
@@ -17,8 +21,9 @@ from pddpo_ray.training.batches import Text, texts_of
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import FrozenColumns, run_fit
 from pddpo_ray.training.passes.log_probs import ResponseScorer, mean_hidden, score_texts, support_of_texts
-from pddpo_ray.training.passes.packing import can_pack, pack
+from pddpo_ray.training.passes.packing import Lines, Segments, can_pack, pack
 from pddpo_ray.training.passes.response_head import SupportTable, _ResponseHead, response_log_probs
+from tests.support.segment_attention import varlen_attn
 from tests.support.tiers import in_full
 from tests.support.tiny_language_model import tiny_llama
 
@@ -74,6 +79,65 @@ def test_losses_and_gradients_are_the_same_both_ways(with_support: bool) -> None
     assert expected.keys() == found.keys()
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, atol=2e-4, rtol=1e-3, msg=name)
+
+
+@pytest.fixture
+def segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packed models attend over segments, as on a GPU."""
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
+    monkeypatch.setattr("pddpo_ray.training.passes.log_probs.attends_ragged", lambda device, dtype: True)
+
+
+@pytest.mark.parametrize("key_heads", [2, 4])
+@pytest.mark.usefixtures("segments")
+def test_segments_give_the_same_losses_and_gradients(key_heads: int) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "initializer_range": 0.3}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": key_heads}
+    torch.manual_seed(0)
+    plain = LlamaForCausalLM(LlamaConfig(vocab_size=60, max_position_embeddings=64, **sizes, **heads)).eval()
+    scorers = ResponseScorer(plain, "plain"), ResponseScorer(deepcopy(plain), "packed")
+    assert isinstance(scorers[1].packed(TEXTS).lines, Segments)
+    for scorer in scorers:
+        (torch.tanh(scorer.log_probs(TEXTS)[0] / 20) * torch.linspace(-1, 1, len(TEXTS))).sum().backward()
+    expected, found = map(gradients, scorers)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, atol=2e-4, rtol=1e-3, msg=name)
+
+
+@pytest.mark.parametrize("wrong", ["raises", "aligned at the first key"])
+@pytest.mark.usefixtures("segments")
+def test_a_kernel_that_does_not_serve_leaves_lines(
+    wrong: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def kernel(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *segments: Any, **_: Any) -> torch.Tensor:
+        if wrong == "raises":
+            raise RuntimeError("no kernel for this card")
+        return query
+
+    assert ResponseScorer(tiny_llama(0)).packed(TEXTS).lines.longest == 8
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
+    scorer = ResponseScorer(tiny_llama(0))
+    assert scorer.layout == "packed"
+    assert isinstance(scorer.packed(TEXTS).lines, Lines)
+    assert ("no kernel for this card" in caplog.text) is (wrong == "raises")
+
+
+def test_attention_on_a_gpu_makes_no_line_that_is_filled_up() -> None:
+    """Counted on the meta device: no operation of a pass reads or writes as many rows as padded lines have."""
+    with torch.device("meta"):
+        scorer = ResponseScorer(tiny_llama(0).to(torch.bfloat16), "packed")
+    texts = [((1, 2, 3), tuple(range(3, 3 + length))) for length in (2, 3, 4, 50)]
+    rows: set[int] = set()
+
+    class Shapes(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            made = func(*args, **(kwargs or {}))
+            rows.update(size for one in tree_leaves(made) if isinstance(one, torch.Tensor) for size in one.shape)
+            return made
+
+    with Shapes():
+        scorer.log_probs(texts)[0].sum().backward()
+    assert not rows & {len(texts) * 53, 53}
 
 
 @settings(max_examples=20, deadline=None)
