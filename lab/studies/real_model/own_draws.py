@@ -5,7 +5,8 @@
 Each round draws answers of the policy to prompts that no round asked before and fits centred squares of the draws of a
 prompt, (h + a w - mean)^2 with h = log policy/reference in nats and w words (`theory.value_stage` at a target of a nats
 a word). Written down: words of fresh draws, the slope of h on w there (at the optimum -a), each step's numbers, and
-words on held-out prompts beside the reference's, paired by prompt. One thread; the decoder computes in bfloat16.
+words on held-out prompts beside the reference's, paired by prompt. One thread; own_draws.json was made
+with a decoder in bfloat16.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class Trial:
     """Passes over at most `most` prompts of earlier rounds."""
     most: int = 48
     rank: int = 16
+    """Of adapters; 0: all weights are trained."""
     longest: int = 80
     temperature: float = 0.7
     clip: float = 5.0
@@ -73,25 +75,17 @@ class Drawn:
 
 
 class Model:
-    """SmolLM2 with adapters, and a copy with merged weights that draws."""
+    """SmolLM2 with adapters or all weights trained, and a copy that draws."""
 
     def __init__(self, trial: Trial, folder: Path | None = None) -> None:
         folder, self.trial = folder or fetch("smollm2"), trial
         torch.manual_seed(trial.seed)
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.end = self.tokenizer.convert_tokens_to_ids("<|im_end|>")
-        self.adapted: Any = add_adapters(
-            AutoModelForCausalLM.from_pretrained(folder), rank=trial.rank, alpha=float(trial.rank)
-        )
+        base = AutoModelForCausalLM.from_pretrained(folder)
+        self.adapted: Any = add_adapters(base, rank=trial.rank, alpha=float(trial.rank)) if trial.rank else base
         self.drawing = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
         self.scorer = ResponseScorer(self.adapted, temperature=trial.temperature).eval()
-        inner = self.scorer.packed_states
-
-        def states(batch: Any) -> torch.Tensor:
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                return inner(batch).float()
-
-        self.scorer.packed_states = states  # type: ignore[method-assign]
         self.trained = [one for one in self.adapted.parameters() if one.requires_grad]
 
     @torch.no_grad()
@@ -112,12 +106,14 @@ class Model:
     @torch.no_grad()
     def draw(self, prompts: Sequence[Tokens], n: int, seed: int) -> list[list[Tokens]]:
         """n answers to each prompt."""
-        self.adapted.merge_adapter()
+        if self.trial.rank:
+            self.adapted.merge_adapter()
         own = dict(self.drawing.named_parameters())
-        for name, tensor in self.adapted.get_base_model().named_parameters():
+        for name, tensor in (self.adapted.get_base_model() if self.trial.rank else self.adapted).named_parameters():
             if "lora_" not in name:
                 own[name.replace(".base_layer", "")].copy_(tensor)
-        self.adapted.unmerge_adapter()
+        if self.trial.rank:
+            self.adapted.unmerge_adapter()
         generator, out = torch.Generator().manual_seed(seed), [[] for _ in prompts]  # type: ignore[var-annotated]
         order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
         for begin in range(0, len(order), 16):
