@@ -13,7 +13,7 @@ from pathlib import Path
 from pddpo_ray.annotation.queue.assignment import Leases
 from pddpo_ray.annotation.queue.batches import Rounds
 from pddpo_ray.annotation.queue.queue_rules import Rules
-from pddpo_ray.journal.audit import broken_links, imbalances
+from pddpo_ray.annotation.review.audit_checks import broken_links, imbalances
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.transactions import Store, now_ms
 from tests.support.annotation_queue import create_run, safety_questions

@@ -14,8 +14,8 @@ from pddpo_ray.annotation.queue.answers import Submission
 from pddpo_ray.annotation.queue.assignment import Lease
 from pddpo_ray.annotation.queue.queue_rules import Outcome, QueueError
 from pddpo_ray.annotation.queue.worklog import WorkLog, as_csv, worked_ms
+from pddpo_ray.annotation.review.audit_checks import imbalances
 from pddpo_ray.journal.annotation_schema import answer
-from pddpo_ray.journal.audit import imbalances
 from pddpo_ray.journal.schema import run
 from tests.support.annotation_api import API, GENEROUS, FreshService, is_problem
 from tests.support.annotation_queue import FreshQueue, safety_questions

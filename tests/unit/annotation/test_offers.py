@@ -24,10 +24,10 @@ from pddpo_ray.annotation.queue.answers import Submission
 from pddpo_ray.annotation.queue.assignment import Lease, NoQuestion
 from pddpo_ray.annotation.queue.assignment_statements import HOLD
 from pddpo_ray.annotation.queue.queue_rules import Problem, QueueError
+from pddpo_ray.annotation.review.audit_checks import imbalances
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import transactions
 from pddpo_ray.journal.annotation_schema import answer, guideline, lease, question_round, seat, task
-from pddpo_ray.journal.audit import imbalances
 from pddpo_ray.parts.questions import Question
 from tests.support.annotation_queue import FreshQueue, pair_questions, safety_questions
 

@@ -14,8 +14,8 @@ from pddpo_ray.annotation.queue.answer_forms import screen_form, stored_form
 from pddpo_ray.annotation.queue.answers import Submission
 from pddpo_ray.annotation.queue.assignment import Lease, Leases, NoQuestion
 from pddpo_ray.annotation.queue.queue_rules import Outcome, Problem, QueueError
+from pddpo_ray.annotation.review.audit_checks import broken_links, imbalances
 from pddpo_ray.journal.annotation_schema import answer, audit_event, seat
-from pddpo_ray.journal.audit import broken_links, imbalances
 from pddpo_ray.parts.questions import Question
 from tests.support.annotation_queue import FreshQueue, pair_questions, safety_questions
 

@@ -27,7 +27,7 @@ from pddpo_ray.annotation.people.accounts import Person
 from pddpo_ray.annotation.queue.answers import Submission
 from pddpo_ray.annotation.queue.assignment import Lease
 from pddpo_ray.annotation.queue.queue_rules import Outcome, QueueError
-from pddpo_ray.journal.audit import imbalances
+from pddpo_ray.annotation.review.audit_checks import imbalances
 from pddpo_ray.journal.database import open_database
 from tests.support.annotation_queue import FreshQueue, safety_questions
 
