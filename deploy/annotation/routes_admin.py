@@ -26,8 +26,8 @@ from deploy.annotation.schemas import (
     PersonChange,
 )
 from pddpo_ray.annotation.people.accounts import Person
+from pddpo_ray.annotation.review.audit_checks import broken_links, imbalances
 from pddpo_ray.journal.annotation_schema import audit_event
-from pddpo_ray.journal.audit import broken_links, imbalances
 from pddpo_ray.journal.database import reading
 
 router = APIRouter(prefix=API, tags=["admin"])

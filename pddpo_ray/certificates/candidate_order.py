@@ -73,7 +73,11 @@ class PooledAnswers:
 
     def __init__(self, journal: JournalReader, log_probs: LogProbs, seed: int, newest: int | None = None) -> None:
         finished = range(1, journal.next_round)
-        drawn = {number: _of_the_recipe(journal.samples(number, "cost")) for number in finished}
+        # tests draw the recipe's own prompts: answers to users' are left out
+        drawn = {
+            number: [one for one in journal.samples(number, "cost") if not one.prompt.id.startswith(PREFIX)]
+            for number in finished
+        }
         self.rounds = [number for number in finished if drawn[number]]
         if newest is not None:
             self.rounds = self.rounds[-_affordable([len(drawn[number]) for number in self.rounds], newest) :]
@@ -104,11 +108,6 @@ def _affordable(answers: Sequence[int], most: int) -> int:
     policies and the reward policy. `answers`: of each round."""
     asked = [(rounds + 1) * sum(answers[-rounds:]) for rounds in range(1, len(answers) + 1)]
     return max(2, sum(one <= most for one in asked))
-
-
-def _of_the_recipe(answers: Sequence[Response]) -> list[Response]:
-    """Those to the recipe's own prompts, which tests draw; users' are not among them."""
-    return [answer for answer in answers if not answer.prompt.id.startswith(PREFIX)]
 
 
 def _drawn(answers: Sequence[Response], most: int, draws: np.random.Generator) -> list[Response]:

@@ -166,7 +166,7 @@ def _keys_below(model: type[BaseModel], prefix: str, variant: str) -> Iterator[E
         sections = _sections(field.annotation)
         yield Explained(
             key,
-            "a section" if sections and _is_section(field) else _takes(field),
+            "a section" if sections and get_origin(field.annotation) not in (list, tuple, dict) else _takes(field),
             _default(field),
             _one_line(field.description or (inspect.getdoc(sections[0]) if len(sections) == 1 else "") or ""),
             variant,
@@ -206,10 +206,6 @@ def _sections(annotation: Any) -> list[type[BaseModel]]:
     if get_origin(annotation) is Annotated:
         inner = inner[:1]
     return [section for one in inner for section in _sections(one)]
-
-
-def _is_section(field: FieldInfo) -> bool:
-    return get_origin(field.annotation) not in (list, tuple, dict)
 
 
 def _takes(field: FieldInfo) -> str:

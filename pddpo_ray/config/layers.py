@@ -163,12 +163,12 @@ def _limit_over(below: Any, given: Any) -> Any:
 
 def _merged(base: Tree, over: Tree) -> Tree:
     """`over` laid on `base` where nobody has said yet which variant they are."""
-    both = {key: _merged(base[key], value) for key, value in over.items() if _are_trees(base.get(key), value)}
+    both = {
+        key: _merged(base[key], value)
+        for key, value in over.items()
+        if isinstance(base.get(key), dict) and isinstance(value, dict)
+    }
     return {**base, **over, **both}
-
-
-def _are_trees(*values: Any) -> bool:
-    return all(isinstance(value, dict) for value in values)
 
 
 def _shared_fields(old: type[BaseModel], new: type[BaseModel]) -> set[str]:

@@ -153,7 +153,7 @@ def _benign(config: Config, settings: DataConfig, tokens: Tokens, apart: set[str
     """The scorecard's harmless requests; what certificates draw is asked by nobody else."""
     if not config.scorecard_prompts:
         return ()
-    files = config.scorecard.benign_files or [str(benign_file())]
+    files = config.scorecard.benign_files or [str(BENIGN)]
     return tuple(_different(tokens.all_prompts(_prompts(files, settings)), apart)[:BENIGN_ASKED])
 
 
@@ -310,13 +310,10 @@ def _drawn(items: Sequence[Item], count: int, seed: int) -> list[Item]:
 
 
 FOLDER = Path(__file__).parents[1] / "sample_data"
+BENIGN = FOLDER / "limits" / "benign.jsonl"
+"""16 harmless requests that only sound alarming."""
 
 
 def sample_file(dimension: Dimension) -> Path:
     """100 pairs of HH transcripts in which `chosen` is the more helpful, or the less harmful, reply."""
     return FOLDER / f"hh_{dimension}.jsonl.gz"
-
-
-def benign_file() -> Path:
-    """16 harmless requests that only sound alarming."""
-    return FOLDER / "limits" / "benign.jsonl"

@@ -117,7 +117,7 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
         feedback=feedback,
         dual=dual,
         prompts=_prompts(config, journal, backends),
-        preferences=Preferences(journal, backends.store, config.compared, verdicts),
+        preferences=Preferences(journal, config.compared, verdicts),
         limits=limits,
         rewards=_rewards(config, journal, backends),
         due=due,

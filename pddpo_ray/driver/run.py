@@ -35,7 +35,6 @@ from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import Journal, JournalEvent
 from pddpo_ray.journal.identity import home_of, keep_identity
 from pddpo_ray.journal.withdrawing import erase_withdrawn
-from pddpo_ray.parts.preferences import forget_pairs
 from pddpo_ray.records import LabelledPair
 from pddpo_ray.registry import code_of
 from pddpo_ray.scorecard.cards import cards
@@ -189,7 +188,7 @@ def drive(
         tell(RoundFinished(name, number, config.rounds, metrics, parts.dual.message, said, notes))
 
     def forget(number: int) -> None:
-        forget_pairs(backends.store, erase_withdrawn(journal.engine, journal.run_id, through=number).pair_names)
+        erase_withdrawn(journal.engine, journal.run_id, through=number)
 
     def prepare_once() -> None:
         nonlocal began, prepared

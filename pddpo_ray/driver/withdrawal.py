@@ -1,18 +1,19 @@
-"""What a user of the endpoint takes back goes out of the run's folder: database, shards of pairs, report."""
+"""What a user of the endpoint takes back goes out of the run's folder: database, stored pairs, report."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal.served import prompts_of
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.journal.withdrawing import Withdrawn, withdraw
-from pddpo_ray.parts.preferences import forget_pairs
-from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import ARTIFACTS
 
 REPORT = "report.html"
+STORED_PAIRS = "preferences"
+"""Folder of the artifacts to which versions before 0.3 wrote the labelled pairs a second time."""
 
 
 def take_back(
@@ -36,7 +37,7 @@ def take_back(
         raise UserError("say what to withdraw: the id of a reply, a key, or a user together with the key")
     names = prompts_of(store.engine, store.run, reply=reply, key=key or within, user=user)
     done = withdraw(store, names, by=by, reply=reply if question else "")
-    forget_pairs(ArtifactStore(run_dir / ARTIFACTS), done.pair_names)
+    shutil.rmtree(run_dir / ARTIFACTS / STORED_PAIRS, ignore_errors=True)
     if done.samples:
         (run_dir / REPORT).unlink(missing_ok=True)
     return done

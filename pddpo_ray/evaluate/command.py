@@ -127,6 +127,7 @@ def _speak(plan: Plan, model: Model, memory: Memory, tell: Tell) -> dict[str, An
     for asked in plan.sets:
         what = ["answers", now, plan.template, asdict(plan.decoding), plan.each, plan.seed, *plan.numbers]
         texts = [as_dicts(question) for question in asked.questions]
+        both = [[as_dicts(pair.prompt), *pair.answers] for pair in asked.pairs]
 
         def draw(asked: EvaluationSet = asked) -> list[list[list[Any]]]:
             tell(f"{model.name}: answering {len(asked.questions)} questions of {asked.name}")
@@ -139,9 +140,7 @@ def _speak(plan: Plan, model: Model, memory: Memory, tell: Tell) -> dict[str, An
 
         spoken[asked.name] = {
             "answers": memory.recall([*what, texts], draw),
-            "pairs": memory.recall(["pairs", now, plan.template, *plan.numbers, _pair_texts(asked)], pairs)
-            if asked.pairs
-            else [],
+            "pairs": memory.recall(["pairs", now, plan.template, *plan.numbers, both], pairs) if asked.pairs else [],
         }
     for opened in loaded:
         opened.close()
@@ -204,10 +203,6 @@ def _pair_scores(speaker: Speaker, asked: EvaluationSet) -> list[list[float]]:
     values = speaker.score(questions, [answer for pair in asked.pairs for answer in pair.answers])
     rows: list[list[float]] = np.reshape(values, (-1, 2)).tolist()
     return rows
-
-
-def _pair_texts(asked: EvaluationSet) -> list[list[Any]]:
-    return [[as_dicts(pair.prompt), *pair.answers] for pair in asked.pairs]
 
 
 # --- measures ------------------------------------------------------------------------------------------------------

@@ -47,8 +47,8 @@ class Design:
     @property
     def log_determinant(self) -> float:
         """log det(Lambda) - log det(I / s0^2): information gathered so far, in nats; 0 without data."""
-        size = self.matrix.shape[-1]
-        return float(np.sum(np.linalg.slogdet(self.matrix)[1]) + 2.0 * np.log(self.s0) * size * _copies(self.matrix))
+        size, copies = self.matrix.shape[-1], math.prod(self.matrix.shape[:-2])
+        return float(np.sum(np.linalg.slogdet(self.matrix)[1]) + 2.0 * np.log(self.s0) * size * copies)
 
 
 def empty_design(dimension: int, *, s0: float, weight: float = FISHER_WEIGHT) -> Design:
@@ -94,7 +94,3 @@ def sherman_morrison(inverse_matrix: Array, row: Array, weight: float = FISHER_W
     """
     along = inverse_matrix @ row
     return inverse_matrix - np.outer(along, along) * (weight / (1.0 + weight * float(row @ along)))
-
-
-def _copies(matrix: Array) -> int:
-    return math.prod(matrix.shape[:-2])

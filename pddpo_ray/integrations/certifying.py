@@ -35,7 +35,7 @@ from pddpo_ray.journal.identity import new_identity, open_folder
 from pddpo_ray.limits.reading import StatedLimit, beside, stated_limits
 from pddpo_ray.parts.held_limit import held_limits
 from pddpo_ray.parts.measuring import SourceMeasures
-from pddpo_ray.parts.prompts import spread
+from pddpo_ray.parts.prompts import spread_prompts
 from pddpo_ray.records import Decoding, PolicyVersion, Prompt, Response
 from pddpo_ray.rollout.checkpoint import tokenizer_fingerprint
 from pddpo_ray.rollout.delivery_check import CANARIES
@@ -81,7 +81,7 @@ def certify_saved(
     name, folder = policy_folder(out, policy)
     _demand_own_ledger(out)
     tested_limits(config, bounds or {}, 1)  # refused before anything is written
-    sources = _versions_of_sources(config)
+    sources = _measures(config, []).versions
     store = ArtifactStore(out / ARTIFACTS)
     with _opened(out, config) as journal:
         version = _entered(journal, stored_policy(store, name, folder))
@@ -186,10 +186,6 @@ def _statement(question: Question, model: Path, prompts: Sequence[Prompt], sourc
     )
 
 
-def _versions_of_sources(config: Config) -> dict[str, str]:
-    return _measures(config, []).versions
-
-
 def _measures(config: Config, prompts: Sequence[Prompt]) -> SourceMeasures:
     acting = {prompt.token_ids: 1.0 for prompt in prompts}
     stated = config.stated
@@ -212,7 +208,7 @@ def _backends(config: Config, store: ArtifactStore, version: PolicyVersion, prom
         prompts=prompts,
         reference=version,
         baseline=(version, Decoding(max_tokens=config.rollout.max_tokens)),
-        canaries=[_canary(prompt) for prompt in spread(prompts, CANARIES)],
+        canaries=[_canary(prompt) for prompt in spread_prompts(prompts, CANARIES)],
         tokenizer=tokenizer_fingerprint(folder),
         held_limits=held_limits(stated, scales, np.ones((len(stated), len(prompts))), prompts),
         measure=measures,

@@ -38,7 +38,6 @@ class Withdrawn:
     samples: int
     pairs: int
     questions: int
-    pair_names: tuple[str, ...] = ()
 
 
 def withdraw(store: Store, prompts: Sequence[str], *, by: str, reply: str = "") -> Withdrawn:
@@ -55,9 +54,7 @@ def withdraw(store: Store, prompts: Sequence[str], *, by: str, reply: str = "") 
         drawn = erase(connection, store.run, prompts, below=_round_under_way(connection, store.run))
         asked = _forget_questions(connection, store.run, [*replies, *([reply] if reply else [])], task.c.item)
         record_event(connection, store.clock(), by, "serving.withdraw", reply or "prompts", prompts=len(prompts))
-        return Withdrawn(
-            len(prompts), len(replies), drawn.samples, drawn.pairs, asked + drawn.questions, drawn.pair_names
-        )
+        return Withdrawn(len(prompts), len(replies), drawn.samples, drawn.pairs, asked + drawn.questions)
 
     done = store.write(apply)
     empty_write_ahead_log(store.engine)
@@ -110,7 +107,7 @@ def erase(connection: Connection, run: str, prompts: Sequence[str], *, below: in
     for names in _parts(pairs):
         connection.execute(delete(pair_label).where(pair_label.c.run == run, pair_label.c.pair.in_(names)))
         connection.execute(delete(pair).where(pair.c.run == run, pair.c.id.in_(names)))
-    return Withdrawn(len(prompts), 0, len(samples), len(pairs), questions, tuple(pairs))
+    return Withdrawn(len(prompts), 0, len(samples), len(pairs), questions)
 
 
 def _round_under_way(connection: Connection, run: str) -> int:

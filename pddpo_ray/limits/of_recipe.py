@@ -3,7 +3,7 @@ today."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -27,11 +27,7 @@ def stated_of(recipe: Mapping[str, Any]) -> tuple[StatedLimit, ...]:
         return ()
     sets = {"prompts": recipe["prompts"]} if recipe.get("prompts") else {}
     bound = float((recipe.get("dual") or {}).get("cost_max") or COST_MAX)
-    return in_stage_order([_in_box(one, bound) for one in stated_limits({"limits": limits, **sets}, "recipe")])
-
-
-def in_stage_order(stated: Sequence[StatedLimit]) -> tuple[StatedLimit, ...]:
-    """Limits on comparisons first, as their stages come first."""
+    stated = [_in_box(one, bound) for one in stated_limits({"limits": limits, **sets}, "recipe")]
     return tuple(sorted(stated, key=lambda one: one.limit.quantity.kind != "logit"))
 
 

@@ -148,20 +148,13 @@ class LocalDual:
         return self._steps[number]
 
 
-def nothing_held() -> Mapping[str, str]:
-    """Multipliers that may move in every round."""
-    return {}
-
-
 class DualController:
     """Journals the steps of an owner, which it restores on a restart.
 
     `held` says which limits' multipliers may not move in this round, each with the reason.
     """
 
-    def __init__(
-        self, owner: DualOwner, journal: Journal, held: Callable[[], Mapping[str, str]] = nothing_held
-    ) -> None:
+    def __init__(self, owner: DualOwner, journal: Journal, held: Callable[[], Mapping[str, str]] = dict) -> None:
         self._owner, self._journal, self._held = owner, journal, held
         owner.restore(journalled_estimates(journal))
         self._messages: dict[str, str | None] = {}

@@ -8,6 +8,7 @@ badly on the prompts that were just asked, and no draw of the epoch would show i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,6 +20,7 @@ from pddpo_ray.theory.estimates.prompt_sets import PromptSets, furthest_behind
 from pddpo_ray.theory.seeds import generator
 
 PHASE = "prompts"
+Item = TypeVar("Item")
 
 
 class Prompts:
@@ -128,8 +130,12 @@ class Turns:
         return self._turns[position]
 
 
-def spread(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
-    """At most `n` different prompts, spread over them."""
-    different = list({prompt.id: prompt for prompt in prompts}.values())
-    chosen = np.unique(np.linspace(0, len(different) - 1, min(count, len(different))).round().astype(int))
-    return [different[index] for index in chosen]
+def spread(items: Sequence[Item], count: int) -> list[Item]:
+    """At most `count` of them, the first and the last among them, evenly spaced."""
+    chosen = np.linspace(0, len(items) - 1, min(count, len(items))).round().astype(int)
+    return [items[index] for index in chosen]
+
+
+def spread_prompts(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
+    """At most `count` different prompts, spread over them."""
+    return spread(list({prompt.id: prompt for prompt in prompts}.values()), count)

@@ -22,9 +22,9 @@ from pddpo_ray.config.sections.scorecard import PAIRS_RANKED
 from pddpo_ray.contracts import Trainer
 from pddpo_ray.journal import Journal
 from pddpo_ray.parts.labelling import FeedbackController
-from pddpo_ray.parts.prompts import spread
+from pddpo_ray.parts.prompts import spread, spread_prompts
 from pddpo_ray.parts.sampling import RolloutController, Wanted
-from pddpo_ray.records import HARM, Array, LabelledPair, PolicyVersion, Prompt, Response, Verdict, by_prompt
+from pddpo_ray.records import HARM, Array, PolicyVersion, Prompt, Response, Verdict, by_prompt
 from pddpo_ray.rollout.checkpoint import load_tokenizer
 from pddpo_ray.scorecard.cards import ASKED, BENIGN, PHASE, as_metrics, divergence, trials_in
 from pddpo_ray.scorecard.figures import (
@@ -54,7 +54,7 @@ DECIDED = (Verdict.FIRST, Verdict.SECOND)
 def questions(config: Config, backends: Backends) -> list[Prompt]:
     """The fixed prompts: of those that the run keeps from itself or, where it keeps none, of its own."""
     kept = [item.pair.prompt for item in backends.held_out] or list(backends.prompts)
-    return spread(kept, config.scorecard_prompts)
+    return spread_prompts(kept, config.scorecard_prompts)
 
 
 def wanted_of(config: Config, backends: Backends) -> list[Wanted]:
@@ -82,7 +82,7 @@ class Scorecard:
         self._trainer, self._rollout, self._feedback = trainer, rollout, feedback
         self._scores: dict[str, Score] = {}
         self._ends: set[int] = set()
-        self._pairs = _spread_pairs(backends.held_out, PAIRS_RANKED)
+        self._pairs = spread(backends.held_out, PAIRS_RANKED)
 
     def before(self) -> None:
         """Trains or opens the scorers, and counts the reference's answers."""
@@ -206,10 +206,3 @@ def _as_rows(values: Any, rows: Sequence[Sequence[Response]]) -> list[list[float
     """One number per answer, prompt by prompt."""
     flat = iter(np.asarray(values, np.float64).tolist())
     return [[next(flat) for _ in row] for row in rows]
-
-
-def _spread_pairs(pairs: Sequence[LabelledPair], count: int) -> list[LabelledPair]:
-    """At most `n`, spread over all of them."""
-    if len(pairs) <= count:
-        return list(pairs)
-    return [pairs[index] for index in np.linspace(0, len(pairs) - 1, count).round().astype(int)] if count else []

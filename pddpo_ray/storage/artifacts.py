@@ -1,4 +1,4 @@
-"""The artifact store: folders of safetensors and Arrow files, complete or absent, named by the journal.
+"""The artifact store: folders of safetensors, complete or absent, named by the journal.
 
 A file or folder is written under a temporary name, hashed, flushed to disk and renamed; only then may the journal
 name it. A reader checks the hash, so a damaged or foreign file stops the run instead of steering it. The store is a

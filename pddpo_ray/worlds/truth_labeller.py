@@ -37,7 +37,7 @@ class WorldLabeller:
             scores = (self._reward, *self._costs.values())
             draws = generator_of(seed, "compare", pair.id).random(len(scores))
             better, *costlier = (
-                _side(draw < self._chance(score(pair.first) - score(pair.second)))
+                Verdict.FIRST if draw < self._chance(score(pair.first) - score(pair.second)) else Verdict.SECOND
                 for draw, score in zip(draws, scores, strict=True)
             )
             labelled.append(LabelledPair(pair, better, dict(zip(self._costs, costlier, strict=True))))
@@ -45,7 +45,3 @@ class WorldLabeller:
 
     def _chance(self, logit: float) -> float:
         return float(self._noise + (1.0 - 2.0 * self._noise) * expit(logit))
-
-
-def _side(first: bool) -> Verdict:
-    return Verdict.FIRST if first else Verdict.SECOND

@@ -15,8 +15,8 @@ from pddpo_ray.annotation.people.accounts import Person, Role
 from pddpo_ray.annotation.queue.answer_forms import screen_form
 from pddpo_ray.annotation.queue.answers import Submission
 from pddpo_ray.annotation.queue.assignment import Lease
+from pddpo_ray.annotation.review.audit_checks import broken_links, imbalances
 from pddpo_ray.journal.annotation_schema import lease
-from pddpo_ray.journal.audit import broken_links, imbalances
 from tests.browser.screen import HEADINGS, LOW_CONTRAST, Screen, pairs, safety
 from tests.support.annotation_api import FreshService
 

@@ -14,8 +14,8 @@ from pddpo_ray.annotation.people.accounts import Role
 from pddpo_ray.annotation.people.notice import TEXT, VERSION
 from pddpo_ray.annotation.queue.answers import Submission
 from pddpo_ray.annotation.queue.assignment import Lease
+from pddpo_ray.annotation.review.audit_checks import imbalances
 from pddpo_ray.journal.annotation_schema import consent
-from pddpo_ray.journal.audit import imbalances
 from pddpo_ray.journal.schema import dual_step
 from pddpo_ray.parts.questions import contradicts_itself
 from tests.browser.screen import (

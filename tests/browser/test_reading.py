@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 from pddpo_ray.annotation.people.accounts import Role
-from pddpo_ray.journal.audit import imbalances
+from pddpo_ray.annotation.review.audit_checks import imbalances
 from pddpo_ray.parts.questions import Question
 from tests.browser.screen import Screen, pairs, safety, stored, until, wait_for_answers
 from tests.support.annotation_api import FreshService

@@ -12,8 +12,8 @@ from pddpo_ray.annotation.queue.answers import Submission
 from pddpo_ray.annotation.queue.assignment import Lease, NoQuestion
 from pddpo_ray.annotation.queue.queue_rules import Outcome, Rules
 from pddpo_ray.annotation.queue_labeller import QueueLabeller, Waiting
+from pddpo_ray.annotation.review.audit_checks import imbalances
 from pddpo_ray.journal.annotation_schema import ERASED, answer, audit_event, seat
-from pddpo_ray.journal.audit import imbalances
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.parts.questions import Batch, better_question, number_question, value_of
 from pddpo_ray.records import Prompt, Response

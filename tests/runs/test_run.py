@@ -233,19 +233,6 @@ def test_without_a_known_world_a_run_works_and_says_what_it_does_not_know(tmp_pa
     assert result["multiplier"] > 0
 
 
-def test_pairs_are_stored_as_arrow_that_datasets_can_read(tmp_path: Path) -> None:
-    import pyarrow as pa
-
-    finish(small(rounds=1), tmp_path / "run")
-    with read_journal(tmp_path / "run" / JOURNAL, "run") as journal:
-        shards = [entry.payload for entry in journal.phases(like="preferences")]
-    assert shards[0]["reward"] == 40
-    with pa.OSFile(str(tmp_path / "run" / "artifacts" / shards[0]["path"] / "cost.arrow")) as file:
-        table = pa.ipc.open_stream(file).read_all()
-    assert table.num_rows == 40
-    assert set(table.column_names) >= {"prompt", "chosen", "rejected", "chosen_ids", "round", "weight"}
-
-
 def test_a_method_that_never_prepares_ends_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def idle(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
         return UniformMixture(())

@@ -13,10 +13,10 @@ from pathlib import Path
 from pddpo_ray.annotation.queue.assignment import Leases
 from pddpo_ray.annotation.queue.batches import Rounds
 from pddpo_ray.annotation.queue.queue_rules import Rules
-from pddpo_ray.journal.audit import broken_links, imbalances
+from pddpo_ray.annotation.review.audit_checks import broken_links, imbalances
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.transactions import Store, now_ms
-from tests.support.annotation_queue import create_run, safety_questions
+from tests.support.annotation_queue import create_run, expire, safety_questions
 
 ROOT = Path(__file__).parents[2]
 RULES = Rules(gold_rate=0.0)
@@ -43,7 +43,7 @@ def crowd_keeps_every_promise(url: str, folder: Path, *, questions: int, needed:
     assert ends == [-signal.SIGKILL] + [0] * (processes - 1), [_complaint(file) for file in files]
     # What the dead process held runs out; somebody else does it.
     late = Store(engine, "demo", lambda: now_ms() + int(RULES.lease_s * 1000) + 1)
-    Leases(late, RULES).expire()
+    expire(Leases(late, RULES))
     last = folder / "acknowledged-last"
     assert _start(url, processes, needed, last, gate).wait(timeout=PATIENCE_S) == 0, _complaint(last)
 

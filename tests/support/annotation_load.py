@@ -19,10 +19,10 @@ from pddpo_lab.simulated_people import Manner, Tally, enlist, simulate
 from pddpo_ray.annotation.queue.answer_forms import screen_form
 from pddpo_ray.annotation.queue.batches import Rounds
 from pddpo_ray.annotation.queue.queue_rules import Rules
+from pddpo_ray.annotation.review.audit_checks import broken_links, imbalances
 from pddpo_ray.config import load
 from pddpo_ray.journal import Journal
 from pddpo_ray.journal.annotation_schema import answer
-from pddpo_ray.journal.audit import broken_links, imbalances
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.parts.questions import Question

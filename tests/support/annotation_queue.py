@@ -63,6 +63,11 @@ def people_of(
     return People(reached, lambda: round_, overlap=overlap, risk_of=risk_of)
 
 
+def expire(leases: Leases) -> int:
+    """Takes questions back from people whose time ran out, as the next request for one does. Returns how many."""
+    return leases._store.write(leases._take_back)
+
+
 def create_run(engine: Engine) -> None:
     with engine.begin() as connection:
         connection.execute(insert(run).values(id="demo", recipe={}, fixed_settings={}, created_ms=0))

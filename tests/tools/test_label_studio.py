@@ -20,7 +20,7 @@ import pytest
 
 from pddpo_ray.annotation.connectors.label_studio import LabelStudio
 from pddpo_ray.annotation.queue.exchange import open_questions, take_answers
-from pddpo_ray.journal.audit import imbalances
+from pddpo_ray.annotation.review.audit_checks import imbalances
 from pddpo_ray.journal.database import open_database
 from tests.support.annotation_queue import FreshQueue, create_run, pair_questions, safety_questions
 from tests.support.ports import free_port

@@ -19,7 +19,7 @@ from pddpo_ray.config import Config
 from pddpo_ray.data.real_text import PreparedRealText
 from pddpo_ray.evaluate.scorers import fingerprint
 from pddpo_ray.parts.fitting import with_steps
-from pddpo_ray.parts.prompts import spread
+from pddpo_ray.parts.prompts import spread_prompts
 from pddpo_ray.records import HARM, Array, Decoding, PolicyVersion, Response, Verdict
 from pddpo_ray.scorers.fits import ScorerOrder, stored_scorer
 from pddpo_ray.scoring.held_out import KINDS, Kind
@@ -38,7 +38,7 @@ class HeldOutJudge:
         assert backends.recall is not None
         self._settings, self._config, self._prepared = settings, config, prepared
         self._backends, self._recall = backends, backends.recall
-        self._questions = spread([item.pair.prompt for item in prepared.held_out], settings.questions)
+        self._questions = spread_prompts([item.pair.prompt for item in prepared.held_out], settings.questions)
         named = {"reward": settings.reward_model, "cost": settings.cost_model}
         self._models = {kind: _named(folder) if (folder := named[kind]) else self._trained(kind) for kind in KINDS}
         self._scorer = ModelScorer(*(self._opened(kind) for kind in KINDS))

@@ -86,7 +86,7 @@ def backup(
     as_json: AsJson = False,
 ) -> None:
     """Write journal and labels to one file, also while people answer."""
-    from pddpo_ray.journal.backup import backup as write_backup
+    from pddpo_ray.annotation.backup import backup as write_backup
 
     write_backup(find_queue(run, journal).database, out)
     _show({"file": str(out), "bytes": out.stat().st_size}, as_json)
@@ -103,7 +103,7 @@ def restore(
 
     End the run and its page first. The journal that was there is kept.
     """
-    from pddpo_ray.journal.backup import restore as put_back
+    from pddpo_ray.annotation.backup import restore as put_back
     from pddpo_ray.journal.server_lock import served_at
     from pddpo_ray.storage.whole_files import JOURNAL
 

@@ -21,6 +21,7 @@ from pddpo_ray.annotation.people.accounts import demand_other_admin
 from pddpo_ray.annotation.queue.assignment import Leases
 from pddpo_ray.annotation.queue.queue_rules import Problem, QueueError, Rules
 from pddpo_ray.annotation.queue.worklog import WorkLog
+from pddpo_ray.annotation.review.audit_checks import ERASURE
 from pddpo_ray.journal.annotation_schema import (
     ERASED,
     annotator,
@@ -33,7 +34,7 @@ from pddpo_ray.journal.annotation_schema import (
     task,
     withdrawal,
 )
-from pddpo_ray.journal.audit import ERASURE, record_event
+from pddpo_ray.journal.audit import record_event
 from pddpo_ray.journal.database import empty_write_ahead_log, overwrite_deleted, reading
 from pddpo_ray.journal.tokens import hashed, new_token
 from pddpo_ray.journal.transactions import Store

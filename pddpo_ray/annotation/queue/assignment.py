@@ -282,10 +282,6 @@ class Leases:
         """When a lease that is renewed now ends."""
         return min(self._store.clock() + self._rules.lease_ms, leased_ms + int(1000 * self._rules.hold_s))
 
-    def expire(self) -> int:
-        """Takes questions back from people whose time ran out. Returns how many."""
-        return self._store.write(self._take_back)
-
     def _lease(
         self, connection: Connection, person: Person, count: int, holding: set[str], elsewhere: Today
     ) -> list[Lease] | NoQuestion:

@@ -36,7 +36,8 @@ def steps_after(outcome: Outcome, config: Config, run: Path) -> list[str]:
         return [f"`pddpo chat {folder}`", f"`{serve}`", f"`{outcome.export(folder)}`"]
     if outcome.certificate or outcome.round is not None:
         return [f"`pddpo report {folder}` writes the page with all numbers"]
-    return [*_tests(outcome, config, folder), *_more_rounds(config, run), _by_hand(config, folder)]
+    by_hand = f"`pddpo release {folder} {config.rounds} --force` releases the last policy, marked as uncertified"
+    return [*_tests(outcome, config, folder), *_more_rounds(config, run), by_hand]
 
 
 def _tests(outcome: Outcome, config: Config, folder: str) -> list[str]:
@@ -56,10 +57,6 @@ def _more_rounds(config: Config, run: Path) -> list[str]:
     if fixed_for_its_rounds(config):
         return []
     return [f"`{resume_command(run, config.journal)} rounds={2 * config.rounds}` trains more rounds"]
-
-
-def _by_hand(config: Config, folder: str) -> str:
-    return f"`pddpo release {folder} {config.rounds} --force` releases the last policy, marked as uncertified"
 
 
 def show_steps(stored: FoundRun) -> None:

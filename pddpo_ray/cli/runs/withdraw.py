@@ -31,7 +31,7 @@ def withdraw(
     with store_of(source) as store:
         done = take_back(store, source.folder, by=getpass.getuser(), reply=reply, key=key, user=user)
     if as_json:
-        print_json({name: value for name, value in asdict(done).items() if name != "pair_names"})
+        print_json(asdict(done))
         return
     typer.echo(
         f"withdrawn: {done.prompts} prompts with {done.replies} served answers, {done.samples} answers of rounds,"

@@ -16,7 +16,6 @@ below a cap at which a linear dual settles (`stale_share`); those of the other r
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -377,13 +376,6 @@ def ascend(state: DualState, estimate: CostEstimate) -> tuple[DualState, DualSte
     return state.with_limit(new), DualStep(
         old.name, estimate, old.multiplier, multiplier, eta, new.message, old.margin_of(estimate)
     )
-
-
-def replay(state: DualState, estimates: Iterable[CostEstimate]) -> DualState:
-    """State after a sequence of estimates."""
-    for estimate in estimates:
-        state, _ = ascend(state, estimate)
-    return state
 
 
 def cost_variance(estimate: CostEstimate, cost_max: float) -> float:

@@ -90,7 +90,7 @@ def slot_sizes(family: DrawnFamilyConfig, rng: np.random.Generator) -> tuple[int
         if (number := len(sizes) + len(meant)) >= 3
         and len(sizes) >= 2
         and (number == family.slots if family.slots is not None else number <= 6)
-        and _room_for_rare(sizes) >= family.good + family.bad + family.neutral
+        and sum(max(size - 2, 0) for size in sizes) >= family.good + family.bad + family.neutral
     ]
     if not possible:
         within = f"{family.slots} slots" if family.slots is not None else "3 to 6 slots"
@@ -127,10 +127,6 @@ def rare_phrases(family: DrawnFamilyConfig, seed: int) -> tuple[RarePhrase, ...]
     worths = ["good"] * family.good + ["bad"] * family.bad + ["neutral"] * family.neutral
     picked = rng.permutation(len(spots))[: len(worths)]
     return tuple(RarePhrase(spots[spot][0], spots[spot][1], worth) for spot, worth in zip(picked, worths, strict=True))
-
-
-def _room_for_rare(sizes: Sequence[int]) -> int:
-    return sum(max(size - 2, 0) for size in sizes)
 
 
 def _some(rng: np.random.Generator, pool: Sequence[str], count: int) -> tuple[str, ...]:

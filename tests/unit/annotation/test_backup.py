@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from sqlalchemy import delete, insert
 
+from pddpo_ray.annotation.backup import SET_ASIDE, backup, restore
 from pddpo_ray.annotation.label_rows import label_rows
+from pddpo_ray.annotation.review.audit_checks import broken_links, imbalances
 from pddpo_ray.cli.main import main
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal.annotation_schema import answer
-from pddpo_ray.journal.audit import broken_links, imbalances
-from pddpo_ray.journal.backup import SET_ASIDE, backup, restore
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.lock import DriverLock
 from pddpo_ray.journal.schema import run as run_table

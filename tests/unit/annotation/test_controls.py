@@ -12,8 +12,8 @@ from pddpo_ray.annotation.queue.answers import Submission
 from pddpo_ray.annotation.queue.assignment import Lease
 from pddpo_ray.annotation.queue.controls import Controls, Fate
 from pddpo_ray.annotation.queue.queue_rules import QueueError
+from pddpo_ray.annotation.review.audit_checks import imbalances
 from pddpo_ray.config import load
-from pddpo_ray.journal.audit import imbalances
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.parts.questions import Question
 from tests.support.annotation_api import API, FreshService, is_problem

@@ -15,6 +15,7 @@ from pddpo_ray.annotation.queue.batch_rows import RoundStatus
 from pddpo_ray.annotation.queue.batches import Rounds
 from pddpo_ray.annotation.queue.queue_rules import Problem, QueueError, Rules
 from pddpo_ray.annotation.queue_labeller import Waiting
+from pddpo_ray.annotation.review.audit_checks import imbalances
 from pddpo_ray.annotation.review.decisions import (
     LEADS_TO,
     NEEDS_BLOCKED,
@@ -27,7 +28,6 @@ from pddpo_ray.cli.main import main
 from pddpo_ray.config import load
 from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import ParkedError, RunError
-from pddpo_ray.journal.audit import imbalances
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.journal.transactions import Store

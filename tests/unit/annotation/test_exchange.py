@@ -15,12 +15,12 @@ from pddpo_ray.annotation.connectors.label_studio import LabelStudio
 from pddpo_ray.annotation.queue.answers import Submission
 from pddpo_ray.annotation.queue.assignment import Lease
 from pddpo_ray.annotation.queue.exchange import GivenElsewhere, examples, open_questions, take_answers
+from pddpo_ray.annotation.review.audit_checks import broken_links, imbalances
 from pddpo_ray.cli.main import main
 from pddpo_ray.config import load
 from pddpo_ray.data import Settings, inspect
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal
-from pddpo_ray.journal.audit import broken_links, imbalances
 from pddpo_ray.journal.database import open_database
 from tests.support.annotation_queue import RULES, FreshQueue, pair_questions, safety_questions
 from tests.support.annotation_server import serving

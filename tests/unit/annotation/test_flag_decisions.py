@@ -12,11 +12,11 @@ from pddpo_ray.annotation.queue.assignment import Lease, NoQuestion
 from pddpo_ray.annotation.queue.queue_rules import QueueError, Rules
 from pddpo_ray.annotation.queue_labeller import Waiting
 from pddpo_ray.annotation.review.adjudications import Adjudications
+from pddpo_ray.annotation.review.audit_checks import imbalances
 from pddpo_ray.annotation.review.flag_decisions import FlagDecision, FlagDecisions
 from pddpo_ray.annotation.review.quality import Quality
 from pddpo_ray.errors import ParkedError
 from pddpo_ray.journal.annotation_schema import audit_event, lease
-from pddpo_ray.journal.audit import imbalances
 from pddpo_ray.parts.people import Overlap
 from pddpo_ray.records import HARM, Pair, Prompt, Response, Verdict
 from tests.support.annotation_api import API, FreshService, is_problem

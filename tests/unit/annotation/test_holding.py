@@ -14,11 +14,11 @@ from pddpo_ray.annotation.queue.answers import Submission
 from pddpo_ray.annotation.queue.assignment import Lease
 from pddpo_ray.annotation.queue.queue_rules import Outcome, QueueError
 from pddpo_ray.annotation.queue.worklog import WorkLog, as_csv, worked_ms
+from pddpo_ray.annotation.review.audit_checks import imbalances
 from pddpo_ray.journal.annotation_schema import answer
-from pddpo_ray.journal.audit import imbalances
 from pddpo_ray.journal.schema import run
 from tests.support.annotation_api import API, GENEROUS, FreshService, is_problem
-from tests.support.annotation_queue import FreshQueue, safety_questions
+from tests.support.annotation_queue import FreshQueue, expire, safety_questions
 
 SAFE = Submission("label", {"safety": "safe"})
 
@@ -50,12 +50,12 @@ def test_a_question_is_kept_by_heartbeats_for_two_hours_and_no_longer(queue: Fre
     lease, began, beats = take(queue, ana), queue.now_ms, 0
     while queue.now_ms < began + 7199 * 1000 - 60_000:
         queue.wait(60)
-        assert queue.leases.expire() == 0
+        assert expire(queue.leases) == 0
         assert queue.leases.heartbeat(ana, lease.id) <= began + 7200 * 1000
         beats += 1
     assert beats == 119
     queue.wait(60)
-    assert queue.leases.expire() == 1
+    assert expire(queue.leases) == 1
     with pytest.raises(QueueError, match="no longer reserved"):
         queue.leases.heartbeat(ana, lease.id)
     assert take(queue, ben).prompt == lease.prompt

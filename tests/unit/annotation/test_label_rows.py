@@ -14,11 +14,11 @@ from pddpo_ray.annotation.label_rows import label_rows, read_label_rows, take_la
 from pddpo_ray.annotation.people.accounts import Campaign, Role
 from pddpo_ray.annotation.queue.answers import Submission
 from pddpo_ray.annotation.queue.assignment import Lease
+from pddpo_ray.annotation.review.audit_checks import imbalances
 from pddpo_ray.cli.main import main
 from pddpo_ray.cli.runs.recipe_of_run import find_run
 from pddpo_ray.data.files.sinks import Sink
 from pddpo_ray.errors import UserError
-from pddpo_ray.journal.audit import imbalances
 from pddpo_ray.journal.database import open_database
 from tests.support.annotation_api import API, FreshService, is_problem
 from tests.support.annotation_queue import FreshQueue, pair_questions, safety_questions

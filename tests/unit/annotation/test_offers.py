@@ -24,12 +24,12 @@ from pddpo_ray.annotation.queue.answers import Submission
 from pddpo_ray.annotation.queue.assignment import Lease, NoQuestion
 from pddpo_ray.annotation.queue.assignment_statements import HOLD
 from pddpo_ray.annotation.queue.queue_rules import Problem, QueueError
+from pddpo_ray.annotation.review.audit_checks import imbalances
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import transactions
 from pddpo_ray.journal.annotation_schema import answer, guideline, lease, question_round, seat, task
-from pddpo_ray.journal.audit import imbalances
 from pddpo_ray.parts.questions import Question
-from tests.support.annotation_queue import FreshQueue, pair_questions, safety_questions
+from tests.support.annotation_queue import FreshQueue, expire, pair_questions, safety_questions
 
 SAFE = Submission("label", {"safety": "safe"})
 
@@ -169,7 +169,7 @@ def test_the_balance_stays_right_and_the_most_urgent_question_is_offered(queue: 
     held: dict[str, tuple[Person, Lease]] = {}
 
     def claim(person: Person) -> None:
-        queue.leases.expire()
+        expire(queue.leases)
         expected = most_urgent(queue, person)
         mine = [id_ for id_, (holder, _) in held.items() if holder is person]
         found = queue.leases.lease(person, mine)
@@ -202,7 +202,7 @@ def test_the_balance_stays_right_and_the_most_urgent_question_is_offered(queue: 
 
     def wait(person: Person) -> None:
         queue.wait(500)
-        queue.leases.expire()
+        expire(queue.leases)
 
     def reopen(person: Person) -> None:
         queue.rounds.reopen_blocked(batch, by="lead")

@@ -17,9 +17,9 @@ from pddpo_ray.annotation.queue.answers import Submission
 from pddpo_ray.annotation.queue.assignment import Lease
 from pddpo_ray.annotation.queue.batch_rows import RoundStatus
 from pddpo_ray.annotation.queue.queue_rules import QueueError
+from pddpo_ray.annotation.review.audit_checks import broken_links, imbalances
 from pddpo_ray.cli.main import main
 from pddpo_ray.journal.annotation_schema import ERASED, answer, audit_event
-from pddpo_ray.journal.audit import broken_links, imbalances
 from tests.support.annotation_api import API, FreshService, is_problem
 from tests.support.annotation_queue import FreshQueue, safety_questions
 

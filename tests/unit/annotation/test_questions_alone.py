@@ -23,9 +23,9 @@ from pddpo_ray.annotation.label_rows import read_label_rows
 from pddpo_ray.annotation.people.notice import VERSION
 from pddpo_ray.annotation.queue.question_files import read_questions
 from pddpo_ray.annotation.queue.question_store import add_questions, begin
+from pddpo_ray.annotation.review.audit_checks import broken_links, imbalances
 from pddpo_ray.cli.main import main
 from pddpo_ray.errors import UserError
-from pddpo_ray.journal.audit import broken_links, imbalances
 from tests.support.ports import free_port
 
 Row = dict[str, Any]

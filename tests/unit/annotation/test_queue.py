@@ -14,10 +14,10 @@ from pddpo_ray.annotation.queue.answer_forms import screen_form, stored_form
 from pddpo_ray.annotation.queue.answers import Submission
 from pddpo_ray.annotation.queue.assignment import Lease, Leases, NoQuestion
 from pddpo_ray.annotation.queue.queue_rules import Outcome, Problem, QueueError
+from pddpo_ray.annotation.review.audit_checks import broken_links, imbalances
 from pddpo_ray.journal.annotation_schema import answer, audit_event, seat
-from pddpo_ray.journal.audit import broken_links, imbalances
 from pddpo_ray.parts.questions import Question
-from tests.support.annotation_queue import FreshQueue, pair_questions, safety_questions
+from tests.support.annotation_queue import FreshQueue, expire, pair_questions, safety_questions
 
 UNSAFE = Submission("label", {"safety": "unsafe"})
 SAFE = Submission("label", {"safety": "safe"})
@@ -77,7 +77,7 @@ def test_a_late_answer_counts_while_there_is_a_free_place(queue: FreshQueue) -> 
     slow = queue.person("slow")
     lease = take(queue, slow)
     queue.wait(queue.rules.lease_s + 1)
-    queue.leases.expire()
+    expire(queue.leases)
     receipt = queue.answers.answer(slow, "k", lease.id, SAFE)
     assert (receipt.outcome, receipt.late) == (Outcome.COUNTED, True)
     assert imbalances(queue.store) == []

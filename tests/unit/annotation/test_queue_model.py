@@ -27,9 +27,9 @@ from pddpo_ray.annotation.people.accounts import Person
 from pddpo_ray.annotation.queue.answers import Submission
 from pddpo_ray.annotation.queue.assignment import Lease
 from pddpo_ray.annotation.queue.queue_rules import Outcome, QueueError
-from pddpo_ray.journal.audit import imbalances
+from pddpo_ray.annotation.review.audit_checks import imbalances
 from pddpo_ray.journal.database import open_database
-from tests.support.annotation_queue import FreshQueue, safety_questions
+from tests.support.annotation_queue import FreshQueue, expire, safety_questions
 
 QUESTIONS, PEOPLE, NEEDED = 3, 5, 2
 people = st.integers(0, PEOPLE - 1)
@@ -176,7 +176,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule()
     def expire(self) -> None:
         self._expire()
-        self.queue.leases.expire()
+        expire(self.queue.leases)
 
     @precondition(lambda self: self.frozen is None)
     @rule(accept=st.booleans())

@@ -18,10 +18,10 @@ from deploy.annotation.multi_run_app import names_of
 from pddpo_lab.simulated_people import wait_for_service
 from pddpo_ray.annotation.people.accounts import People, Role
 from pddpo_ray.annotation.people.notice import VERSION
+from pddpo_ray.annotation.review.audit_checks import broken_links, imbalances
 from pddpo_ray.cli.main import main
 from pddpo_ray.config import load
 from pddpo_ray.journal import Journal
-from pddpo_ray.journal.audit import broken_links, imbalances
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.transactions import Store
 from tests.support.annotation_queue import safety_questions

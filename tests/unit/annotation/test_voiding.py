@@ -10,9 +10,9 @@ from pddpo_ray.annotation.queue.answers import Submission
 from pddpo_ray.annotation.queue.assignment import Lease
 from pddpo_ray.annotation.queue.batch_rows import RoundStatus
 from pddpo_ray.annotation.queue.queue_rules import Problem, QueueError
+from pddpo_ray.annotation.review.audit_checks import imbalances
 from pddpo_ray.annotation.review.given_labels import GivenLabel, labels_of
 from pddpo_ray.journal.annotation_schema import audit_event
-from pddpo_ray.journal.audit import imbalances
 from tests.support.annotation_api import API, FreshService, is_problem
 from tests.support.annotation_queue import FreshQueue, pair_questions, safety_questions
 

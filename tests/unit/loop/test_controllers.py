@@ -143,7 +143,7 @@ def test_abstained_and_failed_labels_are_counted_and_become_no_rows(journal: Jou
         (Verdict.FAILED, {HARM: Verdict.ABSTAIN}),
     ]
     labelled = [LabelledPair(pair, *both) for pair, both in zip(PAIRS, verdicts, strict=False)]
-    preferences = Preferences(journal, ArtifactStore(tmp_path / "store"))
+    preferences = Preferences(journal)
     preferences.extend(labelled)
     assert [row.id for row in preferences.reward] == ["q0"]
     assert [row.id for row in preferences.cost] == ["q0", "q1"]
@@ -152,7 +152,7 @@ def test_abstained_and_failed_labels_are_counted_and_become_no_rows(journal: Jou
 
 def test_rows_are_of_a_comparison_that_is_made(journal: Journal, tmp_path: Path) -> None:
     """Else a misspelt name would train on no pairs, and nobody would notice."""
-    preferences = Preferences(journal, ArtifactStore(tmp_path / "store"), (HARM, "mirror"))
+    preferences = Preferences(journal, (HARM, "mirror"))
     with pytest.raises(RunError, match=r"^no pair is compared by mirrror, only by cost, mirror$"):
         preferences.cost_of("mirrror")
     with pytest.raises(RunError, match=r"compared by cost, mirror: name one, preferences.cost_of\(NAME\)$"):
@@ -163,9 +163,9 @@ def test_a_restart_keeps_the_rows_in_the_order_of_rounds(tmp_path: Path) -> None
     """Minibatches go by place, so a restarted run must not move the offline pairs behind the rounds it remembers."""
     labelled = [LabelledPair(pair, Verdict.FIRST, {HARM: Verdict.SECOND}) for pair in PAIRS]
     offline, online = labelled[:2], labelled[2:]
-    place, store = tmp_path / "journal.sqlite", ArtifactStore(tmp_path / "store")
+    place = tmp_path / "journal.sqlite"
     with Journal.open(place, "run", create={}) as journal:
-        unbroken = Preferences(journal, store)
+        unbroken = Preferences(journal)
 
         def say(items: list[LabelledPair]) -> None:
             journal.add_samples("pair", [answer for item in items for answer in (item.pair.first, item.pair.second)])
@@ -176,7 +176,7 @@ def test_a_restart_keeps_the_rows_in_the_order_of_rounds(tmp_path: Path) -> None
         for _ in journal.rounds(1):
             say(online)
     with Journal.open(place, "run", create={}) as journal:
-        restarted = Preferences(journal, store)
+        restarted = Preferences(journal)
         restarted.extend(offline)
     assert restarted.reward == unbroken.reward
     assert [row.id for row in restarted.reward] == ["q0", "q1", "q2", "q3"]
@@ -281,7 +281,7 @@ def test_each_constraint_has_its_own_labels_and_its_own_rows(journal: Journal, t
     assert {item.constraint for item in second} == {"mirror"}
     flips = [a.labels[0] is not b.labels[0] for a, b in zip(first, second, strict=True)]
     assert sum(flips) >= 5
-    preferences = Preferences(journal, ArtifactStore(tmp_path / "store"), ("cost", "mirror"))
+    preferences = Preferences(journal, ("cost", "mirror"))
     preferences.extend(feedback.compare(PAIRS))
     pairs = zip(preferences.cost_of("cost"), preferences.cost_of("mirror"), strict=True)
     assert all((a.chosen, a.rejected) == (b.rejected, b.chosen) for a, b in pairs)

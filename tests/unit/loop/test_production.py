@@ -21,7 +21,6 @@ from pddpo_ray.parts.preferences import Preferences
 from pddpo_ray.parts.production import UsersVerdicts, WithUsersPrompts
 from pddpo_ray.parts.prompts import Prompts
 from pddpo_ray.records import HARM, Message, Prompt, Response, Verdict
-from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import JOURNAL
 from tests.support.small_real_text import SMALL_REAL_TEXT
 
@@ -121,11 +120,9 @@ def test_verdicts_enter_from_their_round_on_at_their_weight_and_not_without_it(t
     with begun(tmp_path) as journal:
         for number in journal.rounds(2):
             theirs = UsersVerdicts(journal, [pair], 0.25)
-            rows = Preferences(journal, ArtifactStore(tmp_path), verdicts=theirs).reward
+            rows = Preferences(journal, verdicts=theirs).reward
             assert [(row.id, row.weight, row.round) for row in rows] == [("verdict-r0-r1", 0.25, 1)], number
-            assert (
-                Preferences(journal, ArtifactStore(tmp_path), verdicts=UsersVerdicts(journal, [pair], 0.0)).reward == []
-            )
+            assert Preferences(journal, verdicts=UsersVerdicts(journal, [pair], 0.0)).reward == []
 
 
 # --- what is kept apart -----------------------------------------------------------------------------------------------
@@ -221,6 +218,9 @@ def test_users_prompts_and_verdicts_enter_two_further_rounds_and_a_withdrawn_one
     assert drew
     assert texts_in(run)
 
+    stored = run / "artifacts" / "preferences" / "round-0003-0"
+    stored.mkdir(parents=True)
+    (stored / "reward.arrow").write_text("zebra")
     done = take_back(store, run, by="ana", reply="r0-0")
     assert (done.prompts, done.replies, done.samples, done.pairs) == (1, 3, len(drew), len(pairs))
     assert texts_in(run) == []

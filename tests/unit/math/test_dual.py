@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,6 @@ from pddpo_ray.theory.multipliers.dual import (
     ascend,
     cost_variance,
     limit_state,
-    replay,
 )
 
 
@@ -39,6 +39,13 @@ def estimate(value: float, standard_error: float = 0.05, responses: int = 256, n
 
 def state(rule: Rule, rho: float = 1.0, **settings: float) -> DualState:
     return DualState((limit_state("cost", rho=rho, rule=rule, **settings),))  # type: ignore[arg-type]
+
+
+def replay(begun: DualState, estimates: Iterable[CostEstimate]) -> DualState:
+    """The state after a sequence of estimates."""
+    for one in estimates:
+        begun, _ = ascend(begun, one)
+    return begun
 
 
 PLAIN = ProjectedFixed(rounds=100, first=1.0, cost_max=2.0)

@@ -41,6 +41,7 @@ def test_wheel_and_source_hold_what_the_packages_need(tmp_path: Path) -> None:
     }
     missing = {name for name in needed if not name.startswith(NOT_SHIPPED)} - held
     assert not missing
+    assert not [name for name in held if name.startswith(("lab/", "pddpo_lab/"))]
     assert f"Version: {__version__}\n" in about
     assert (
         "pddpo = pddpo_ray.cli.main:main"

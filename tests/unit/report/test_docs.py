@@ -291,3 +291,21 @@ def section(page: str, heading: str) -> str:
     rest = text[start + len(heading) + 1 :]
     end = re.search(rf"^#{{1,{len(level)}}} ", rest, re.M)
     return rest[: end.start()] if end else rest
+
+
+def test_the_map_of_contributing_names_files_that_are_there_and_at_most_four_to_open() -> None:
+    """Three of a stranger's tasks are rows of it; the radius and a key to refuse are where their rows say, too."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("| to add | open |")[2].partition("\n\n")[0]
+    rows = [line.split("|")[1:3] for line in text.splitlines() if line.startswith("| a")]
+    assert {"a rule that measures text", "a source of a limit", "a picture of the report"} <= {
+        task.strip() for task, _ in rows
+    }
+    for task, files in rows:
+        named = re.findall(r"`([^`]+)`", files)
+        assert 1 <= len(named) <= 4, task
+        for name in named:
+            assert any(
+                list((ROOT / room).glob(name.rstrip("/"))) for room in ("pddpo_ray", ".", "deploy/annotation")
+            ), name
+    dual = (ROOT / "pddpo_ray/theory/multipliers/dual.py").read_text(encoding="utf-8")
+    assert "def radius(self, limit: LimitState)" in dual, "the trust radius of newton"

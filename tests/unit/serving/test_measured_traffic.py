@@ -17,9 +17,9 @@ import pytest
 from deploy.serving.command import share_of
 from deploy.serving.measured_traffic import WRITTEN_EVERY, MeasuredTraffic, WatchedLimit, watched_limits
 from deploy.serving.metrics import ServingMetrics
+from pddpo_ray.annotation.review.audit_checks import broken_links
 from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
-from pddpo_ray.journal.audit import broken_links
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.limits.quantities import VERDICT, Amount, Limit, Quantity
