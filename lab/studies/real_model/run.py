@@ -31,6 +31,8 @@ from lab.studies.real_model.measures import measured, over_seeds, table
 from lab.studies.real_model.own_draws import asked_once
 from lab.studies.real_model.scorers import SUFFIX
 from lab.studies.real_model.step import REFERENCE, Step, do
+from pddpo_ray.config import load
+from pddpo_ray.data.real_text import prepare_real_text
 
 REGISTERED: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "registered.yaml").read_text())
 SETS = ("harmful", "harmless")
@@ -85,8 +87,6 @@ def write_inputs(data: Path, out: Path) -> None:
         _write(out / f"fresh-{name}.jsonl", _short(fresh[name])[first : first + REGISTERED["held_out_prompts"]])
         certified += asked[name][ASKED : ASKED + CERTIFIED[name]]
     _write(out / "certificate.jsonl", certified)
-    counts = {name: round(share * REGISTERED["recipe"]["data.prompt_count"]) for name, share in shares().items()}
-    _write(out / "asked.jsonl", [one for name, count in counts.items() for one in asked[name][:count]])
     pairs = scorers.of_turns(helpful, "chosen", "rejected", WORDS)
     rows = [{"prompt": asked + SUFFIX, "chosen": better, "rejected": other} for asked, better, other in pairs]
     (out / "helpful.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -94,6 +94,14 @@ def write_inputs(data: Path, out: Path) -> None:
 
 def _write(file: Path, prompts: Sequence[str]) -> None:
     file.write_text("".join(json.dumps({"prompt": one + SUFFIX}) + "\n" for one in prompts))
+
+
+def _write_asked(work: Path, out: Path) -> list[str]:
+    """The prompts that the rounds of every cell may ask: which ones of the sets' files those are is the recipe's."""
+    config = load("align", settings(work, list(REGISTERED["limits"])))
+    prompts = prepare_real_text(config).prompts
+    out.write_text("".join(json.dumps({"prompt": prompt.text}) + "\n" for prompt in prompts))
+    return []
 
 
 def _write_own_pairs(work: Path, answers: Path, out: Path) -> list[str]:
@@ -146,9 +154,9 @@ def steps(work: Path, name: str, extra: Sequence[str] = ()) -> list[Step]:
     drawn: list[Step] = []
     write_pairs: Callable[[], list[str]] = list
     if name.startswith((OFFLINE, HELPFUL)):
-        pairs = inputs / "own.jsonl"
-        words = [*_asking(work, [inputs / "asked.jsonl"]), str(answers / "own"), "--each", "2"]
-        drawn = [Step("evaluate", words, answers / "own" / RESULT)]
+        prompts, pairs = inputs / "asked.jsonl", inputs / "own.jsonl"
+        words = [*_asking(work, [prompts]), str(answers / "own"), "--each", "2"]
+        drawn = [Step("evaluate", words, answers / "own" / RESULT, late=partial(_write_asked, work, prompts))]
         write_pairs = partial(_write_own_pairs, work, answers / "own", pairs)
         own = [*own, f"data.helpful={json.dumps([str(pairs)])}"]
     limits = [name.split("-")[1]] if name.startswith(ALONE) else list(REGISTERED["limits"])

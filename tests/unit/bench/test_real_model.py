@@ -72,9 +72,6 @@ def test_held_out_prompts_and_those_of_certificates_are_asked_by_nothing_else(tm
     apart = prompts_of(tmp_path / "certificate.jsonl")
     wanted = [share * REGISTERED["recipe"]["data.prompt_count"] for share in shares().values()]
     assert all(len(one - apart) >= count for one, count in zip(asked, wanted, strict=True))
-    of_offline = prompts_of(tmp_path / "asked.jsonl")
-    assert [len(one & of_offline) for one in asked] == wanted
-    assert not of_offline & apart
     assert all(len(one & apart) > 500 for one in asked)
 
 
