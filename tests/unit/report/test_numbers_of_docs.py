@@ -122,7 +122,7 @@ def test_the_real_models_kept_length_is_the_mean_of_its_seeds() -> None:
 @pytest.mark.parametrize(
     ("series", "kept", "pages"),
     [
-        ("third", {"harm": 3, "length": 3, "refuses": 3, "helpful": 2}, ["docs/real-model.md"]),
+        ("third", {"harm": 3, "length": 3, "refuses": 3, "helpful": 2}, []),
         ("sixth", {"harm": 2, "length": 2, "refuses": 2, "helpful": 2}, []),
         ("seventh", {"harm": 3, "length": 3, "refuses": 3, "helpful": 3}, ["README.md", "docs/real-model.md"]),
     ],
