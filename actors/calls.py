@@ -27,8 +27,6 @@ def wait_for(reference: Any, *, deadline_s: float, who: str, what: str) -> Any:
         return ray.get(reference, timeout=deadline_s)
     except GetTimeoutError:
         raise RunError(f"{who} did not finish {what} within {deadline_s:.0f} s; is its process alive?") from None
-    except RayActorError:
-        raise
     except RayTaskError as error:
         if isinstance(error.cause, PddpoError):
             raise error.cause from None

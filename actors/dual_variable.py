@@ -28,6 +28,7 @@ class DualVariableActor(AnsweringActor):
     """`LocalDual` behind a name. A new process refuses to answer before `restore`, knowing the first values only."""
 
     def __init__(self, state: DualState) -> None:
+        super().__init__()
         self._start = state
         self._restored: LocalDual | None = None
 

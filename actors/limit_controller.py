@@ -47,6 +47,7 @@ class LimitControllerActor(AnsweringActor):
     """`AnswerScores` behind a name. While answers are measured the next ones wait, and are then measured together."""
 
     def __init__(self, settings: LimitSettings) -> None:
+        super().__init__()
         self._settings = settings
         self._restarted = ray.get_runtime_context().was_current_actor_reconstructed
         self._owner: AnswerScores | None = None

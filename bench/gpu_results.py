@@ -17,18 +17,24 @@ RESULTS = Path("bench/results/gpu")
 PAGE = RESULTS / "README.md"
 BEGIN, END = "<!-- python -m bench.gpu_results -->\n", "<!-- end of the table -->\n"
 NEVER = "not run"
+GPUS = (1, 4, 8)
 
 
 def table(results: list[dict[str, Any]]) -> str:
     """A row for every step of `make gpu` and for what else was run, a column for every card."""
     said = [{row["step"]: _words(row) for row in result["rows"]} for result in results]
-    names = list(dict.fromkeys([*steps(Hardware(1), Path(), "MODEL"), *(name for column in said for name in column)]))
+    names = all_steps() | {name: None for column in said for name in column}
     heads = [f"`{result['card']}`, {result['date']}; `{result['software']}`" for result in results] or ["no card"]
     lines = [f"| | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"]
     for name in names:
         cells = [column.get(name, NEVER) for column in said] or [NEVER]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def all_steps() -> dict[str, None]:
+    """On one GPU and on several: each has a recipe of its own."""
+    return {name: None for gpus in GPUS for name in steps(Hardware(gpus), Path(), "MODEL")}
 
 
 def _words(row: dict[str, Any]) -> str:

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from ray import cloudpickle
 from torch.distributed.distributed_c10d import Backend, BackendConfig
 
 from actors import deepspeed_engine, launch
-from actors.labeller import ScorerActor
+from actors.calls import AnsweringActor
+from actors.dual_variable import DualVariableActor
+from actors.engine_group import RolloutActor
+from actors.labeller import FeedbackActor, ScorerActor
+from actors.limit_controller import LimitControllerActor
 from actors.rank import Rank, _perform
 from actors.trainer_group import TrainerSettings
 from pddpo_ray.backends import in_process_text
 from pddpo_ray.config import load
 from pddpo_ray.errors import RunError
 from pddpo_ray.rollout.factory import transfer_of
+from pddpo_ray.rollout.vllm_engine import VllmEngine
+from pddpo_ray.rollout.vllm_start import prepare_process
 from pddpo_ray.training import local
 from pddpo_ray.training.device import device_for
 from pddpo_ray.training.fit import Shard
@@ -163,3 +171,40 @@ def test_a_scorer_that_shares_a_gpu_is_there_only_while_it_scores(monkeypatch: p
     scorer = ScorerActor(make, True)  # type: ignore[arg-type]
     scorer.score_texts([("a", "b")])
     assert places == ["loaded on cpu", "cuda", "scores", "cpu", "given back"]
+
+
+ACTORS = {
+    DualVariableActor: (None,),
+    FeedbackActor: (cloudpickle.dumps(dict),),
+    LimitControllerActor: (None,),
+    RolloutActor: (dict,),
+    ScorerActor: (dict, False),
+}
+"""What each is started with here."""
+
+
+@pytest.mark.parametrize(("gpus", "sees"), [([], ""), ([2], "2")])
+@pytest.mark.parametrize("kind", ACTORS, ids=lambda kind: kind.__name__)
+def test_an_actor_that_reserved_no_gpu_sees_none(
+    kind: type[AnsweringActor], gpus: list[int], sees: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray leaves all of a node's visible there, and what an actor loads goes to the first."""
+    assert set(ACTORS) == set(AnsweringActor.__subclasses__())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
+    monkeypatch.setattr("ray.get_gpu_ids", lambda: gpus)
+    monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(was_current_actor_reconstructed=False))
+    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
+    kind(*ACTORS[kind])
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == sees
+
+
+@pytest.mark.parametrize("given", [{}, {"VLLM_BATCH_INVARIANT": "1"}])
+def test_equal_draws_on_a_gpu_are_promised_only_with_the_mode_that_a_user_sets_for_them(
+    given: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it vLLM's kernels round by the size of a batch there."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(os, "environ", dict(given))
+    prepare_process()
+    assert {name: value for name, value in os.environ.items() if "INVARIANT" in name} == given
+    assert "On GPUs its neighbours in a batch decide" in str(VllmEngine.sample.__doc__)

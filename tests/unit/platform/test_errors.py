@@ -10,6 +10,8 @@ import pytest
 from pydantic import BaseModel, ValidationError
 from ray.exceptions import ActorDiedError, RayTaskError
 
+from actors.calls import wait_for_actor
+from actors.rank import Rank, _perform
 from pddpo_ray.errors import LONGEST_LINE, RunError, UserError, causes_of, one_line
 from pddpo_ray.storage.whole_files import explain_disk
 
@@ -83,6 +85,24 @@ def test_an_error_in_an_actors_start_is_the_one_under_its_last_traceback() -> No
     with pytest.raises(UserError) as ours:
         raise UserError("model.reference: no such folder; name one")
     assert one_line(raised_in_an_actor(ours.value)) == "model.reference: no such folder; name one"
+
+
+def test_an_actor_that_does_not_start_and_a_rank_that_refuses_a_command_say_that_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    line = one_line(refused())
+
+    def lost(*_: object, **__: object) -> None:
+        raise raised_in_an_actor(refused())
+
+    def refuses(rank: Rank) -> None:
+        raise refused()
+
+    monkeypatch.setattr("ray.get", lost)
+    with pytest.raises(RunError) as raised:
+        wait_for_actor(None, deadline_s=1.0, who="engine rollout-0")
+    assert f"engine rollout-0 failed to start after 0 s: {line}; " in str(raised.value)
+    assert _perform(refuses, None, first=True).message == line  # type: ignore[arg-type]
 
 
 def torn_weights() -> None:

@@ -354,7 +354,7 @@ def test_scorers_that_are_trained_count_their_optimiser_and_give_it_back_before_
     shape = ModelShape(1_000_000, 100, 10, 1_000, 0, 50)
     needs = {need.part: need for need in memory(config, shape, "cpu")}
     assert needs["reward and cost models"].count == 2
-    assert needs["reward and cost models"].each == 4e6
+    assert needs["reward and cost models"].each == needs["driver, storing the reference"].each == 4e6
     # two texts a pair; weights, gradients and AdamW's state take 16 bytes a parameter
     scorer = needs["scorer training"]
     assert scorer.each - scorer.bytes_by_purpose["activations"] == pytest.approx(16e6)
