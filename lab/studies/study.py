@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,11 +37,24 @@ def known(out: Path) -> Results:
 
 def keep(out: Path, key: str, runs: Mapping[str, Any]) -> None:
     """Adds runs of a world to the file, all at once: a reader sees the old file or the new one."""
-    results = known(out)  # now: another process may have written since the caller looked
-    results[key] = results.get(key, {}) | dict(runs)
-    aside = out.with_suffix(f".{os.getpid()}")
-    aside.write_text("{\n" + ",\n".join(f'"{key}": {json.dumps(results[key])}' for key in sorted(results)) + "\n}\n")
-    aside.replace(out)
+    with _alone_in(out.parent):
+        results = known(out)  # now: another process may have written since the caller looked
+        results[key] = results.get(key, {}) | dict(runs)
+        lines = ",\n".join(f'"{key}": {json.dumps(results[key])}' for key in sorted(results))
+        aside = out.with_suffix(f".{os.getpid()}")
+        aside.write_text("{\n" + lines + "\n}\n")
+        aside.replace(out)
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Other processes of this machine wait before they write results into the folder."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def command(about: str, out: Path, run: Callable[..., None], table: Callable[[Results], str], **folders: Path) -> None:

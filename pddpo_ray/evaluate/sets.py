@@ -10,14 +10,18 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from pddpo_ray.config.file_checks import HUB
 from pddpo_ray.data import Example, Settings, inspect
 from pddpo_ray.data.checks.problems import Problem
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import Message
 
 Item = TypeVar("Item")
-SHARED_FILES = {"truthfulqa": "truthfulqa.csv", "pku-test": "pku_saferlhf_test.jsonl.gz"}
-"""Short names of public sets, looked for in the folder of shared data."""
+PUBLIC = {
+    "truthfulqa": ("truthfulqa.csv", f"{HUB}truthfulqa/truthful_qa@generation:validation"),
+    "pku-test": ("pku_saferlhf_test.jsonl.gz", f"{HUB}PKU-Alignment/PKU-SafeRLHF-30K:test"),
+}
+"""Short names of public sets: a file in the folder of shared data, and where it is missing the set on the hub."""
 
 
 @dataclass(frozen=True)
@@ -49,14 +53,15 @@ def read_set(
     Damaged rows of a file are left out (`pddpo data check` names them), in memory they are refused. UserError if
     nothing is left.
     """
-    inspection = inspect([locate(source) if isinstance(source, str) else source], Settings(judged=False))
+    place = locate(source) if isinstance(source, str) else source
+    inspection = inspect([place], Settings(judged=False))
     examples = [good.example for good in inspection.examples()]
     questions = list(dict.fromkeys(example.prompt for example in examples))
     pairs = [_pair(example) for example in examples if len(example.answers) == 2]
     if not isinstance(source, str):
         _demand_all_good(inspection.problems, questions)
     if not questions:
-        raise UserError(f"{source} holds no question that can be asked: see `pddpo data check {source}`")
+        raise UserError(f"{source} holds no question that can be asked: see `pddpo data check {place}`")
     generator = np.random.default_rng([seed, 311])
     name = Path(source).name.partition(".")[0] if isinstance(source, str) else "rows"
     return EvaluationSet(
@@ -74,18 +79,14 @@ def _demand_all_good(problems: Sequence[Problem], questions: Sequence[object]) -
 
 
 def locate(source: str) -> str:
-    """The path behind a short name; anything else as it is."""
-    if source not in SHARED_FILES or Path(source).exists():
+    """The file or the hub's set behind a short name; anything else as it is."""
+    if source not in PUBLIC or Path(source).exists():
         return source
-    folders = [Path(os.environ["PDDPO_SHARED"])] if "PDDPO_SHARED" in os.environ else []
-    folders.append(Path(__file__).resolve().parents[2].parent / "shared")
-    for folder in folders:
-        for file in (folder / "data" / SHARED_FILES[source], folder / SHARED_FILES[source]):
-            if file.is_file():
-                return str(file)
-    raise UserError(
-        f"{source} is looked for as {SHARED_FILES[source]} in $PDDPO_SHARED: set it, or give the path of a file"
-    )
+    name, on_hub = PUBLIC[source]
+    beside = Path(__file__).resolve().parents[2].parent / "shared"
+    folders = (Path(os.environ.get("PDDPO_SHARED", beside)), beside)
+    files = (file for folder in folders for file in (folder / "data" / name, folder / name) if file.is_file())
+    return str(next(files, on_hub))
 
 
 def _pair(example: Example) -> HeldOutPair:

@@ -36,11 +36,11 @@ def file_sha256(path: Path) -> str:
 class ArtifactStore:
     """Artifacts of one run under `root`. Paths given out are relative to it, so a run folder can be moved.
 
-    `cache` holds what a remote store was asked for; a local store needs none.
+    `cache` holds what a remote store was asked for. `shared`: several runs start fits from it, so nothing is removed.
     """
 
-    def __init__(self, root: str | Path, *, cache: Path | None = None) -> None:
-        text = str(root)
+    def __init__(self, root: str | Path, *, cache: Path | None = None, shared: bool = False) -> None:
+        text, self.shared = str(root), shared
         self._remote = "://" in text and not text.startswith("file://")
         self.root = text if self._remote else str(Path(text.removeprefix("file://")).absolute())
         if self._remote:

@@ -240,7 +240,7 @@ class LocalTrainer:
         sha256 = self._write(command.result, weights, moments or {}) if first else ""
         sha256 = self.engine.gather(np.array(sha256))[0].item()
         self._resident = path = f"{command.result}-{sha256[:12]}"
-        if first:
+        if first and not self.store.shared:
             forget_older(self.store.stored(path))
         return PolicyVersion(command.sequence, command.result, sha256, path)
 

@@ -42,6 +42,8 @@ class PaperEntry(Strict):
     about: str
     reference: str
     models: dict[str, ModelEntry]
+    settings: dict[str, str] = Field(default_factory=dict)
+    """Columns of the paper's settings tables, and the recipe that has their values."""
     reward_model: str
     cost_model: str
     judge: str | None = None
@@ -87,7 +89,7 @@ def load_paper(given: Sequence[str] = (), path: Path = SUITES / f"{PAPER}.yaml")
         if key in tree["models"]:
             entry = {name: said for name, said in tree["models"][key].items() if name != "place"}
             tree["models"][key] = entry | {"source": value}
-        elif key in PaperEntry.model_fields and key not in ("about", "models"):
+        elif key in PaperEntry.model_fields and key not in ("about", "models", "settings"):
             several = key in ("sets", "benign")
             tree[key] = value.split(",") if several else parse_value(value, f"`{text}`")
         else:
@@ -152,14 +154,19 @@ def scorers_of(paper: PaperEntry) -> Scorers:
 
 
 def planned(paper: PaperEntry) -> list[tuple[str, str, str]]:
-    """What `--dry-run` prints: where the paper has a model, its name, and its source or the command that trains it."""
+    """What `--dry-run` prints: where the paper has a model, its name, and its source or the command that trains it;
+    then what prints the settings of each column of its settings tables."""
     shown = {name: entry.shown or ["not in the paper"] for name, entry in paper.models.items()}
     order = {place: None for name in paper.models for place in shown[name]}
-    return [
+    models = [
         (place, name, _training(paper, name) if entry.source is None else entry.source)
         for place in order
         for name, entry in paper.models.items()
         if place in shown[name]
+    ]
+    return [
+        *models,
+        *(("settings tables", name, f"pddpo recipes {recipe}") for name, recipe in paper.settings.items()),
     ]
 
 

@@ -286,7 +286,7 @@ class _Common:
         if isinstance(self._prepared, PreparedRealText) and not self._prepared.held_out:
             raise SuiteError("a suite on real text is judged on held-out prompts: set data.held_out, e.g. to 0.4")
         self._judge: HeldOutJudge | None = None
-        self._made = text_backends(config, ArtifactStore(folder / ARTIFACTS))
+        self._made = text_backends(config, ArtifactStore(folder / ARTIFACTS, shared=True))
         warm = "" if config.policy.temperature == 1.0 else f"-{config.policy.temperature:g}"
         self._memory = Memory(folder / f"memory{warm}.jsonl")
         self._trainer = SharedTrainer(self._made.trainer, self._memory)

@@ -1,6 +1,7 @@
 """The paper's comparison at a size for one CPU core (lab/studies/paper_small/registered.yaml, `make paper-small`).
 
     python -m lab.studies.paper_small.run --data FOLDER                 # every step; what is done is not done again
+    python -m lab.studies.paper_small.run --data FOLDER --jobs 2        # two scorers, then two cells at a time
     python -m lab.studies.paper_small.run --only cells --seeds 0        # one of them
     python -m lab.studies.paper_small.run --only table                  # figure, tables and verdict of what there is
 
@@ -20,6 +21,7 @@ import argparse
 import json
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,11 +30,11 @@ from typing import Any
 import numpy as np
 
 from lab.studies.paper_small.ground import DTYPE, EACH, FILES, WHO, write_ground, write_pairs
-from lab.studies.paper_small.shown import tables
+from lab.studies.paper_small.shown import GROUND, tables
 from lab.studies.real_model.step import REFERENCE, Step, do
-from lab.studies.study import FOLDER, keep, known
+from lab.studies.study import FOLDER, Results, keep, known
 from pddpo_lab.compare.command import compare, run_here
-from pddpo_lab.compare.runner import Row, rows_so_far
+from pddpo_lab.compare.runner import Row, Tell, Unit, rows_so_far
 from pddpo_lab.compare.suite import HeldOutEntry, Suite, load_suite
 from pddpo_ray.version import __version__
 
@@ -67,11 +69,17 @@ def held_out_of(folder: Path) -> dict[str, float]:
 
 
 def note_ground(work: Path, out: Path) -> None:
-    """Labels the pairs unless that is done, and keeps what is known of them and of the scorers."""
+    """Labels the pairs unless that is done, and keeps what is known of them and of the scorers.
+
+    Ends the program where `out` holds cells of other pairs or scorers: methods are compared on one set alone.
+    """
     if not (work / "pairs.json").is_file():
         (work / "pairs.json").write_text(json.dumps(write_pairs(work)))
     scorers = {path.parent.name: held_out_of(path.parent) for path in (work / "scorers").glob("*/scorer.json")}
-    keep(out, "ground", {"pairs": json.loads((work / "pairs.json").read_text()), "scorers": scorers})
+    ground = {"pairs": json.loads((work / "pairs.json").read_text()), "scorers": scorers}
+    if {GROUND} < set(known(out)) and known(out)[GROUND] != ground:
+        raise SystemExit(f"{out} holds cells of other pairs or scorers than {work}: name a new file with --out")
+    keep(out, GROUND, ground)
 
 
 # --- cells ----------------------------------------------------------------------------------------------------------
@@ -114,8 +122,17 @@ def cell_of(row: Row) -> dict[str, Any]:
     }
 
 
-def run_cells(work: Path, out: Path, seeds: Sequence[int], only: Sequence[str]) -> None:
-    suite = suite_of(work, seeds, only)
+def units_left(suite: Suite, finished: Results, jobs: int) -> list[Unit]:
+    """Cells that are not kept yet, seed by seed; those of a seed are dealt to `jobs` processes in the suite's order."""
+    units = []
+    for seed in suite.seeds:
+        left = [arm for arm in suite.arms if str(seed) not in finished.get(arm, {})]
+        units += [Unit(seed, tuple(left[part::jobs])) for part in range(min(jobs, len(left)))]
+    return units
+
+
+def run_cells(work: Path, out: Path, suite: Suite, jobs: int) -> None:
+    """Runs what `out` lacks, each process one cell at a time; only this one writes `out`."""
 
     def tell(line: str) -> None:
         print(line, flush=True)
@@ -123,7 +140,15 @@ def run_cells(work: Path, out: Path, seeds: Sequence[int], only: Sequence[str]) 
             if str(row["seed"]) not in known(out).get(row["arm"], {}):
                 keep(out, row["arm"], {str(row["seed"]): cell_of(row)})
 
-    for failed in compare(suite, work / "cells", run_here, tell):
+    def run_left(suite: Suite, units: Sequence[Unit], folder: Path, tell: Tell) -> list[Row]:
+        left = units_left(suite, known(out), jobs)
+        if jobs == 1:
+            return run_here(suite, left, folder, tell)
+        from pddpo_lab.compare.suite_jobs import run_over_ray
+
+        return run_over_ray(suite, left, folder, tell, jobs=jobs)
+
+    for failed in compare(suite, work / "cells", run_left, tell):
         print(f"{failed['arm']}, seed {failed['seed']}: {failed['error']}")
 
 
@@ -135,18 +160,20 @@ def main() -> None:
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--arms", default="", help="only these, e.g. pd-dpo-1,mocan")
     parser.add_argument("--only", choices=STEPS)
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time, each with one core")
     asked = parser.parse_args()
     work, wanted = asked.work.absolute(), STEPS if asked.only is None else (asked.only,)
     if "ground" in wanted and not (work / "prompts.jsonl").is_file():
         write_ground(asked.data.absolute(), work)
-    for step in commands(work):
-        if step.of in wanted:
-            do(step)
-    if "pairs" in wanted:
+    for of in wanted:
+        with ThreadPoolExecutor(asked.jobs) as processes:
+            list(processes.map(do, [step for step in commands(work) if step.of == of]))
+    if {"pairs", "cells"} & set(wanted):
         note_ground(work, asked.out)
     if "cells" in wanted:
         seeds = [int(seed) for seed in asked.seeds.split(",")]
-        run_cells(work, asked.out, seeds, [arm for arm in asked.arms.split(",") if arm])
+        suite = suite_of(work, seeds, [arm for arm in asked.arms.split(",") if arm])
+        run_cells(work, asked.out, suite, asked.jobs)
     if "table" in wanted:
         print(tables(known(asked.out)))
 

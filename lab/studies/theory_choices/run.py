@@ -34,7 +34,7 @@ from pddpo_ray.worlds.oracle import mixture
 
 RESULTS = FOLDER / "theory_choices" / "results.json"
 Study = Mapping[str, Any]
-WORLDS: Mapping[str, Callable[[int], TabularWorld]] = {"random": random_world, "rare": rare_world}
+WORLDS: Mapping[str, Callable[..., TabularWorld]] = {"random": random_world, "rare": rare_world}
 UPPER, FIRST, PAIRS, BATCH, WINDOW = 10.0, 2.0, 4000, 64, 512
 """adaLag's: end and start of the multiplier, pairs of costs, of one step, answers in the window."""
 
@@ -89,7 +89,7 @@ def best_rate(arm: str, rates: tuple[float, ...], steps: int) -> float:
 def ada_lag(world: TabularWorld, *, carried: bool, rate: float, steps: int, seed: int) -> float:
     """A policy solved at the first multiplier, then one AdamW step a round on its logits. -> gap of the last policy"""
     oracle, draws = world.oracle, generator(seed, "adalag")
-    rows = cost_pairs(world, draws)
+    rows = cost_pairs(oracle.cost, draws)
     rule = LogMultiplier(0.5)
     state = DualState((limit_state("cost", rho=UPPER / 2, rule=rule, first=FIRST, limit=oracle.threshold, lower=0.05),))
     base = torch.as_tensor(np.log(oracle.policy(0.0)))
@@ -115,13 +115,12 @@ def ada_lag(world: TabularWorld, *, carried: bool, rate: float, steps: int, seed
     return float(oracle.gap(torch.softmax(logits, 1).detach().numpy()))
 
 
-def cost_pairs(world: TabularWorld, draws: np.random.Generator) -> Array:
+def cost_pairs(cost: Array, draws: np.random.Generator) -> Array:
     """Pairs of two answers, evenly from all: prompt, cheaper and costlier answer. -> [3, n]"""
-    prompts, answers = world.shape
+    prompts, answers = cost.shape
     x = draws.integers(0, prompts, PAIRS)
     first = draws.integers(0, answers, PAIRS)
     second = (first + draws.integers(1, answers, PAIRS)) % answers
-    cost = world.oracle.cost
     dearer = draws.random(PAIRS) < expit(cost[x, first] - cost[x, second])
     return np.stack([x, np.where(dearer, second, first), np.where(dearer, first, second)])
 

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,8 +15,8 @@ import pytest
 
 from lab.studies.paper_small import shown
 from lab.studies.paper_small.ground import _pair
-from lab.studies.paper_small.run import RESULTS
-from lab.studies.study import FOLDER, known
+from lab.studies.paper_small.run import RESULTS, note_ground, units_left
+from lab.studies.study import FOLDER, keep, known
 from pddpo_lab.compare.suite import Suite, load_suite
 
 STEPS, QUESTIONS = 24, 40
@@ -93,3 +99,53 @@ def test_every_kept_cell_says_when_where_and_by_which_version_and_keeps_no_text(
                 assert all(one[name] for name in ("date", "machine", "version"))
                 assert one["steps"] == STEPS, arm
                 assert {type(value) for name in shown.AXES for value in one[name]} == {float}
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 3])
+def test_every_cell_that_is_not_kept_is_one_processs_work_seed_by_seed(suite: Suite, jobs: int) -> None:
+    three = replace(suite, seeds=(0, 1, 2))
+    finished = {arm: {"0": {}} for arm in list(suite.arms)[:-2]} | {shown.GROUND: {"pairs": {}}}
+    units = units_left(three, finished, jobs)
+    assert [unit.seed for unit in units] == sorted(unit.seed for unit in units)
+    dealt = [(unit.seed, arm) for unit in units for arm in unit.arms]
+    left = [(seed, arm) for seed in (0, 1, 2) for arm in suite.arms if str(seed) not in finished.get(arm, {})]
+    assert sorted(dealt) == sorted(left)
+    assert len(dealt) == 2 + 2 * len(suite.arms)
+    shares = [len(unit.arms) for unit in units if unit.seed == 1]
+    assert len(shares) == jobs
+    assert max(shares) - min(shares) <= 1
+
+
+def test_cells_of_other_pairs_are_not_added_to_those_that_are_kept(tmp_path: Path) -> None:
+    out, scorer = tmp_path / "results.json", tmp_path / "scorers" / "run-cost"
+    scorer.mkdir(parents=True)
+    held_out = {"right": 7.0, "trials": 9.0, "low": 0.4, "high": 0.9}
+    (scorer / "scorer.json").write_text(json.dumps({"held_out": held_out}))
+    (tmp_path / "pairs.json").write_text(json.dumps({"pairs": 3}))
+    note_ground(tmp_path, out)
+    assert known(out) == {shown.GROUND: {"pairs": {"pairs": 3}, "scorers": {"run-cost": held_out}}}
+    (tmp_path / "pairs.json").write_text(json.dumps({"pairs": 4}))
+    note_ground(tmp_path, out)  # there is no cell yet
+    keep(out, "mocan", {"0": {}})
+    note_ground(tmp_path, out)
+    (tmp_path / "pairs.json").write_text(json.dumps({"pairs": 5}))
+    with pytest.raises(SystemExit, match="cells of other pairs"):
+        note_ground(tmp_path, out)
+
+
+KEEPING = """
+import sys
+from pathlib import Path
+from lab.studies.study import keep
+for seed in range(40):
+    keep(Path(sys.argv[1]), sys.argv[2], {str(seed): {}})
+"""
+
+
+def test_two_processes_that_keep_results_at_once_lose_none(tmp_path: Path) -> None:
+    out, arms = tmp_path / "results.json", ("first", "second")
+    here = {"cwd": FOLDER.parents[1], "env": {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}}
+    started = [subprocess.Popen([sys.executable, "-c", KEEPING, str(out), arm], **here) for arm in arms]
+    assert [process.wait(timeout=120) for process in started] == [0, 0]
+    assert {arm: len(known(out)[arm]) for arm in arms} == {"first": 40, "second": 40}
+    assert list(tmp_path.iterdir()) == [out]

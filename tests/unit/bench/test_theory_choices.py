@@ -56,6 +56,6 @@ def test_a_new_optimiser_steps_by_signs_and_a_carried_one_does_not() -> None:
 
 def test_pairs_of_costs_hold_two_answers_and_the_costlier_more_often_last() -> None:
     world = random_world(3999)
-    x, cheap, costly = cost_pairs(world, generator(0, "test"))
+    x, cheap, costly = cost_pairs(world.oracle.cost, generator(0, "test"))
     assert (cheap != costly).all()
     assert (world.oracle.cost[x, cheap] < world.oracle.cost[x, costly]).mean() > 0.55

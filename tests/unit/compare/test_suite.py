@@ -15,7 +15,7 @@ from pddpo_lab.compare.paper import ModelEntry, load_paper, missing_models, plan
 from pddpo_lab.compare.runner import Unit, run_unit, units_of
 from pddpo_lab.compare.suite import MethodsTable, SweepTable, load_suite, suite_names
 from pddpo_ray.backends.backends import Backends
-from pddpo_ray.config import ModelFeedback, load
+from pddpo_ray.config import ModelFeedback, load, recipe_names
 from pddpo_ray.driver.build import dual_state
 from pddpo_ray.errors import UserError
 from pddpo_ray.parts.held_limit import HeldLimit
@@ -218,12 +218,14 @@ def test_the_dry_run_has_a_row_for_every_model_of_each_figure_and_ablation() -> 
     places = [place for place, _, _ in rows]
     assert {place: places.count(place) for place in dict.fromkeys(places)} == {
         "figure 1": 12, "figure 2": 12, "figure 3: its multiplier by step, in its report": 1,
-        "share of reward pairs": 4, "threshold of adaLag": 4, "not in the paper": 1,
+        "share of reward pairs": 4, "threshold of adaLag": 4, "not in the paper": 1, "settings tables": 7,
     }  # fmt: skip
     assert ("figure 1", "PD-DPO-2", "runs/two") in rows
     (command,) = [told for place, name, told in rows if name == "PD-DPO-3-share-0.05"]
     words = shlex.split(command)
     assert load(words[2], words[3:6], check_files=False).offline.reward_share == 0.05
+    settings = {told.split()[2] for place, _, told in rows if place == "settings tables"}
+    assert settings <= {name for name in recipe_names() if name.startswith("paper/")}
 
 
 def test_the_plans_judge_is_asked_on_both_axes_and_remembered_apart() -> None:

@@ -18,7 +18,7 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.evaluate.command import Plan, Scorers, evaluate
 from pddpo_ray.evaluate.models import Model, Speaker, parse_model, policy_temperature
 from pddpo_ray.evaluate.scorers import fingerprint
-from pddpo_ray.evaluate.sets import EvaluationSet, read_set
+from pddpo_ray.evaluate.sets import PUBLIC, EvaluationSet, read_set
 from pddpo_ray.journal import Journal
 from pddpo_ray.records import Decoding, Message
 from pddpo_ray.storage.whole_files import JOURNAL
@@ -214,12 +214,22 @@ def test_truthfulqa_is_asked_by_its_question_column(tmp_path: Path, monkeypatch:
     assert (asked.pairs, asked.benign) == ((), True)
 
 
-def test_a_short_name_without_its_file_says_where_it_is_looked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_short_name_without_its_file_is_the_hubs_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder stands in for the hub, in the columns that TruthfulQA has there; without it the message says where."""
+    row = {"type": "Adversarial", "category": "Myths", "question": "What happens, if?", "best_answer": "Nothing"}
+    lists = {"correct_answers": ["Nothing", "None"], "incorrect_answers": ["Much"], "source": "here"}
+    (tmp_path / "hub").mkdir()
+    (tmp_path / "hub" / "validation.jsonl").write_text(json.dumps(row | lists) + "\n")
     monkeypatch.setenv("PDDPO_SHARED", str(tmp_path))
-    monkeypatch.setattr("pddpo_ray.evaluate.sets.SHARED_FILES", {"pku-test": "nowhere.jsonl"})
-    with pytest.raises(UserError, match=r"nowhere\.jsonl in \$PDDPO_SHARED"):
+    on_hub = {name: place for name, (_, place) in PUBLIC.items()}
+    assert set(on_hub) == {*load_paper().sets}
+    assert all(place.startswith("hf:") for place in on_hub.values())
+    monkeypatch.setitem(PUBLIC, "truthfulqa", ("nowhere.csv", f"hf:{tmp_path / 'hub'}:validation"))
+    monkeypatch.setitem(PUBLIC, "pku-test", ("nowhere.jsonl", f"hf:{tmp_path / 'nothing'}:test"))
+    asked = read_set("truthfulqa")
+    assert [question[0].content for question in asked.questions] == ["What happens, if?"]
+    assert (asked.name, asked.pairs) == ("truthfulqa", ())
+    with pytest.raises(UserError, match=r"pku-test holds no question .* `pddpo data check hf:.*nothing:test`"):
         read_set("pku-test")
 
 

@@ -308,3 +308,16 @@ def test_adapters_carry_their_moments_too_and_only_the_last_two_rounds_keep_them
         torch.testing.assert_close(three[name], weight)
     kept = [(store.stored(one.path) / "moments" / "model.safetensors").is_file() for one in made]
     assert kept == [False, True, True]
+
+
+def test_a_store_of_several_runs_keeps_the_moments_that_a_later_run_starts_from(tmp_path: Path) -> None:
+    """Two runs with one first fit: the second reads it back when the first is in its third round."""
+    store = ArtifactStore(tmp_path / "shared", shared=True)
+    trainer = trainer_of(store, store_reference(store, save_policy(tmp_path / "model", seed=3)))
+    part = replace(command(trainer.reference), keeps_moments=True)
+    made = [trainer.execute(part).version]
+    for number in (2, 3):
+        start = Start(made[-1], moments=made[-1])
+        made.append(trainer.execute(replace(part, sequence=number, result=f"reward-{number}", start=start)).version)
+    second = replace(part, sequence=2, result="reward-2", seed=8, start=Start(made[0], moments=made[0]))
+    assert trainer.execute(second).version.name == "reward-2"
