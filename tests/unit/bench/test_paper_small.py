@@ -104,7 +104,7 @@ def test_every_kept_cell_says_when_where_and_by_which_version_and_keeps_no_text(
 @pytest.mark.parametrize("jobs", [1, 2, 3])
 def test_every_cell_that_is_not_kept_is_one_processs_work_seed_by_seed(suite: Suite, jobs: int) -> None:
     three = replace(suite, seeds=(0, 1, 2))
-    finished = {arm: {"0": {}} for arm in list(suite.arms)[:-2]} | {shown.GROUND: {"pairs": {}}}
+    finished: dict[str, Any] = {arm: {"0": {}} for arm in list(suite.arms)[:-2]} | {shown.GROUND: {"pairs": {}}}
     units = units_left(three, finished, jobs)
     assert [unit.seed for unit in units] == sorted(unit.seed for unit in units)
     dealt = [(unit.seed, arm) for unit in units for arm in unit.arms]
@@ -142,10 +142,12 @@ for seed in range(40):
 """
 
 
+@pytest.mark.slow
 def test_two_processes_that_keep_results_at_once_lose_none(tmp_path: Path) -> None:
     out, arms = tmp_path / "results.json", ("first", "second")
-    here = {"cwd": FOLDER.parents[1], "env": {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}}
-    started = [subprocess.Popen([sys.executable, "-c", KEEPING, str(out), arm], **here) for arm in arms]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    commands = [[sys.executable, "-c", KEEPING, str(out), arm] for arm in arms]
+    started = [subprocess.Popen(command, cwd=FOLDER.parents[1], env=env) for command in commands]
     assert [process.wait(timeout=120) for process in started] == [0, 0]
     assert {arm: len(known(out)[arm]) for arm in arms} == {"first": 40, "second": 40}
     assert list(tmp_path.iterdir()) == [out]
