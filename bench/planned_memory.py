@@ -108,7 +108,7 @@ def tracked_step(
 ) -> int:
     """The most bytes that are alive in the second of two steps, of two passes each."""
     model = made(shape, rank, dtype, layers, in_nf4=in_nf4)
-    scorer = ResponseScorer(model, "packed")
+    scorer = ResponseScorer(model, "packed", device="cpu")
     rows = [PairRow(f"{i}", (1 + i,) * PROMPT, (50 + i,) * ANSWER, (70 + i,) * ANSWER) for i in range(PAIRS)]
     loss = PairLoss(scorer, Objective("reward", PolicyVersion(0, "reference", "", ""), 0.1))
     with FakeTensorMode(allow_non_fake_inputs=True), _without_reads():
@@ -155,7 +155,7 @@ def planned(
         parameters=sum(one.numel() for one in parameters),
         trained=sum(one.numel() for one in parameters if one.requires_grad),
         vocabulary=shape["vocab_size"],
-        sizes=sizes_of_shape(described, str(dtype).removeprefix("torch."), rank, PROMPT, ANSWER),
+        sizes=sizes_of_shape(described, str(dtype).removeprefix("torch."), rank, PROMPT, ANSWER, device),
         tokens=PAIRS * (PROMPT + 2 * ANSWER),
         stage=stage,
         ranks=ranks,
@@ -212,8 +212,9 @@ def page(lines: Iterator[str]) -> str:
         "# Memory of a training step, planned against tracked\n\n"
         f"GiB of a rank in bfloat16, passes of {PAIRS} pairs of {PROMPT} + {ANSWER} tokens that share their prompts.\n"
         "Tracked: by torch's MemTracker on fake tensors, in plain torch with the head's chunks of a CPU. Right of the\n"
-        "ratio: the plan with DeepSpeed on so many cards and the chunks of a GPU, which nothing tracked; under ZeRO-3\n"
-        "whole logits. `python -m bench.planned_memory` writes this page. No card took part; NF4 takes no ZeRO.\n\n"
+        "ratio: the plan with DeepSpeed on so many cards, chunks and attention as on a GPU, which nothing tracked;\n"
+        "under ZeRO-3 whole logits. `python -m bench.planned_memory` writes this page. No card took part; NF4 takes\n"
+        "no ZeRO.\n\n"
     )
     table = [f"| {' | '.join(head)} |", "|---" * len(head) + "|", *lines]
     return told + "\n".join(table) + "\n"

@@ -297,7 +297,7 @@ def scorer_memory(config: Config, shape: ModelShape, device: Device) -> tuple[Me
         needs.append(Memory(TRAINING, 1, "host", {"model": weights}, before_rounds=True))
     elif config.trained_scorers:
         tokens = 2 * config.scorers.optimiser.batch_pairs * shape.text_tokens
-        activations = layer_bytes(tokens, _sizes(shape, "float32", None))
+        activations = layer_bytes(tokens, _sizes(shape, "float32", None, device))
         purposes = {"model": weights, "gradients": weights, "optimizer": 2 * weights, "activations": activations}
         needs.append(Memory(TRAINING, 1, "host", purposes, before_rounds=True))
     return tuple(needs)
@@ -312,7 +312,7 @@ def trainer_bytes(config: Config, shape: ModelShape, device: Device = "cpu") -> 
         parameters=shape.parameters,
         trained=trained_parameters(config, shape),
         vocabulary=shape.vocabulary,
-        sizes=_sizes(shape, config.model.dtype, None if rank is None else rank.rank),
+        sizes=_sizes(shape, config.model.dtype, None if rank is None else rank.rank, device),
         tokens=pairs * (2 * shape.text_tokens - shape.prompt_tokens),
         stage=int(config.trainer.engine[-1]) if config.trainer.engine.startswith("zero") else 0,
         ranks=ranks,
@@ -325,7 +325,7 @@ def trainer_bytes(config: Config, shape: ModelShape, device: Device = "cpu") -> 
     return {**need, **critics}
 
 
-def _sizes(shape: ModelShape, dtype: str, adapter_rank: int | None) -> Sizes:
+def _sizes(shape: ModelShape, dtype: str, adapter_rank: int | None, device: Device) -> Sizes:
     # Imported here: only the plan of a language model needs torch.
     from pddpo_ray.training.passes.shape_memory import sizes_of_shape
 
@@ -335,7 +335,7 @@ def _sizes(shape: ModelShape, dtype: str, adapter_rank: int | None) -> Sizes:
         inside = (shape.parameters - 2 * shape.vocabulary * shape.hidden) / shape.layers
         intermediate = max(1, round((inside / shape.hidden - 4 * shape.hidden) / 3))
         architecture = _llama(shape.hidden, shape.layers, shape.vocabulary, intermediate, max(1, shape.hidden // 128))
-    return sizes_of_shape(architecture, dtype, adapter_rank, prompt, max(1, shape.text_tokens - prompt))
+    return sizes_of_shape(architecture, dtype, adapter_rank, prompt, max(1, shape.text_tokens - prompt), device)
 
 
 def _in_nf4(config: Config, shape: ModelShape) -> int:

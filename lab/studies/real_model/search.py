@@ -36,7 +36,6 @@ ARMS: dict[str, Trial] = {
     "rate 2.5e-4": replace(FIRST, rate=2.5e-4),
     "rate 1e-3": replace(FIRST, rate=1e-3),
     "steps of 16 answers": replace(FIRST, batch=4),
-    "steps of 64 answers": replace(FIRST, batch=16),
     "two answers a prompt": replace(FIRST, draws=2, batch=16),
     "80 prompts, two passes": replace(FIRST, prompts=80, new=2),
     "0.15 nats a word": replace(FIRST, price=0.15),

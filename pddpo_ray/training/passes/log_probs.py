@@ -59,14 +59,17 @@ class ResponseScorer(nn.Module):
     The policy is softmax(logits / temperature).
     """
 
-    def __init__(self, model: nn.Module, layout: Layout | None = None, temperature: float = 1.0) -> None:
+    def __init__(
+        self, model: nn.Module, layout: Layout | None = None, temperature: float = 1.0, device: str | None = None
+    ) -> None:
+        """device: the kind that passes are made for, where the model lies on none that computes."""
         super().__init__()
         self.model = model
         self.temperature = temperature
         self.vocabulary_size = int(model.config.vocab_size)  # type: ignore[union-attr, arg-type]
         self._recomputed = 0
         self._compiled: list[Any] = []
-        self._ragged = attends_ragged(device_of(self).type, next(self.parameters()).dtype)
+        self._ragged = attends_ragged(device or device_of(self).type, next(self.parameters()).dtype)
         self.layout: Layout = self._choose_layout() if layout is None else layout
         if layout == "packed":
             switch_attention(self._causal_lm())

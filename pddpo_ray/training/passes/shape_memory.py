@@ -23,18 +23,22 @@ from pddpo_ray.training.passes.packing import can_pack
 
 
 @cache
-def sizes_of_shape(architecture: str, dtype: str, adapter_rank: int | None, prompt: int, answer: int) -> Sizes:
+def sizes_of_shape(
+    architecture: str, dtype: str, adapter_rank: int | None, prompt: int, answer: int, device: str
+) -> Sizes:
     """architecture: its `config.json`; prompt, answer: tokens of a pair's texts, which share the prompt."""
     described: dict[str, Any] = json.loads(architecture)
     texts = [((1,) * prompt, (2,) * answer), ((1,) * prompt, (3,) * answer)]
     tokens, width = prompt + 2 * answer, getattr(torch, dtype).itemsize
-    one, two = (_kept(described, depth, dtype, adapter_rank, texts) for depth in (1, 2))
+    one, two = (_kept(described, depth, dtype, adapter_rank, texts, device) for depth in (1, 2))
     hidden = described["n_embd"] if "n_embd" in described else described["hidden_size"]
     layers = described["n_layer"] if "n_layer" in described else described["num_hidden_layers"]
     return Sizes(layers, width, (two - one) / tokens, input=float(hidden * width), outside=(2 * one - two) / tokens)
 
 
-def _kept(described: Mapping[str, Any], depth: int, dtype: str, adapter_rank: int | None, texts: Sequence[Text]) -> int:
+def _kept(
+    described: Mapping[str, Any], depth: int, dtype: str, adapter_rank: int | None, texts: Sequence[Text], device: str
+) -> int:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -45,7 +49,7 @@ def _kept(described: Mapping[str, Any], depth: int, dtype: str, adapter_rank: in
         model: nn.Module = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
         if adapter_rank is not None:
             model = add_adapters(model, rank=adapter_rank, alpha=1.0)
-    scorer = ResponseScorer(model, "packed" if can_pack(model) else "plain")
+    scorer = ResponseScorer(model, "packed" if can_pack(model) else "plain", device=device)
     with FakeTensorMode(allow_non_fake_inputs=True):
         without_memory(model)
         return kept_bytes(scorer, texts)

@@ -27,18 +27,18 @@ PROMPT, ANSWER, PAIRS, DEPTH = 64, 96, 4, 3
 
 @pytest.mark.run
 @pytest.mark.parametrize("rank", [None, 16])
-@pytest.mark.parametrize("groups", [8, 2])
+@pytest.mark.parametrize(("groups", "device"), [(8, "cpu"), (2, "cpu"), (2, "cuda")])
 def test_planned_activations_are_those_that_torch_tracks(
-    rank: int | None, groups: int, monkeypatch: pytest.MonkeyPatch
+    rank: int | None, groups: int, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also with key-value heads that are shared, and with adapters; the tracker wants hooks on frozen weights too."""
+    """In lines and in segments, with shared key-value heads, with adapters; the tracker wants hooks on frozen weights."""
     for name in ("register_hook", "register_post_accumulate_grad_hook"):
         monkeypatch.setattr(torch.Tensor, name, allowed_on_frozen(getattr(torch.Tensor, name)))
     shape = {**SHAPE, "num_key_value_heads": groups}
     described = json.dumps({"model_type": "llama", "num_hidden_layers": DEPTH, **shape})
-    sizes = replace(sizes_of_shape(described, "bfloat16", rank, PROMPT, ANSWER), layers=DEPTH)
+    sizes = replace(sizes_of_shape(described, "bfloat16", rank, PROMPT, ANSWER, device), layers=DEPTH)
     planned = layer_bytes(PAIRS * (PROMPT + 2 * ANSWER), sizes)
-    assert planned == pytest.approx(tracked(shape, rank, DEPTH), rel=0.02)
+    assert planned == pytest.approx(tracked(shape, rank, DEPTH, device), rel=0.02)
 
 
 @pytest.mark.full
@@ -50,8 +50,9 @@ def test_all_thirty_layers_of_smollm2_keep_what_is_planned_from_one_and_two(
     for name in ("register_hook", "register_post_accumulate_grad_hook"):
         monkeypatch.setattr(torch.Tensor, name, allowed_on_frozen(getattr(torch.Tensor, name)))
     described = json.dumps({"model_type": "llama", "num_hidden_layers": 30, **SMOLLM2})
-    planned = layer_bytes(PAIRS * (PROMPT + 2 * ANSWER), sizes_of_shape(described, "bfloat16", rank, PROMPT, ANSWER))
-    assert planned == pytest.approx(tracked(SMOLLM2, rank, 30), rel=0.01)
+    sizes = sizes_of_shape(described, "bfloat16", rank, PROMPT, ANSWER, "cpu")
+    planned = layer_bytes(PAIRS * (PROMPT + 2 * ANSWER), sizes)
+    assert planned == pytest.approx(tracked(SMOLLM2, rank, 30, "cpu"), rel=0.01)
 
 
 def allowed_on_frozen(register: Callable[..., Any]) -> Callable[..., Any]:
@@ -61,13 +62,13 @@ def allowed_on_frozen(register: Callable[..., Any]) -> Callable[..., Any]:
     return hook
 
 
-def tracked(shape: dict[str, int], rank: int | None, layers: int) -> int:
+def tracked(shape: dict[str, int], rank: int | None, layers: int, device: str) -> int:
     """Bytes that are there after a forward pass, beside the weights."""
     with torch.device("meta"):
         model: torch.nn.Module = LlamaForCausalLM(LlamaConfig(num_hidden_layers=layers, **shape)).to(torch.bfloat16)
         if rank is not None:
             model = add_adapters(model, rank=rank, alpha=1.0)
-    scorer = ResponseScorer(model, "packed")
+    scorer = ResponseScorer(model, "packed", device=device)
     answers = [(100 + index,) * ANSWER for index in range(2 * PAIRS)]
     texts = [((index % PAIRS,) * PROMPT, answer) for index, answer in enumerate(answers)]
     with FakeTensorMode(allow_non_fake_inputs=True):
