@@ -31,7 +31,7 @@ PROMPT, ANSWER, PAIRS, DEPTH = 64, 96, 4, 3
 def test_planned_activations_are_those_that_torch_tracks(
     rank: int | None, groups: int, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In lines and in segments, with shared key-value heads, with adapters; the tracker wants hooks on frozen weights."""
+    """In lines and segments, with shared key-value heads, with adapters; the tracker wants hooks on frozen weights."""
     for name in ("register_hook", "register_post_accumulate_grad_hook"):
         monkeypatch.setattr(torch.Tensor, name, allowed_on_frozen(getattr(torch.Tensor, name)))
     shape = {**SHAPE, "num_key_value_heads": groups}
