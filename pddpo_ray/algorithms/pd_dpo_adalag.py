@@ -5,9 +5,8 @@ Round 1 trains both stages at the first multiplier. Every round ends with fresh 
 at the new multiplier. So within an iteration the dual step comes before the primal one. The last policy is the result.
 
 Departures from the original: labels give the costs, not a cost model (and so the limit is on the labels' scale); one
-window for the run, not one per device; the multiplier has a floor, for the rule freezes near 0; the optimiser of each
-single step is new, so that a step is the learning rate times the gradient's signs (docs/paper.md has what that costs).
-A table knows no optimiser step: there each round's policy is the exact minimiser.
+window for the run, not one per device; the multiplier has a floor, for the rule freezes near 0; each single step has a
+new optimiser and so moves by signs, unless `trainer.moments` is `carried`. In a table a policy is the exact minimiser.
 """
 
 from __future__ import annotations

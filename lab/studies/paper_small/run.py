@@ -132,7 +132,7 @@ def units_left(suite: Suite, finished: Results, jobs: int) -> list[Unit]:
 
 
 def run_cells(work: Path, out: Path, suite: Suite, jobs: int) -> None:
-    """Runs what `out` lacks, each process one cell at a time; only this one writes `out`."""
+    """Runs the cells that are not in `out` yet, each process one cell at a time; only this one writes `out`."""
 
     def tell(line: str) -> None:
         print(line, flush=True)

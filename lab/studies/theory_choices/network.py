@@ -6,7 +6,7 @@ python -m lab.studies.theory_choices.network table   # the table of README.md fr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -47,21 +47,27 @@ def registered() -> Mapping[str, Any]:
 
 
 def run(out: Path) -> None:
-    """Every arm and rate on the tuning worlds, then each arm at its own rate on the others."""
+    """Every arm and rate on the tuning worlds, then each arm at its own rate on the others; range by range."""
     plan = registered()
-    _play(plan["tuning"], out, lambda: [f"{arm} {rate:g}" for arm in plan["arms"] for rate in plan["rates"]])
-    _play(plan["worlds"], out, lambda: list(chosen(known(out)).values()))
+    for rates in plan["rates"].values():
+        _play(plan["tuning"], out, [name_of(arm, rate) for arm in plan["arms"] for rate in rates])
+        _play(plan["worlds"], out, list(chosen(known(out), rates).values()))
 
 
-def _play(ends: Mapping[str, Sequence[int]], out: Path, names: Callable[[], Sequence[str]]) -> None:
+def _play(ends: Mapping[str, Sequence[int]], out: Path, names: Sequence[str]) -> None:
     said = {"date": datetime.now(UTC).date().isoformat(), "machine": MACHINE, "version": __version__}
     for kind, between in ends.items():
         for seed in seeds_between(between):
-            if f"{kind}/{seed}" not in known(out):
+            missing = [name for name in names if name not in known(out).get(f"{kind}/{seed}", {})]
+            if missing:
                 with begun(WORLDS[kind](seed, beta=BETA), seed) as start:
-                    gaps = {name: ada_lag(start, name, seed) for name in names()}
+                    gaps = {name: ada_lag(start, name, seed) for name in missing}
                     gaps["before"] = float(start.oracle.gap(start.table(start.policy)))
                 keep(out, f"{kind}/{seed}", said | {name: round(gap, 6) for name, gap in gaps.items()})
+
+
+def name_of(arm: str, rate: float) -> str:
+    return f"{arm} {rate:g}"
 
 
 # --- a world in a network -------------------------------------------------------------------------------------------
@@ -127,7 +133,7 @@ def fitted(
     seed: int,
     moments: PolicyVersion | None = None,
 ) -> PolicyVersion:
-    """The version after some steps from `start`; it keeps its moments for whoever begins with them."""
+    """The version after some steps from `start`; it keeps its moments for the fit that begins with them."""
     steps, rate, number = int(how["steps"]), how["rate"], start.number + 1
     settings = FitSettings(
         steps=steps, learning_rate=rate, batch_pairs=BATCH, warmup=0.0, schedule="constant", support=0.0
@@ -171,35 +177,39 @@ def ada_lag(start: Begun, name: str, seed: int) -> float:
 # --- what is shown --------------------------------------------------------------------------------------------------
 
 
-def _rows(results: Results, ends: Mapping[str, Sequence[int]]) -> list[Mapping[str, Any]]:
+def rows_between(results: Results, ends: Mapping[str, Sequence[int]]) -> list[Mapping[str, Any]]:
+    """The kept worlds of the registered seeds."""
     keys = [f"{kind}/{seed}" for kind, between in ends.items() for seed in seeds_between(between)]
     return [results[key] for key in keys if key in results]
 
 
-def chosen(results: Results) -> dict[str, str]:
+def chosen(results: Results, rates: Sequence[float]) -> dict[str, str]:
     """Each arm at the rate of its lowest mean gap on the tuning worlds."""
     plan = registered()
-    rows = _rows(results, plan["tuning"])
-    means = {
-        arm: {f"{arm} {rate:g}": float(np.mean([row[f"{arm} {rate:g}"] for row in rows])) for rate in plan["rates"]}
-        for arm in plan["arms"]
-    }
-    return {arm: min(of, key=lambda name: of[name]) for arm, of in means.items()}
+    rows = rows_between(results, plan["tuning"])
+
+    def gap(name: str) -> float:
+        return float(np.mean([row[name] for row in rows]))
+
+    return {arm: min((name_of(arm, rate) for rate in rates), key=gap) for arm in plan["arms"]}
 
 
 def table(results: Results) -> str:
-    """Gaps by rate on the tuning worlds, those at the chosen rates on the others, and the registered difference."""
+    """For each range of rates the mean gaps on the tuning worlds, those at the chosen rates on the others, and the
+    registered difference."""
     plan = registered()
-    tuning, rows = (_rows(results, plan[ends]) for ends in ("tuning", "worlds"))
-    gaps = {arm: np.array([row[name] for row in rows]) for arm, name in chosen(results).items()}
-    rates = " | ".join(f"{rate:g}" for rate in plan["rates"])
-    lines = [f"| arm | {rates} | chosen | gap on {len(rows)} worlds |", "|---" * (len(plan["rates"]) + 3) + "|"]
-    for arm, name in chosen(results).items():
-        shown = " | ".join(f"{np.mean([row[f'{arm} {rate:g}'] for row in tuning]):.3f}" for rate in plan["rates"])
-        lines.append(f"| {arm} | {shown} | {name.split()[1]} | {gaps[arm].mean():.3f} |")
-    before = np.mean([row["before"] for row in rows])
-    told = with_interval(gaps["carried"] - gaps["fresh"])
-    return "\n".join([*lines, "", f"before the single steps: {before:.3f}; carried less fresh: {told}"])
+    tuning, rows = (rows_between(results, plan[ends]) for ends in ("tuning", "worlds"))
+    parts = [f"before the single steps: {np.mean([row['before'] for row in rows]):.3f}, {len(rows)} worlds"]
+    for about, rates in plan["rates"].items():
+        of = chosen(results, rates)
+        shown = " | ".join(f"{rate:g}" for rate in rates)
+        lines = [f"| {about} | {shown} | chosen | gap |", "|---" * (len(rates) + 3) + "|"]
+        for arm, name in of.items():
+            means = " | ".join(f"{np.mean([row[name_of(arm, rate)] for row in tuning]):.3f}" for rate in rates)
+            lines.append(f"| {arm} | {means} | {name.split()[1]} | {np.mean([row[name] for row in rows]):.3f} |")
+        difference = np.array([row[of["carried"]] - row[of["fresh"]] for row in rows])
+        parts.append("\n".join([*lines, "", f"carried less fresh: {with_interval(difference)}"]))
+    return "\n\n".join(parts)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from lab.studies.study import known
+from lab.studies.theory_choices import network
 from lab.studies.theory_choices.run import PLAYED, RESULTS, ada_lag, cost_pairs, registered, table, worlds
 from pddpo_lab.worlds.tabular.world import random_world
 from pddpo_ray.config import load
@@ -59,3 +60,28 @@ def test_pairs_of_costs_hold_two_answers_and_the_costlier_more_often_last() -> N
     x, cheap, costly = cost_pairs(world.oracle.cost, generator(0, "test"))
     assert (cheap != costly).all()
     assert (world.oracle.cost[x, cheap] < world.oracle.cost[x, costly]).mean() > 0.55
+
+
+def test_every_world_of_the_network_has_both_arms_and_what_ships_follows_from_them() -> None:
+    plan, results = network.registered(), known(network.RESULTS)
+    rows = {ends: network.rows_between(results, plan[ends]) for ends in ("tuning", "worlds")}
+    assert (len(rows["tuning"]), len(rows["worlds"])) == (2, 10)
+    assert all(row["date"] and row["machine"] and row["version"] for found in rows.values() for row in found)
+    of = network.chosen(results, plan["rates"]["registered"])
+    values = np.array([row[of["carried"]] - row[of["fresh"]] for row in rows["worlds"]])
+    half = student_half_width(float(values.std(ddof=1)) / np.sqrt(len(values)), len(values))
+    ships = "carried" if values.mean() + half < 0 else "fresh"
+    assert load("pd-dpo-adalag").trainer.moments == load("paper/pd-dpo-adalag").trainer.moments == ships
+
+
+@pytest.mark.run
+def test_both_arms_of_the_network_begin_from_one_policy_and_part_at_the_first_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    short = {**network.registered(), "steps": 1, "first": {"steps": 5, "rate": 0.01}}
+    monkeypatch.setattr(network, "registered", lambda: short)
+    with network.begun(random_world(3999, beta=network.BETA), 3999) as start:
+        fresh, again, carried = (network.ada_lag(start, name, 0) for name in ("fresh 0.1", "fresh 0.1", "carried 0.1"))
+        before = start.oracle.gap(start.table(start.policy))
+    assert fresh == again
+    assert len({fresh, carried, before}) == 3
