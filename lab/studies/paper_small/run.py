@@ -132,7 +132,7 @@ def units_left(suite: Suite, finished: Results, jobs: int) -> list[Unit]:
 
 
 def run_cells(work: Path, out: Path, suite: Suite, jobs: int) -> None:
-    """Runs the cells that are not in `out` yet, each process one cell at a time; only this one writes `out`."""
+    """Runs the cells that `out` does not hold, one at a time in each process; only this process writes `out`."""
 
     def tell(line: str) -> None:
         print(line, flush=True)
@@ -142,7 +142,7 @@ def run_cells(work: Path, out: Path, suite: Suite, jobs: int) -> None:
 
     def run_left(suite: Suite, units: Sequence[Unit], folder: Path, tell: Tell) -> list[Row]:
         left = units_left(suite, known(out), jobs)
-        if jobs == 1:
+        if jobs == 1 or not left:
             return run_here(suite, left, folder, tell)
         from pddpo_lab.compare.suite_jobs import run_over_ray
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -282,6 +283,12 @@ def test_a_carried_start_holds_a_few_tensors_at_a_time_and_a_fit_copies_its_weig
         "stored_mapping",
         lambda file: MadeTensors(mapped := read(file), lambda name: alive.watch(mapped[name].clone())),
     )
+
+    def watched(*arguments: Any) -> MadeTensors[torch.Tensor]:
+        made = carried(*arguments)
+        return MadeTensors(made, lambda name: alive.watch(made[name]))
+
+    monkeypatch.setattr(trainer, "carry", watched)
     trainer.execute(replace(reward_command(trainer, 3), start=Start(two, plus=one, minus=trainer.reference, scale=0.5)))
     assert 0 < alive.most <= 4 * largest
     assert len(copies) == 1
