@@ -44,7 +44,7 @@ class Asked:
 
 def begun_engine(shape: Mapping[str, int], rank: int | None) -> TorchEngine:
     """Of a model without memory, before its first step."""
-    engine = TorchEngine(ResponseScorer(made(shape, rank, torch.bfloat16), "packed"))
+    engine = TorchEngine(ResponseScorer(made(shape, rank, torch.bfloat16), "packed", device="cuda"))
     # torch fuses no step of meta tensors
     with patch("pddpo_ray.training.engine.FUSED_FROM", 10**12):
         engine.begin(FitSettings())

@@ -108,7 +108,7 @@ def tracked_step(
 ) -> int:
     """The most bytes that are alive in the second of two steps, of two passes each."""
     model = made(shape, rank, dtype, layers, in_nf4=in_nf4)
-    scorer = ResponseScorer(model, "packed", device="cpu")
+    scorer = ResponseScorer(model, "packed")
     rows = [PairRow(f"{i}", (1 + i,) * PROMPT, (50 + i,) * ANSWER, (70 + i,) * ANSWER) for i in range(PAIRS)]
     loss = PairLoss(scorer, Objective("reward", PolicyVersion(0, "reference", "", ""), 0.1))
     with FakeTensorMode(allow_non_fake_inputs=True), _without_reads():

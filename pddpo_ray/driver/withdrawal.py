@@ -37,7 +37,8 @@ def take_back(
         raise UserError("say what to withdraw: the id of a reply, a key, or a user together with the key")
     names = prompts_of(store.engine, store.run, reply=reply, key=key or within, user=user)
     done = withdraw(store, names, by=by, reply=reply if question else "")
-    shutil.rmtree(run_dir / ARTIFACTS / STORED_PAIRS, ignore_errors=True)
+    if (stored := run_dir / ARTIFACTS / STORED_PAIRS).is_dir():
+        shutil.rmtree(stored)
     if done.samples:
         (run_dir / REPORT).unlink(missing_ok=True)
     return done

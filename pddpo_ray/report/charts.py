@@ -370,9 +370,11 @@ def _write_ticks(axes: Axes) -> None:
     """Numbers as the page writes them, at major ticks only."""
     axes.minorticks_off()
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(
-            FuncFormatter(lambda value, _: f"{value:{',.0f' if abs(value) >= 1000 else '.4g'}}".replace("-", "−"))
-        )
+        axis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
+
+
+def _tick(value: float) -> str:
+    return (f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}").replace("-", "−")
 
 
 def _ink(color: int) -> str:

@@ -72,7 +72,7 @@ def compiles_layers(device: str, parameters: int) -> bool:
 
 def attends_ragged(device: str, dtype: torch.dtype) -> bool:
     """Whether attention over segments of any length is tried: flash kernels, which a GPU has for narrow types."""
-    return device in ("cuda", "meta") and dtype.itemsize == 2
+    return device == "cuda" and dtype.itemsize == 2
 
 
 def chunk_rows(vocabulary: int, device: str) -> int:

@@ -5,8 +5,8 @@
 Each round draws answers of the policy to prompts that no round asked before and fits centred squares of the draws of a
 prompt, (h + a w - mean)^2 with h = log policy/reference in nats and w words (`theory.value_stage` at a target of a nats
 a word). Written down: words of fresh draws, the slope of h on w there (at the optimum -a), each step's numbers, and
-words on held-out prompts beside the reference's, paired by prompt. One thread; own_draws.json was made
-with a decoder in bfloat16.
+words on held-out prompts beside the reference's, paired by prompt. One thread; the decoder of own_draws.json computed
+in bfloat16.
 """
 
 from __future__ import annotations

@@ -38,8 +38,9 @@ REGISTERED: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "registered
 SETS = ("harmful", "harmless")
 WORDS = 18
 ASKED, CERTIFIED = 352, {"harmful": 1981, "harmless": 849}
-"""Prompts of each set that rounds may ask, and those that certificates draw: in the shares of the registrations, all of
-the harmless ones that there are, for three candidates with all their draws."""
+"""Of each set's file the prompts before those that certificates draw, and how many these draw: in the shares of the
+registrations, for three candidates with all their draws. Rounds choose among all others, which of the harmful ones are
+those behind them too."""
 POLICY, OURS, OFFLINE, HELPFUL, ALONE = "policy", "o-pd-dpo-", "pd-dpo-", "helpful-", "alone-"
 RESULT, MEMORY = "evaluation.json", "memory.jsonl"
 """Files of `pddpo evaluate`: its result, and what it need not do again."""

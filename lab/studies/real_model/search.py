@@ -79,7 +79,8 @@ def run(trial: Trial, found: dict[str, Any]) -> dict[str, Any]:
     texts = [(prompt, answer) for prompt, both in zip(found["held"], answers, strict=True) for answer in both]
     with torch.no_grad():
         own = model.scorer.log_probs(texts)[0]
-        reference = Model(replace(trial, rank=1)).of_reference(texts)
+        # weights that were all trained hold no reference
+        reference = (model if trial.rank else Model(replace(trial, rank=1))).of_reference(texts)
     words = np.array([[model.words(one) for one in both] for both in answers], float)
     fresh = [Drawn(one, both, count, reference) for one, both, count in zip(found["held"], answers, words, strict=True)]
     difference = words.mean(1) - np.array(found["before"]).mean(1)

@@ -125,7 +125,7 @@ def test_a_kernel_that_does_not_serve_leaves_lines(
 def test_attention_on_a_gpu_makes_no_line_that_is_filled_up() -> None:
     """Counted on the meta device: no operation of a pass reads or writes as many rows as padded lines have."""
     with torch.device("meta"):
-        scorer = ResponseScorer(tiny_llama(0).to(torch.bfloat16), "packed")
+        scorer = ResponseScorer(tiny_llama(0).to(torch.bfloat16), "packed", device="cuda")
     texts = [((1, 2, 3), tuple(range(3, 3 + length))) for length in (2, 3, 4, 50)]
     rows: set[int] = set()
 
