@@ -60,7 +60,7 @@ help:
 	@echo "make fair     compared methods after an equal search, on held-out worlds (docs/comparison.md); an interrupted run resumes"
 	@echo "make clients  third-party clients of the endpoint (lm-eval, LangChain, LiteLLM, openai) in .venv-clients, tested"
 	@echo "make trainers verl, OpenRLHF and SkyRL in .venv-trainers: the adapters of limits through their own reward code"
-	@echo "make gpu      what a machine with GPUs has to show (GPUS=1|4|8 NODES=1|2), as a table to paste"
+	@echo "make gpu      what a machine with GPUs has to show, as a table to paste; within ten minutes on one (GPUS=1|4|8 NODES=1|2)"
 	@echo "make bundle   wheels for a machine with GPUs and no registry (BUNDLE_PYTHON=3.11|3.12), with their sizes"
 	@echo "make chart    the Helm chart rendered and checked by Helm's library and Kubernetes' schemas, in .venv-chart"
 	@echo "make docs     the documentation as a site in build/site, read without a network, built by .venv-docs"

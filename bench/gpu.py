@@ -1,5 +1,6 @@
 """`make gpu`: what a machine with GPUs has to show, step by step, as a table to paste.
 
+    python -m bench.gpu                             # one card, within ten minutes
     python -m bench.gpu --gpus 4                    # this machine, or one node of a cluster
     python -m bench.gpu --gpus 8 --nodes 2 --address auto --out /mnt/pddpo/gpu --journal postgresql://pddpo@db/pddpo
     python -m bench.gpu --gpus 8 --model FOLDER     # and the first round of gpu/o-pd-dpo-8 with a 7B model
@@ -7,7 +8,8 @@
 
 Two nodes are those of a Ray cluster that is up, seen from its head, which needs no GPU. What the steps write lies on a
 share of all nodes, where a journal cannot be in SQLite. A rehearsal starts its own nodes and trains a small model.
-Every step is a process with a deadline. Exit code 0: all passed; 1: a step did not; 2: the machine lacks something.
+Faults come first, figures next. Every step is a process with a deadline of its own, and none goes on when the minutes
+are over (`--minutes`). Exit code 0: all passed; 1: a step did not or was not begun; 2: the machine lacks something.
 """
 
 from __future__ import annotations
@@ -16,45 +18,39 @@ import argparse
 import datetime
 import json
 import logging
+import math
 import os
 import platform
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from pddpo_ray.cli.runs.recipe_of_run import find_run
+from bench.gpu_runs import REAL, REAL_REHEARSED, kill_and_resume, pddpo, printed, run, smollm2, train
 from pddpo_ray.config import RayCluster, load
 from pddpo_ray.errors import UserError
-from pddpo_ray.journal import read_journal
 from pddpo_ray.journal.filesystems import demand_local
 from pddpo_ray.plan.resources import bundles
-from pddpo_ray.storage.whole_files import JOURNAL, RESULT
+from pddpo_ray.storage.whole_files import JOURNAL
 from tools import small_runs
 
-SMALL = [
-    *["seed=5", "rounds=2", "offline.compare_rounds=0", "offline.pairs=100", "cluster.mode=ray"],
-    *["trainer.fit.steps=3", "trainer.stages={first_reward: {steps: 6}, first_cost: {steps: 4}}"],
-    *["feedback.responses=24", "explore.calibration=192"],
-    *["explore.prompts=6", "explore.picks=2", "cluster.start_deadline_s=600.0"],
-]
-"""The demo's recipe at the size of a check."""
 STAGES = ("torch", "zero1", "zero2", "zero3")
 REHEARSED = [
     *[*small_runs.GPU, "trainer.engine=zero3", "trainer.workers=2", "trainer.threads=1", "rollout.engine=vllm"],
     *["rollout.engines=2", "rollout.max_model_len=192"],
 ]
 """A 7B recipe at the size of seconds, with a model and scorers that are trained for it."""
+CARD = "launches and peaks"
 FIGURES: dict[str, tuple[Sequence[str], Sequence[str]]] = {
-    "launches and peaks": (["card"], ["card"]),
+    CARD: (["card"], ["card"]),
     "16 pairs a step, 135M, adapters": (
         ["step", "--shape", "135m", "--steps", "60"],
         ["step", "--shape", "tiny", "--pairs", "4", "--steps", "4"],
@@ -69,9 +65,9 @@ FIGURES: dict[str, tuple[Sequence[str], Sequence[str]]] = {
 """Arguments of `bench.gpu_figures` on a card, and those of its rehearsal, where there is one."""
 CPUS = 16
 """Of each declared node: more than any recipe's share of a node."""
-KILLED = "round 1/"
-"""What the log says when the run is killed: its first round has ended."""
 STEP_S, REHEARSED_S, ROUND_7B_S = 300.0, 1800.0, 6 * 3600.0
+MINUTES = 10.0
+"""Of all steps, on one card with no 7B model."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +87,11 @@ class Hardware:
     address: str | None = None
     rehearse: bool = False
     journal: str | None = None
+
+    @property
+    def minutes(self) -> float:
+        """What all steps may take where nothing is said of it."""
+        return MINUTES if (self.gpus, self.nodes, self.rehearse) == (1, 1, False) else math.inf
 
     @property
     def words(self) -> str:
@@ -196,76 +197,6 @@ def declared(hardware: Hardware) -> Iterator[Hardware]:
         cluster.shutdown()
 
 
-def pddpo(*words: str | Path, deadline_s: float = STEP_S) -> str:
-    """Runs a command of the package. -> what it printed"""
-    return printed("pddpo_ray", *words, deadline_s=deadline_s)
-
-
-def printed(module: str, *words: str | Path, deadline_s: float = STEP_S) -> str:
-    """What a module prints that runs as a program. Raises UserError with its last line where it fails; a program that
-    is late is ended with all that it started, so that the card is free for the next step."""
-    command = [sys.executable, "-m", module, *map(str, words)]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    try:
-        out, err = process.communicate(timeout=deadline_s)
-    except subprocess.TimeoutExpired as error:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        raise UserError(f"did not end within {deadline_s:.0f} s") from error
-    if process.returncode:
-        lines = (err.strip() or out.strip() or "no message").splitlines()
-        raise UserError(f"exit code {process.returncode}: {lines[-1][:200]}")
-    return out
-
-
-def figure(hardware: Hardware, words: Sequence[str]) -> str:
-    """Numbers of a figure, in words."""
-    device, limit = ("cpu", REHEARSED_S) if hardware.rehearse else ("cuda", STEP_S)
-    last = printed("bench.gpu_figures", *words, "--device", device, deadline_s=limit).splitlines()[-1]
-    return ", ".join(f"{name} {value:.4g}" for name, value in json.loads(last).items() if not isinstance(value, str))
-
-
-def train(folder: Path, deadline_s: float, *overrides: str) -> str:
-    """Two rounds of the demo's recipe. -> what is to be said of them"""
-    return run("text-world", folder, [*SMALL, *overrides], deadline_s)
-
-
-def run(recipe: str, folder: Path, overrides: Sequence[str], deadline_s: float) -> str:
-    pddpo("train", recipe, *overrides, "--run", folder, "--go-on", deadline_s=deadline_s)
-    result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-    if not result["weights_verified"]:
-        raise UserError("a delivery of weights was not verified")
-    journal = next((one.removeprefix("journal=") for one in overrides if one.startswith("journal=")), None)
-    return f"rounds: {result['rounds']}, every delivery verified, {sync_seconds(folder, journal)}"
-
-
-def sync_seconds(folder: Path, journal_url: str | None) -> str:
-    """How long the deliveries of a run took."""
-    with read_journal(journal_url or folder / JOURNAL, find_run(folder, journal_url).id) as journal:
-        took = sorted(entry.delivery.seconds for entry in journal.deliveries())
-    return f"{len(took)} deliveries, median {took[len(took) // 2]:.2f} s, longest {took[-1]:.2f} s"
-
-
-def kill_and_resume(folder: Path, deadline_s: float, overrides: Sequence[str]) -> str:
-    """kill -9 of the driver after its first round, then the same command again."""
-    words = ["train", "text-world", *SMALL, *overrides, "--run", str(folder), "--go-on"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pddpo_ray", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    log, deadline = folder / "train.log", time.monotonic() + deadline_s
-    while not (log.exists() and KILLED in log.read_text(encoding="utf-8")):
-        if process.poll() is not None or time.monotonic() > deadline:
-            process.kill()
-            process.wait()
-            raise UserError("the run did not come to the end of its first round")
-        time.sleep(0.2)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    return "killed after round 1, then " + train(folder, deadline_s, *overrides)
-
-
 def placed(hardware: Hardware) -> str:
     """Every recipe's processes on nodes with so many GPUs, as Ray places them."""
     import ray
@@ -322,47 +253,96 @@ def devices() -> str:
     return f"{len(lines)} x {lines[0]}; torch {torch.__version__}, CUDA {torch.version.cuda}"
 
 
-def first_round(hardware: Hardware, folder: Path, model: str | None) -> str:
+def figure(hardware: Hardware, words: Sequence[str | Path], deadline_s: float) -> str:
+    """Numbers of a figure, in words."""
+    device = "cpu" if hardware.rehearse else "cuda"
+    last = printed("bench.gpu_figures", *words, "--device", device, deadline_s=deadline_s).splitlines()[-1]
+    return ", ".join(f"{name} {value:.4g}" for name, value in json.loads(last).items() if not isinstance(value, str))
+
+
+def first_round(hardware: Hardware, folder: Path, model: str | None, deadline_s: float) -> str:
     """Of the recipe for so many GPUs; rehearsed with two ranks, two engines and a small model."""
     name = f"gpu/o-pd-dpo-{hardware.gpus}"
     overrides = ["rounds=1", *([f"model.reference={model}"] if model else [])]
     if not hardware.rehearse:
-        return run(name, folder, [*overrides, *hardware.of_recipe(name)], ROUND_7B_S)
+        return run(name, folder, [*overrides, *hardware.of_recipe(name)], deadline_s)
     own = ["cluster.cpus=4"] if hardware.address is None else []
-    return run(name, folder, [*overrides, *REHEARSED, *own, *hardware.where()], REHEARSED_S)
+    return run(name, folder, [*overrides, *REHEARSED, *own, *hardware.where()], deadline_s)
 
 
-def steps(hardware: Hardware, folder: Path, model: str | None) -> dict[str, Callable[[], str]]:
-    """All that is checked, in order; each returns what is to be said of it."""
+def real_round(hardware: Hardware, folder: Path, model: Path, deadline_s: float) -> str:
+    """A round of SmolLM2 under a limit on its answers' length."""
+    overrides = [f"model.reference={model}", *REAL, *hardware.overrides(), *(REAL_REHEARSED * hardware.rehearse)]
+    return run("smollm2", folder, overrides, deadline_s)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is to be said after at most so many seconds."""
+
+    limit_s: float
+    work: Callable[[float], str]
+
+
+def steps(hardware: Hardware, folder: Path, model: str | None) -> dict[str, Step]:
+    """All that is checked, what is most likely to break first."""
     base, limit = hardware.overrides(), REHEARSED_S if hardware.rehearse else STEP_S
-    todo: dict[str, Callable[[], str]] = {
-        "machine": lambda: machine(hardware),
-        "doctor": lambda: f"{pddpo('doctor', '--deep').count('ok ')} checks of this machine passed",
-        "placement": lambda: placed(hardware),
+    trained = {f"vLLM, {stage}": [f"trainer.engine={stage}"] for stage in STAGES}
+    trained |= {"weights natively": ["rollout.delivery=native"], "transformers, torch": ["rollout.engine=transformers"]}
+    if hardware.gpus > 1 and not hardware.rehearse:
+        trained["vLLM, two GPUs an engine"] = ["rollout.tensor_parallel=2", "rollout.engines=1"]
+    works: dict[str, Callable[[float], str]] = {
+        name: partial(lambda own, name, most: train(folder / name.replace(" ", "-"), most, *base, *own), own, name)
+        for name, own in trained.items()
     }
-    for stage in STAGES:
-        todo[f"vLLM, {stage}"] = lambda stage=stage: train(folder / stage, limit, *base, f"trainer.engine={stage}")  # type: ignore[misc]
-    todo["transformers, torch"] = lambda: train(folder / "transformers", limit, *base, "rollout.engine=transformers")
-    todo["killed and resumed, zero2"] = lambda: kill_and_resume(
-        folder / "killed", limit, [*base, "trainer.engine=zero2"]
-    )
-    todo["weights natively"] = lambda: train(folder / "native", limit, *base, "rollout.delivery=native")
-    for name, (on_card, rehearsed) in FIGURES.items():
-        words = rehearsed if hardware.rehearse else on_card
-        if words:
-            todo[name] = lambda words=words: figure(hardware, words)  # type: ignore[misc]
+    figures = {
+        name: partial(figure, hardware, rehearsed if hardware.rehearse else on_card)
+        for name, (on_card, rehearsed) in FIGURES.items()
+        if rehearsed or not hardware.rehearse
+    }
+    asleep = partial(_asleep, hardware)
+    killed = [*base, "trainer.engine=zero2"]
+    todo: dict[str, Callable[[float], str]] = {
+        "machine": lambda _: machine(hardware),
+        CARD: figures.pop(CARD),
+        "placement": lambda _: placed(hardware),
+        "vLLM, torch": works.pop("vLLM, torch"),
+        "vLLM, zero2": works.pop("vLLM, zero2"),
+        "weights natively": works.pop("weights natively"),
+        "an engine sleeps and wakes, 135M": partial(smollm2, folder, then=asleep),
+        "killed and resumed, zero2": partial(kill_and_resume, folder / "killed", overrides=killed),
+        "SmolLM2 under a limit on length, first round": partial(
+            smollm2, folder, then=partial(real_round, hardware, folder / "real")
+        ),
+        **figures,
+        **works,
+        "doctor": lambda most: (
+            f"{pddpo('doctor', '--deep', deadline_s=most).count('ok ')} checks of this machine passed"
+        ),
+    }
+    found = {name: Step(limit, work) for name, work in todo.items()}
     if model is not None or hardware.rehearse:
-        todo[f"gpu/o-pd-dpo-{hardware.gpus}, first round"] = lambda: first_round(hardware, folder / "recipe", model)
-    return todo
+        seven = REHEARSED_S if hardware.rehearse else ROUND_7B_S
+        recipe = partial(first_round, hardware, folder / "recipe", model)
+        found[f"gpu/o-pd-dpo-{hardware.gpus}, first round"] = Step(seven, recipe)
+    return found
 
 
-def done(step: str, work: Callable[[], str]) -> Row:
+def _asleep(hardware: Hardware, model: Path, deadline_s: float) -> str:
+    few = ["--pairs", "4"] * hardware.rehearse
+    return figure(hardware, ["asleep", "--model", model, *few], deadline_s)
+
+
+def done(name: str, step: Step, left_s: float) -> Row:
+    """A step that has its own seconds, and at most those that are left to all."""
     began = time.monotonic()
     try:
-        said, passed = work(), True
+        if left_s <= 0:
+            raise UserError("not begun: the minutes are over")
+        said, passed = step.work(min(step.limit_s, left_s)), True
     except Exception as error:
         said, passed = f"{type(error).__name__}: {error}".splitlines()[0], False
-    return Row(step, passed, time.monotonic() - began, said)
+    return Row(name, passed, time.monotonic() - began, said)
 
 
 def table(hardware: Hardware, rows: Sequence[Row]) -> str:
@@ -388,6 +368,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--address", help="of a Ray cluster; without it one is started on this machine")
     parser.add_argument("--journal", help="URL of a PostgreSQL database, where --out is on a network share")
     parser.add_argument("--model", help="folder of a 7B model, for the first round of gpu/o-pd-dpo-N")
+    parser.add_argument(
+        "--minutes", type=float, help="for all steps (default: 10 on one card, no end on several or with --model)"
+    )
     parser.add_argument("--rehearse", action="store_true", help="on CPUs; Ray is told of GPUs that are not there")
     parser.add_argument("--only", nargs="+", help="steps by name")
     parser.add_argument("--out", type=Path, default=Path("build/gpu"), help="an empty or new folder")
@@ -399,10 +382,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     chosen.out.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
+    minutes = chosen.minutes or (math.inf if chosen.model else hardware.minutes)
+    end = time.monotonic() + 60 * minutes
     with declared(hardware) as ready:
-        for step, work in steps(ready, chosen.out.absolute(), chosen.model).items():
-            if chosen.only is None or step in chosen.only:
-                rows.append(done(step, work))
+        for name, step in steps(ready, chosen.out.absolute(), chosen.model).items():
+            if chosen.only is None or name in chosen.only:
+                rows.append(done(name, step, end - time.monotonic()))
                 print(f"{rows[-1].step}: {'passed' if rows[-1].passed else 'NOT'}: {rows[-1].said}", flush=True)
                 # after every step, so that what broke off has its table too
                 (chosen.out / "table.md").write_text(table(hardware, rows), encoding="utf-8")

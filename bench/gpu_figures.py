@@ -3,6 +3,7 @@
     python -m bench.gpu_figures card
     python -m bench.gpu_figures step --shape 135m --pairs 16 --pairs-file FILE.jsonl.gz
     python -m bench.gpu_figures features --device cpu --shape tiny
+    python -m bench.gpu_figures asleep --model FOLDER
 
 `step` is a whole fit of ours (adapters, the reward stage of PD-DPO) beside TRL's trainer on the same batches, weights
 and reference, at equal losses; ours also without recorded passes. `bench.gpu` runs them all.
@@ -173,6 +174,42 @@ def features(chosen: argparse.Namespace) -> dict[str, float]:
     return found
 
 
+def asleep(chosen: argparse.Namespace) -> dict[str, float]:
+    """An engine that shares its card samples, sleeps, wakes and says the same: its speed, and what sleep gives back.
+
+    On a CPU an engine does not sleep, and nothing is given back.
+    """
+    from pddpo_ray.records import Decoding, PolicyVersion, Prompt
+    from pddpo_ray.rollout.vllm_engine import VllmEngine, VllmSettings
+    from pddpo_ray.storage.artifacts import ArtifactStore
+
+    on_card, folder = chosen.device == "cuda", chosen.model.absolute()
+    dtype = "bfloat16" if on_card else "float32"
+    settings = VllmSettings(max_model_len=256, max_sequences=chosen.pairs, dtype=dtype, sleeps=on_card, gpu_memory=0.3)
+    began = time.perf_counter()
+    engine = VllmEngine("rollout-0", folder, ArtifactStore(folder.parent), settings)
+    found = {"seconds to start": time.perf_counter() - began}
+    engine.deliver(PolicyVersion(0, "reference", "", folder.name))
+    asked = [Prompt(f"{place}", tuple(range(1000, 1032)), "") for place in range(chosen.pairs)]
+    clock, said = wall_clock(chosen.device), []
+    for part in ("first", "second"):
+        seconds = clock(lambda: said.append(engine.sample(asked, range(chosen.pairs), 1, Decoding(max_tokens=96))))
+        found[f"{part}: tokens/s"] = sum(len(draw[0]) for (draw,) in said[-1]) / seconds
+        if part == "first":
+            before = free_gib(on_card)
+            found["seconds to sleep"] = clock(engine.sleep)
+            found["GiB given back"] = free_gib(on_card) - before
+            found["seconds to wake"] = clock(engine.wake)
+    if [draw[0] for (draw,) in said[0]] != [draw[0] for (draw,) in said[1]]:
+        raise SystemExit("the engine woke and sampled other answers from the same seeds")
+    engine.close()
+    return found
+
+
+def free_gib(on_card: bool) -> float:
+    return torch.cuda.mem_get_info()[0] / GIB if on_card else 0.0
+
+
 def rows_of(chosen: argparse.Namespace, vocabulary: int, count: int) -> list[PairRow]:
     """The first pairs of a file, by the shipped byte-level words; without one those that ship with the package."""
     if chosen.pairs_file is None:
@@ -195,7 +232,7 @@ def rows_of(chosen: argparse.Namespace, vocabulary: int, count: int) -> list[Pai
     return made
 
 
-FIGURES = {"card": card, "step": step, "features": features}
+FIGURES = {"card": card, "step": step, "features": features, "asleep": asleep}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -203,12 +240,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("figure", choices=sorted(FIGURES))
     parser.add_argument("--shape", choices=sorted(SHAPES), default="135m")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--pairs", type=int, default=16, help="of a step; of all, for features")
+    parser.add_argument("--pairs", type=int, default=16, help="of a step; of all, for features; questions, for asleep")
     parser.add_argument("--micro", type=int, help="pairs of a pass")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--full", action="store_true", help="all weights are trained")
     parser.add_argument("--sides", nargs="+", choices=("trl", "ours", "eager", "compiled"), default=["trl", "ours"])
     parser.add_argument("--pairs-file", type=Path, help="JSON lines with prompt, chosen, rejected, gzipped")
+    parser.add_argument("--model", type=Path, help="folder of the model, for asleep")
     parser.add_argument("--profile", action="store_true")
     chosen = parser.parse_args(arguments)
     print(json.dumps({"figure": chosen.figure, "shape": chosen.shape} | FIGURES[chosen.figure](chosen)), flush=True)

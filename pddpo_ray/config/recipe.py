@@ -255,6 +255,8 @@ class Config(Sections):
                 f" paper's cost alone: {papers}"
             )
         for one in self.stated:
+            if one.limit.quantity.kind == "mean" and one.limit.cost_range is None:
+                raise ValueError(f"{one.where}: a mean needs `bounds: [low, high]` in a run, whose steps they scale")
             if self.policies == "tables" and one.source.kind not in ("world", "people", "reference", "model"):
                 raise ValueError(
                     f"{one.where}: {one.source} reads texts; a table has none: use"

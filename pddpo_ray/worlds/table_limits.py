@@ -192,7 +192,7 @@ def range_of(stated: StatedLimit, cost_max: float) -> float:
         return ends[1] - ends[0]
     if stated.limit.quantity.kind == "logit":
         return 2.0 * cost_max
-    raise UserError(f"{stated.where}: a mean needs `bounds: [low, high]` in a run, which its step is scaled by")
+    raise AssertionError(f"{stated.where}: a recipe is refused whose mean has no bounds")
 
 
 def on_prompts(stated: Sequence[StatedLimit], sets: PromptSets | None, prior: Array) -> tuple[Array, Array]:

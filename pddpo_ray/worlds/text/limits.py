@@ -89,13 +89,9 @@ def _single(world: TextWorld, stated: StatedLimit, source: Source | None) -> Arr
 
 
 def of_texts(grammar: Grammar, stated: StatedLimit, source: Source) -> Array:
-    """What a source says of every answer of a grammar by itself; of text outside it the worst. [X, Y + 1]
-
-    Raises UserError for a measure without bounds.
-    """
+    """What a source says of every answer of a grammar by itself; of text outside it the worst. [X, Y + 1]"""
     worst = stated.worst
-    if worst is None:
-        raise UserError(f"{stated.where}: a mean needs `bounds: [low, high]` in a run, which its step is scaled by")
+    assert worst is not None  # a recipe is refused whose mean has no bounds
     prompts, answers = grammar.prompt_texts, grammar.answer_texts
     asked = prompts[:1] if stated.source.kind in ANSWER_ALONE else prompts
     table = measured_texts(source, asked, answers, worst)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
+import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,8 @@ import ray
 import torch
 
 from actors.placement import misfit, shortfall
-from bench import gpu, gpu_results
+from bench import gpu, gpu_results, gpu_runs
+from bench.gpu_runs import SMALL
 from pddpo_ray.config import RayCluster, load
 from pddpo_ray.errors import UserError
 from pddpo_ray.plan.resources import bundles
@@ -46,12 +50,12 @@ def test_the_page_says_what_was_run_on_which_card_and_what_never_was() -> None:
 @pytest.mark.parametrize("hardware", HARDWARE, ids=lambda one: f"{one.nodes}x{one.gpus}")
 def test_every_step_has_a_recipe_that_fits_the_gpus(hardware: gpu.Hardware) -> None:
     for stage in gpu.STAGES:
-        config = load("text-world", [*gpu.SMALL, *hardware.overrides(), f"trainer.engine={stage}"])
+        config = load("text-world", [*SMALL, *hardware.overrides(), f"trainer.engine={stage}"])
         parts = {bundle.part: bundle for bundle in bundles(config, "cuda")}
         taken = sum(parts[part].count * parts[part].gpus for part in ("trainer", "rollout"))
         assert 0 < taken <= hardware.gpus * hardware.nodes
-    load("text-world", [*gpu.SMALL, *hardware.overrides(), "rollout.engine=transformers"])
-    load("text-world", [*gpu.SMALL, *hardware.overrides(), "rollout.delivery=native"])
+    load("text-world", [*SMALL, *hardware.overrides(), "rollout.engine=transformers"])
+    load("text-world", [*SMALL, *hardware.overrides(), "rollout.delivery=native"])
 
 
 @pytest.mark.parametrize("gpus", [1, 4, 8])
@@ -80,15 +84,13 @@ def test_the_first_round_is_of_the_model_that_was_given_on_all_nodes(
     monkeypatch.setattr(gpu, "run", run)
     journal = "postgresql://pddpo@db.example/pddpo"
     hardware = gpu.Hardware(8, nodes=nodes, address="auto", journal=journal)
-    assert not any("first round" in name for name in gpu.steps(hardware, tmp_path, None))
-    assert gpu.steps(hardware, tmp_path, "/mnt/models/alpaca-7b")["gpu/o-pd-dpo-8, first round"]() == "1 round"
+    assert not any("gpu/" in name for name in gpu.steps(hardware, tmp_path, None))
+    assert gpu.steps(hardware, tmp_path, "/mnt/models/alpaca-7b")["gpu/o-pd-dpo-8, first round"].work(60.0) == "1 round"
     config = ran["config"]
     assert (config.model.reference, config.rounds, config.journal) == ("/mnt/models/alpaca-7b", 1, journal)
-    assert (config.trainer.workers, config.rollout.engines) == (4 * nodes, 3 * nodes)
-    assert (config.trainer.of_stage("first_reward"), ran["deadline_s"]) == (
-        load("gpu/o-pd-dpo-8", check_files=False).trainer.of_stage("first_reward"),
-        6 * 3600,
-    )
+    assert (config.trainer.workers, config.rollout.engines, ran["deadline_s"]) == (4 * nodes, 3 * nodes, 60.0)
+    recipe = load("gpu/o-pd-dpo-8", check_files=False)
+    assert config.trainer.of_stage("first_reward") == recipe.trainer.of_stage("first_reward")
 
 
 def test_two_nodes_without_a_cluster_or_with_sqlite_on_their_share_are_one_line(
@@ -121,15 +123,40 @@ def test_a_cluster_with_too_few_gpus_is_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.run
 def test_a_step_that_fails_is_a_row_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> str:
+    def broken(most: float) -> str:
         raise RuntimeError("no memory\nand more")
 
-    monkeypatch.setattr(gpu, "steps", lambda *_: {"first": broken, "second": lambda: "well"})
+    todo = {"first": gpu.Step(1.0, broken), "second": gpu.Step(1.0, lambda most: "well")}
+    monkeypatch.setattr(gpu, "steps", lambda *_: todo)
     assert gpu.main(["--rehearse", "--out", str(tmp_path)]) == 1
     table = (tmp_path / "table.md").read_text()
     assert "REHEARSAL" in table
     assert "| first | NOT | 0 | RuntimeError: no memory |" in table
     assert "| second | passed | 0 | well |" in table
+
+
+def test_no_step_goes_on_when_the_minutes_are_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten on one card; the step that is running gets what is left, later ones are named and not begun."""
+    given: dict[str, float] = {}
+
+    def long(name: str, most: float) -> str:
+        given[name] = most
+        if name == "second":
+            monkeypatch.setattr(time, "monotonic", lambda: began + 600.1)
+        return "well"
+
+    began = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: began)
+    todo = {
+        name: gpu.Step(limit, partial(long, name)) for name, limit in (("first", 5.0), ("second", 9e9), ("third", 5.0))
+    }
+    monkeypatch.setattr(gpu, "steps", lambda *_: todo)
+    monkeypatch.setattr(gpu, "lacking", lambda *_: None)
+    monkeypatch.setattr(gpu, "devices", lambda: "a card")
+    assert gpu.main(["--out", str(tmp_path)]) == 1
+    assert given == {"first": 5.0, "second": 600.0}
+    assert "| third | NOT | 0 | UserError: not begun: the minutes are over |" in (tmp_path / "table.md").read_text()
+    assert gpu.Hardware(4).minutes == gpu.Hardware(1, rehearse=True).minutes == math.inf
 
 
 @pytest.mark.full
@@ -167,4 +194,4 @@ def test_figures_of_a_card_are_rehearsed_with_the_same_code(tmp_path: Path) -> N
     assert [row["step"] for row in rows] == names
     assert all(word in rows[1]["said"] for word in ("trl: pairs/s", "ours: pairs/s", "ours / trl"))
     with pytest.raises(UserError, match="did not end within 0 s"):
-        gpu.printed("bench.gpu_figures", "card", "--device", "cpu", deadline_s=0.2)
+        gpu_runs.printed("bench.gpu_figures", "card", "--device", "cpu", deadline_s=0.2)

@@ -238,3 +238,11 @@ def test_a_mean_has_an_interval_within_stated_bounds_alone() -> None:
     unbounded = LimitEstimate.of(Limit("short", Amount(Quantity("mean", "words"), 20.0)), estimate)
     assert (unbounded.low, unbounded.high) == (None, None)
     assert "no interval: bounds unknown" in unbounded.measured
+
+
+@pytest.mark.parametrize("recipe", ["text-world-limits", "tabular-limits"])
+def test_a_mean_without_bounds_is_refused_when_the_recipe_is_read(recipe: str) -> None:
+    """Before a dry run plans with it and before a model is loaded for it."""
+    source = {"text-world-limits": "rule: words", "tabular-limits": "world: length"}[recipe]
+    with pytest.raises(UserError, match=r"limits\.brief: a mean needs `bounds: \[low, high\]` in a run"):
+        load(recipe, [f"limits.brief={{mean: {{{source}}}, at_most: 12}}"])

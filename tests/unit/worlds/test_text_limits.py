@@ -161,7 +161,6 @@ def test_what_a_judge_says_about_every_answer_is_not_asked_for() -> None:
     [
         ({"rate": {"world": "privacy"}, "at_most": 0.1}, "no rate called `privacy`; it has the rates and logits cost"),
         ({"mean": {"world": "cost"}, "at_most": 1, "bounds": [0, 2]}, "no mean called `cost`"),
-        ({"mean": {"rule": "words"}, "at_most": 12}, "a mean needs `bounds: [low, high]` in a run"),
         ({"mean": {"rule": "words"}, "at_most": 8, "bounds": [0, 10]}, "rule words runs from"),
     ],
 )
