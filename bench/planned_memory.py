@@ -111,7 +111,7 @@ def tracked_step(
     scorer = ResponseScorer(model, "packed")
     rows = [PairRow(f"{i}", (1 + i,) * PROMPT, (50 + i,) * ANSWER, (70 + i,) * ANSWER) for i in range(PAIRS)]
     loss = PairLoss(scorer, Objective("reward", PolicyVersion(0, "reference", "", ""), 0.1))
-    with FakeTensorMode(allow_non_fake_inputs=True), _without_reads():
+    with FakeTensorMode(allow_non_fake_inputs=True), for_tracker():
         without_memory(model)
         if in_nf4:
             _fill_four_bit_maps(model, dtype)
@@ -166,7 +166,7 @@ def planned(
 
 
 @contextmanager
-def _without_reads() -> Iterator[None]:
+def for_tracker() -> Iterator[None]:
     """Fake tensors have no norm that could be read, and the tracker wants hooks on frozen weights too."""
 
     def allowed(register: Callable[..., Any]) -> Callable[..., Any]:
