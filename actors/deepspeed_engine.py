@@ -25,6 +25,7 @@ from pddpo_ray.training.batches import moved
 from pddpo_ray.training.engine import adam_betas, copied, matched
 from pddpo_ray.training.fit import PairLoss, PairPass, Shard, Tensors
 from pddpo_ray.training.passes.log_probs import ResponseScorer, device_of
+from pddpo_ray.training.passes.memory import GATHERED, reduced_numbers
 
 logger = logging.getLogger(__name__)
 STALE_LOCK_S = 900
@@ -175,7 +176,12 @@ def _initialize(scorer: ResponseScorer, parameters: list[torch.nn.Parameter], st
             "managed_gradient_accumulation": False,
             "gradient_clipping": 1.0,
             "bf16": {"enabled": dtype == "bfloat16"},
-            "zero_optimization": {"stage": stage, "overlap_comm": False},
+            "zero_optimization": {
+                "stage": stage,
+                "overlap_comm": False,
+                "reduce_bucket_size": reduced_numbers(sum(one.numel() for one in parameters)),
+                "stage3_max_live_parameters": GATHERED,
+            },
             "zero_allow_untested_optimizer": True,
             "wall_clock_breakdown": False,
         },

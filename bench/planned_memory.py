@@ -3,7 +3,7 @@
 python -m bench.planned_memory        # writes bench/results/memory.md, some minutes on a core
 
 A step of two passes is tracked at one and at two layers; what a layer adds is the same at any depth (held at full depth
-by a test on the 135M shape). ZeRO over several ranks is planned alone: no tracker sees other ranks.
+by a test on the 135M shape). ZeRO at these sizes is planned alone; `bench.zero_memory` tracks it on two small ranks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pddpo_ray.training.passes.log_probs import ResponseScorer
 from pddpo_ray.training.passes.memory import memory_need
 from pddpo_ray.training.passes.shape_memory import sizes_of_shape, without_memory
 
-PAGE = Path("bench/results/memory.md")
+PAGE, ON_RANKS = Path("bench/results/memory.md"), Path("bench/results/zero_memory.json")
 PROMPT, ANSWER, PAIRS = 128, 384, 2
 RANK = 16
 
@@ -53,11 +53,17 @@ SHAPES = {
 
 
 def made(
-    shape: Mapping[str, int], rank: int | None, dtype: torch.dtype, layers: int | None = None, *, in_nf4: bool = False
+    shape: Mapping[str, int],
+    rank: int | None,
+    dtype: torch.dtype,
+    layers: int | None = None,
+    *,
+    in_nf4: bool = False,
+    device: str = "meta",
 ) -> torch.nn.Module:
-    """A model without memory; `layers` in place of its own number."""
+    """A model, on meta without memory; `layers` in place of its own number."""
     depth = shape["num_hidden_layers"] if layers is None else layers
-    with torch.device("meta"):
+    with torch.device(device):
         model: torch.nn.Module = LlamaForCausalLM(LlamaConfig(**{**shape, "num_hidden_layers": depth})).to(dtype)
         if in_nf4:
             _take_four_bit_maps(model, dtype)
@@ -217,7 +223,25 @@ def page(lines: Iterator[str]) -> str:
         "no ZeRO.\n\n"
     )
     table = [f"| {' | '.join(head)} |", "|---" * len(head) + "|", *lines]
-    return told + "\n".join(table) + "\n"
+    return told + "\n".join(table) + "\n" + _on_ranks()
+
+
+def _on_ranks() -> str:
+    """What `bench.zero_memory` found."""
+    lines = [
+        "",
+        "## Two ranks of DeepSpeed",
+        "",
+        "GiB of a rank on CPUs, real tensors; SmolLM2's shape with 6 layers, embedding and head apart, bfloat16,",
+        "the same passes. `python -m bench.zero_memory` writes it.",
+        "",
+        "| stage | trained | tracked | planned | planned / tracked |",
+        "|---|---|---|---|---|",
+    ]
+    for one in json.loads(ON_RANKS.read_text(encoding="utf-8")):
+        numbers = f"{one['tracked']:.2f} | {one['planned']:.2f} | {one['ratio']:.3f}"
+        lines.append(f"| ZeRO-{one['stage']} | {one['trained']} | {numbers} |")
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

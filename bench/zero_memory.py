@@ -9,20 +9,19 @@ too. The shape is SmolLM2's with few layers, where embedding and head are most o
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import torch
 
 from bench.device import GIB
-from bench.planned_memory import ANSWER, PAIRS, PROMPT, RANK, SHAPES, for_tracker, made, planned
+from bench.planned_memory import ANSWER, ON_RANKS, PAIRS, PROMPT, RANK, SHAPES, for_tracker, made, planned
 from pddpo_ray.contracts import FitSettings
 from pddpo_ray.records import Objective, PairRow, PolicyVersion
 
 RANKS, LAYERS = 2, 6
-RESULTS = Path("bench/results/zero_memory.json")
 SHAPE = {**SHAPES["135M (SmolLM2)"], "num_hidden_layers": LAYERS}
 DTYPE = torch.bfloat16
 
@@ -37,9 +36,7 @@ def tracked_rank(rank: int, stage: int, adapters: int | None) -> int:
     from pddpo_ray.training.passes.log_probs import ResponseScorer
 
     dist.init_process_group("gloo", rank=rank, world_size=RANKS)
-    model = made(SHAPE, adapters, DTYPE).to_empty(device="cpu")
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.02)
+    model = made(SHAPE, adapters, DTYPE, device="cpu")
     scorer = ResponseScorer(model, "packed")
     rows = [PairRow(f"{i}", (1 + i,) * PROMPT, (50 + i,) * ANSWER, (70 + i,) * ANSWER) for i in range(PAIRS)]
     loss = PairLoss(scorer, Objective("reward", PolicyVersion(0, "reference", "", ""), 0.1))
@@ -53,7 +50,8 @@ def tracked_rank(rank: int, stage: int, adapters: int | None) -> int:
             for _ in range(2):
                 engine.accumulate(loss, given)
                 tracker.reset_mod_stats()
-            engine.update(1e-4)
+            if not math.isfinite(engine.update(1e-4)):
+                raise SystemExit("gradients that are not finite: DeepSpeed took no step")
         return int(tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"])
 
 
@@ -87,7 +85,7 @@ def main() -> None:
             }
         )
         print(found[-1], flush=True)
-        RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        ON_RANKS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -20,9 +20,12 @@ from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import Shard
 from pddpo_ray.training.local import LocalTrainer, store_reference
 from pddpo_ray.training.models.lora import load_lora_trainer
+from pddpo_ray.training.passes import memory
 from pddpo_ray.training.passes.log_probs import ResponseScorer
 from tests.support.tiny_language_model import tiny_llama
 
+memory.REDUCED = 3000
+"""Gradients of these small models take several of DeepSpeed's buffers, and some weights are larger than one."""
 MOMENTUM = 0.75
 """Of AdamW, in the one step that its optimiser is read after; not the recipe's."""
 

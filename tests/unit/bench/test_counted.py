@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from typing import Any
 
 import pytest
 import torch
 
-from bench import launches, planned_memory
+from bench import launches, planned_memory, zero_memory
+from bench.device import GIB
 from bench.planned_memory import RANK, SHAPES
 
 COMMITTED = json.loads(launches.RESULT.read_text(encoding="utf-8"))
@@ -49,6 +51,16 @@ def test_a_steps_memory_is_planned_within_a_tenth(rank: int | None, dtype: torch
     """SmolLM2's shape, 30 layers from one and from two: weights, gradients, optimiser, activations and head."""
     seen = planned_memory.tracked(SMALLEST, rank, dtype)
     assert 0.99 * seen <= planned_memory.planned(SMALLEST, rank, dtype) <= 1.1 * seen
+
+
+@pytest.mark.run
+@pytest.mark.parametrize("found", json.loads(planned_memory.ON_RANKS.read_text()), ids=lambda one: one["stage"])
+def test_the_plan_holds_what_two_ranks_of_deepspeed_took(found: dict[str, Any]) -> None:
+    """Their buffers, and the weights that ZeRO-3 gathers, count."""
+    adapters = None if found["trained"] == "all" else RANK
+    plan = planned_memory.planned(zero_memory.SHAPE, adapters, stage=found["stage"], ranks=zero_memory.RANKS)
+    assert plan == pytest.approx(found["planned"] * GIB, rel=1e-3)
+    assert 0.97 * found["tracked"] * GIB <= plan <= 1.12 * found["tracked"] * GIB
 
 
 @pytest.mark.run
