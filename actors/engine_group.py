@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import ray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.calls import Answerer, AnsweringActor, Handle
 from pddpo_ray.contracts import Count, Draw, RolloutEngine
@@ -24,7 +25,6 @@ from pddpo_ray.theory.seeds import counts
 
 MakeEngine = Callable[[], RolloutEngine]
 """Runs in the actor's process; picklable."""
-
 
 Send = Callable[[PolicyVersion, Any], object]
 """(policy, the engine's actor): the trainer's ranks send the weights to it."""
@@ -43,15 +43,10 @@ class Sleeper(Protocol):
 class Receiver(Protocol):
     """An engine that is sent its weights through vLLM's own transfer."""
 
+    llm: Any
+    """The `vllm.LLM` that takes them."""
+
     def expect(self, policy: PolicyVersion) -> None: ...
-
-    def init_weight_transfer_engine(self, request: Any) -> None: ...
-
-    def start_weight_update(self) -> None: ...
-
-    def update_weights(self, request: Any) -> None: ...
-
-    def finish_weight_update(self) -> None: ...
 
     def delivered(self, policy: PolicyVersion) -> Delivery: ...
 
@@ -99,16 +94,16 @@ class RolloutActor(AnsweringActor):
         self._receiver.expect(policy)
 
     def init_weight_transfer_engine(self, request: Any) -> None:
-        self._receiver.init_weight_transfer_engine(request)
+        self._receiver.llm.init_weight_transfer_engine(request)
 
     def start_weight_update(self) -> None:
-        self._receiver.start_weight_update()
+        self._receiver.llm.start_weight_update()
 
     def update_weights(self, request: Any) -> None:
-        self._receiver.update_weights(request)
+        self._receiver.llm.update_weights(request)
 
     def finish_weight_update(self) -> None:
-        self._receiver.finish_weight_update()
+        self._receiver.llm.finish_weight_update()
 
     def delivered(self, policy: PolicyVersion) -> Delivery:
         return self._receiver.delivered(policy)
@@ -161,7 +156,8 @@ class RolloutHandle(Handle[RolloutActor]):
         self._send: Send | None = None
         self._asleep = False
         self._held: PolicyVersion | None = None
-        self._lost = 0
+        self.restarts = 0
+        """How many processes were lost so far."""
         self._answerer = Answerer(
             self._start(),
             f"rollout engine {name}",
@@ -197,11 +193,6 @@ class RolloutHandle(Handle[RolloutActor]):
 
     def pid(self) -> int:
         return self._answerer.ask("its process id", RolloutActor.pid)
-
-    @property
-    def restarts(self) -> int:
-        """How many processes were lost so far."""
-        return self._lost
 
     # --- RolloutEngine ------------------------------------------------------------------------------------------
 
@@ -248,8 +239,6 @@ class RolloutHandle(Handle[RolloutActor]):
     def _start(self) -> Any:
         options: dict[str, Any] = {"num_cpus": self._settings.cpus, "num_gpus": self._settings.gpus, "max_restarts": 0}
         if self._placement is not None:
-            from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
             group, bundle = self._placement
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
                 placement_group=group, placement_group_bundle_index=bundle
@@ -261,7 +250,7 @@ class RolloutHandle(Handle[RolloutActor]):
 
         What this asks may lose further processes, which are replaced in turn.
         """
-        self._lost += 1
+        self.restarts += 1
         self._answerer.close()
         self._answerer.actor = self._start()
         self._asleep = False

@@ -14,20 +14,17 @@ A version changes once per stage and round, so the transfer is no bottleneck.
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import ray
 from ray.exceptions import RayActorError
 
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import PolicyVersion
+from pddpo_ray.rollout.vllm_internals import send_weights, weight_sender, weight_source
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.device import device_for
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True)
@@ -56,40 +53,18 @@ class WeightSender:
         if command.transfer == "nccl" and self._rank > 0:
             return 0
         if self._source is None or self._source[0] != command.policy:
-            self._source = command.policy, stored_weights(command.store, command.policy)
+            stored = ArtifactStore(command.store).read_torch(command.policy.path, command.policy.sha256)
+            self._source = command.policy, weight_source(stored, device_for())
         source = self._source[1]
         key = command.engine._actor_id.hex()
         try:
             if key not in self._open:
-                self._open[key] = self._connect(command, source)
-            self._open[key].source = source
-            self._open[key].send_weights()
+                meeting = None if command.transfer == "ipc" else (ray.util.get_node_ip_address(), free_port())
+                self._open[key] = weight_sender(command.engine, source, self._rank, meeting, 1 + command.devices)
+            return send_weights(self._open[key], source)
         except RayActorError as error:
             self._open.pop(key, None)
             raise RunError(f"an engine was lost while it was sent {command.policy.name}") from error
-        self._open[key].source = None
-        return len(source.metadata())
-
-    def _connect(self, command: SendCommand, source: Any) -> Any:
-        from vllm.distributed.weight_transfer.clients import RayVLLMWeightSyncClient
-        from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
-
-        client = RayVLLMWeightSyncClient(command.engine)
-        return WeightTransferTrainerFactory.trainer_init(self._first_words(command), client=client, source=source)
-
-    def _first_words(self, command: SendCommand) -> Any:
-        if command.transfer == "ipc":
-            from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
-
-            return IPCTrainerInitInfo(packed=True, rank=self._rank)
-        from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
-
-        return NCCLTrainerInitInfo(
-            master_address=ray.util.get_node_ip_address(),
-            master_port=free_port(),
-            world_size=1 + command.devices,
-            rank=self._rank,
-        )
 
 
 def free_port() -> int:
@@ -97,23 +72,3 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("", 0))
         return int(listener.getsockname()[1])
-
-
-def stored_weights(store: str, policy: PolicyVersion) -> Any:
-    """A stored version as vLLM's WeightSource, in order of names: the engine's witness hashes the stream."""
-    from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
-
-    stored = ArtifactStore(store).read_torch(policy.path, policy.sha256)
-
-    class StoredWeights(WeightSource):
-        """Its hash is checked; tensors are read and go to the device one at a time."""
-
-        def metadata(self) -> list[Any]:
-            return [ParamMeta(name, stored[name].dtype, tuple(stored[name].shape)) for name in sorted(stored)]
-
-        def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-            device = device_for()
-            for name in sorted(stored):
-                yield name, stored[name].to(device)
-
-    return StoredWeights()

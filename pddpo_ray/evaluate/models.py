@@ -20,7 +20,6 @@ from pddpo_ray.records import Array, Decoding, Message, PolicyVersion, Prompt
 from pddpo_ray.rollout.checkpoint import load_tokenizer, model_tensors, stored_shapes
 from pddpo_ray.rollout.transformers_engine import TransformersEngine
 from pddpo_ray.rollout.vllm_engine import VllmEngine, VllmSettings
-from pddpo_ray.rollout.vllm_start import prepare_process
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.checkpoints import checkpoint_folder, files_now
 from pddpo_ray.storage.whole_files import ARTIFACTS, JOURNAL
@@ -179,7 +178,6 @@ class Speaker:
 def _engine(kind: str, folder: Path, dtype: str, max_model_len: int, temperature: float) -> RolloutEngine:
     store = ArtifactStore(folder.parent)
     if kind == "vllm":
-        prepare_process(1)
         settings = VllmSettings(dtype=dtype, max_model_len=max_model_len, temperature=temperature)
         return VllmEngine("evaluate", folder, store, settings)
     return TransformersEngine("evaluate", folder, store, dtype=dtype, temperature=temperature)

@@ -28,7 +28,6 @@ from pddpo_ray.rollout.checkpoint import fingerprint, load_tokenizer, model_tens
 from pddpo_ray.rollout.delivery_check import FLOAT32_TOLERANCE, check_canaries, verify
 from pddpo_ray.rollout.transformers_engine import TransformersEngine
 from pddpo_ray.rollout.vllm_engine import VllmEngine, VllmSettings
-from pddpo_ray.rollout.vllm_start import prepare_process
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.checkpoints import checkpoint_folder, checkpoint_problem, unused_settings
 from pddpo_ray.text.renderer import Renderer
@@ -219,6 +218,5 @@ def _trainer(folder: Path, store: ArtifactStore, reference: PolicyVersion) -> tu
 def _engine(name: EngineName, folder: Path, store: ArtifactStore, canaries: Sequence[Response]) -> RolloutEngine:
     if name == "transformers":
         return TransformersEngine(name, folder, store)
-    prepare_process()
     longest = max(len(canary.prompt.token_ids) + len(canary.token_ids) for canary in canaries)
     return VllmEngine(name, folder, store, VllmSettings(max_model_len=longest + 1, kv_cache_gib=0.5))

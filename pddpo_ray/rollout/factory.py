@@ -10,7 +10,6 @@ from pddpo_ray.contracts import RolloutEngine
 from pddpo_ray.errors import UserError
 from pddpo_ray.rollout.transformers_engine import TransformersEngine
 from pddpo_ray.rollout.vllm_engine import VllmEngine, VllmSettings
-from pddpo_ray.rollout.vllm_start import prepare_process
 from pddpo_ray.storage.artifacts import ArtifactStore
 
 Device = Literal["cpu", "cuda"]
@@ -41,7 +40,8 @@ def language_engine(config: Config, name: str, folder: Path, store: ArtifactStor
     if isinstance(rollout, VllmRollout):
         import torch
 
-        prepare_process(rollout.threads)
+        from pddpo_ray.rollout.vllm_native import AdapterVllmEngine, TransferVllmEngine
+
         on_gpu = torch.cuda.is_available()
         settings = VllmSettings(
             **rollout.model_dump(),
@@ -51,13 +51,9 @@ def language_engine(config: Config, name: str, folder: Path, store: ArtifactStor
         )
         match transfer_of(config, "cuda" if on_gpu else "cpu"):
             case "adapter":
-                from pddpo_ray.rollout.vllm_native import AdapterVllmEngine
-
                 assert isinstance(config.model.parameters, LoraParameters)
                 return AdapterVllmEngine(name, folder, store, settings, config.model.parameters)
             case "nccl" | "ipc" as transfer:
-                from pddpo_ray.rollout.vllm_native import TransferVllmEngine
-
                 return TransferVllmEngine(name, folder, store, settings, transfer)
         return VllmEngine(name, folder, store, settings)
     if isinstance(rollout, TransformersRollout):

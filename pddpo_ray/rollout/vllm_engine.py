@@ -24,8 +24,8 @@ from pddpo_ray.rollout.checkpoint import (
     load_tokenizer,
     model_tensors,
 )
+from pddpo_ray.rollout.vllm_internals import WORKER, end_engine
 from pddpo_ray.rollout.vllm_start import prepare_process, vllm_options
-from pddpo_ray.rollout.vllm_worker import WORKER
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.text.renderer import stop_ids
 from pddpo_ray.theory.seeds import counts, draw_seeds
@@ -57,6 +57,7 @@ class VllmEngine:
 
     def __init__(self, name: str, model: Path, store: ArtifactStore, settings: VllmSettings | None = None) -> None:
         settings = settings or VllmSettings()
+        prepare_process(settings.threads)
         self.name = name
         self._store = store
         self._expected = model_tensors(Path(model))
@@ -65,8 +66,8 @@ class VllmEngine:
         self._stop_ids = list(stop_ids(self._tokenizer, Path(model)))
         self._version = NO_VERSION
         self._sleeps = settings.sleeps
-        self._llm = _start(Path(model), settings, self.start_options())
-        self._llm.collective_rpc("divide_logits", args=(settings.temperature,))
+        self.llm = _start(Path(model), settings, self.start_options())
+        self.llm.collective_rpc("divide_logits", args=(settings.temperature,))
 
     def start_options(self) -> dict[str, Any]:
         """What this kind of engine adds to vLLM's arguments."""
@@ -75,12 +76,12 @@ class VllmEngine:
     def sleep(self) -> None:
         """Give the GPU's memory away; the weights wait in the host's memory. Nothing happens on a CPU."""
         if self._sleeps:
-            self._llm.sleep(level=1)
+            self.llm.sleep(level=1)
 
     def wake(self) -> None:
         """Take the memory again. The delivery check that comes with every version covers what came back."""
         if self._sleeps:
-            self._llm.wake_up()
+            self.llm.wake_up()
 
     @property
     def version(self) -> int:
@@ -96,9 +97,9 @@ class VllmEngine:
         self._version = NO_VERSION
         check_version(self._expected, self.tokenizer, folder, engine=self.name, version=policy.number)
         # Each worker of an engine reads for itself: tensors would not travel to its process.
-        sha256, count = self._llm.collective_rpc("reload_version", args=(str(folder),))[0]
+        sha256, count = self.llm.collective_rpc("reload_version", args=(str(folder),))[0]
         if self._expected.tied:
-            self._llm.collective_rpc("take_heads_over")
+            self.llm.collective_rpc("take_heads_over")
         return self._took_over(policy, sha256, count, begin)
 
     def sample(self, prompts: Sequence[Prompt], seeds: Sequence[int], n: Count, decoding: Decoding) -> list[list[Draw]]:
@@ -141,20 +142,20 @@ class VllmEngine:
     def close(self) -> None:
         """Release the engine's memory; the object is of no use afterwards."""
         self._version = NO_VERSION
-        self._llm.llm_engine.engine_core.shutdown()
+        end_engine(self.llm)
 
     def _took_over(self, policy: PolicyVersion, sha256: str, tensors: int, began: float) -> Delivery:
         """From here on the engine holds the version. RunError, and it holds none, while a request is running."""
         # Keys and values in the cache were computed with the old weights.
-        if not self._llm.reset_prefix_cache():
+        if not self.llm.reset_prefix_cache():
             raise RunError(f"engine {self.name} could not clear its prefix cache; requests are still running")
         self._version = policy.number
-        self._llm.llm_engine.set_weight_version(str(policy.number))
-        stated = int(self._llm.llm_engine.get_weight_version())
+        self.llm.update_weight_version(str(policy.number))
+        stated = int(self.llm.get_weight_version())
         return Delivery(self.name, stated, sha256, tensors, time.monotonic() - began, self.tokenizer)
 
     def _generate(self, requests: list[Any], parameters: Any) -> Any:
-        return self._llm.generate(requests, parameters, use_tqdm=False)
+        return self.llm.generate(requests, parameters, use_tqdm=False)
 
     def _demand_version(self) -> None:
         if self._version == NO_VERSION:
@@ -167,7 +168,6 @@ class VllmEngine:
 
 
 def _start(model: Path, settings: VllmSettings, further: dict[str, Any]) -> Any:
-    prepare_process()
     import torch
     from vllm import LLM
 

@@ -16,6 +16,7 @@ from pddpo_ray.errors import RunError
 from pddpo_ray.records import Delivery, PolicyVersion
 from pddpo_ray.rollout.checkpoint import check_tokenizer, check_version, stored_shapes
 from pddpo_ray.rollout.vllm_engine import NO_VERSION, VllmEngine, VllmSettings
+from pddpo_ray.rollout.vllm_internals import adapter_request
 from pddpo_ray.storage.adapters import ADAPTER, merged, read_adapter
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.tensors import stored_mapping, tensors_sha256
@@ -34,8 +35,8 @@ class TransferVllmEngine(VllmEngine):
     """Whole weights through vLLM's weight transfer.
 
     engine.expect(policy)                      # names and shapes compared, the witness is on
-    engine.init_weight_transfer_engine(...)    # called by the trainer's rank 0, once
-    engine.start_weight_update() ... finish_weight_update()     # by rank 0, while it sends
+    engine.llm.init_weight_transfer_engine(...)    # called by the trainer's rank 0, once
+    engine.llm.start_weight_update() ... finish_weight_update()     # by rank 0, while it sends
     engine.delivered(policy)                   # hash and version
     """
 
@@ -47,9 +48,7 @@ class TransferVllmEngine(VllmEngine):
         super().__init__(name, model, store, settings)
 
     def start_options(self) -> dict[str, Any]:
-        from vllm.config import WeightTransferConfig
-
-        return {**super().start_options(), "weight_transfer_config": WeightTransferConfig(backend=self._way)}
+        return {**super().start_options(), "weight_transfer_config": {"backend": self._way}}
 
     def deliver(self, policy: PolicyVersion) -> Delivery:
         raise RunError(f"engine {self.name} is sent its weights by the trainer; it does not fetch {policy.name} itself")
@@ -60,23 +59,11 @@ class TransferVllmEngine(VllmEngine):
         folder = self._store.folder(policy.path)
         self._version = NO_VERSION
         check_version(self._expected, self.tokenizer, folder, engine=self.name, version=policy.number)
-        self._llm.collective_rpc("watch_delivery")
-
-    def init_weight_transfer_engine(self, request: Any) -> None:
-        self._llm.init_weight_transfer_engine(request)
-
-    def start_weight_update(self) -> None:
-        self._llm.start_weight_update()
-
-    def update_weights(self, request: Any) -> None:
-        self._llm.update_weights(request)
-
-    def finish_weight_update(self) -> None:
-        self._llm.finish_weight_update()
+        self.llm.collective_rpc("watch_delivery")
 
     def delivered(self, policy: PolicyVersion) -> Delivery:
         """What arrived, as the first worker saw it; all workers see all tensors."""
-        sha256, count = self._llm.collective_rpc("delivered")[0]
+        sha256, count = self.llm.collective_rpc("delivered")[0]
         return self._took_over(policy, sha256, count, self._began)
 
 
@@ -101,15 +88,13 @@ class AdapterVllmEngine(VllmEngine):
         return {**super().start_options(), "load_format": "auto", "max_loras": 1, **adapters}
 
     def deliver(self, policy: PolicyVersion) -> Delivery:
-        from vllm.lora.request import LoRARequest
-
         began = time.monotonic()
         folder = self._store.stored(policy.path)
         self._version = NO_VERSION
         check_tokenizer(self.tokenizer, folder, engine=self.name, version=policy.number)
         weights = self._weights(folder, policy)
         # A new name and number for every version: vLLM keeps adapters and prefixes by them.
-        self._adapter = LoRARequest(policy.name, policy.number, str(folder / ADAPTER)) if policy.number else None
+        self._adapter = adapter_request(policy.name, policy.number, folder / ADAPTER) if policy.number else None
         return self._took_over(policy, tensors_sha256(weights), len(weights), began)
 
     def _weights(self, folder: Path, policy: PolicyVersion) -> Mapping[str, torch.Tensor]:
@@ -122,7 +107,7 @@ class AdapterVllmEngine(VllmEngine):
         return merged(base, read_adapter(folder), self._parameters.alpha / self._parameters.rank)
 
     def _generate(self, requests: list[Any], parameters: Any) -> Any:
-        return self._llm.generate(requests, parameters, use_tqdm=False, lora_request=self._adapter)
+        return self.llm.generate(requests, parameters, use_tqdm=False, lora_request=self._adapter)
 
 
 def adapter_options(model: Path, rank: int) -> dict[str, Any]:

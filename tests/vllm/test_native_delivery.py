@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import torch
 
-from actors.weights import stored_weights
 from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Decoding, Objective, PairRow, PolicyVersion, Prompt, Response
 from pddpo_ray.rollout.checkpoint import tokenizer_fingerprint
 from pddpo_ray.rollout.delivery_check import verify
+from pddpo_ray.rollout.vllm_internals import weight_source
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.tensors import tensors_sha256
 from pddpo_ray.training.local import store_reference
@@ -91,7 +91,7 @@ def test_a_version_without_an_adapter_is_refused(bench: Bench, tmp_path: Path) -
 
 def test_a_stored_version_is_a_source_for_vllms_transfer(bench: Bench) -> None:
     policy = bench.versions[1]
-    source = stored_weights(str(bench.store.root), policy)
+    source = weight_source(bench.store.read_torch(policy.path, policy.sha256), torch.device("cpu"))
     sent = list(source)
     assert [name for name, _ in sent] == sorted(name for name, _ in sent)
     assert tensors_sha256(sent) == policy.sha256

@@ -37,9 +37,9 @@ from pddpo_ray.rollout.checkpoint import (
 )
 from pddpo_ray.rollout.delivery_check import check_canaries, check_hash
 from pddpo_ray.rollout.vllm_engine import prompt_log_prob
+from pddpo_ray.rollout.vllm_internals import WORKER, OpenAiLayer, error_reply, ray_metrics, reload_weights, status_of
 from pddpo_ray.rollout.vllm_native import adapter_options
 from pddpo_ray.rollout.vllm_start import prepare_process, vllm_options
-from pddpo_ray.rollout.vllm_worker import WORKER
 from pddpo_ray.serving.catalog import REFERENCE, ServedPolicy
 from pddpo_ray.storage.adapters import ADAPTER
 from pddpo_ray.storage.artifacts import ArtifactStore
@@ -71,19 +71,9 @@ class PolicyEngine:
     """Answers requests under a given policy. `start` makes one."""
 
     def __init__(
-        self,
-        settings: EngineSettings,
-        llm: Any,
-        chat: Any,
-        completion: Any,
-        tokens: Any,
-        models: Any,
-        stop: tuple[int, ...] = (),
-        json_mode: bool = True,
+        self, settings: EngineSettings, llm: Any, openai: OpenAiLayer, stop: tuple[int, ...], json_mode: bool
     ) -> None:
-        self._settings = settings
-        self._llm, self._chat, self._completion, self._models = llm, chat, completion, models
-        self._tokens = tokens
+        self._settings, self._llm, self._openai = settings, llm, openai
         self._stop_ids, self._json_mode = stop, json_mode
         self._store = ArtifactStore(settings.store)
         self._shapes = model_tensors(Path(settings.model))
@@ -99,26 +89,13 @@ class PolicyEngine:
         prepare_process(settings.threads)
         if settings.traces:
             let_engine_trace("pddpo-engine")
-        from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
-        from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
-        from vllm.entrypoints.openai.models.protocol import BaseModelPath
-        from vllm.entrypoints.openai.models.serving import OpenAIServingModels
-        from vllm.entrypoints.serve.tokenize.serving import ServingTokenization
-        from vllm.renderers.online_renderer import OnlineRenderer
-
         # In a thread: whoever asks meanwhile is answered that there is no engine.
         llm = await asyncio.to_thread(watched_engine, settings)
         await llm.collective_rpc("divide_logits", args=(settings.temperature,))
-        models = OpenAIServingModels(llm, [BaseModelPath(name=BASE, model_path=settings.model)])
         tokenizer = load_tokenizer(Path(settings.model))
         template = settings.chat_template or template_named(settings.template, tokenizer)
-        form: dict[str, Any] = {"chat_template": template, "chat_template_content_format": "auto"}
-        renderer = OnlineRenderer(llm.model_config, llm.renderer, request_logger=None, **form)
-        chat = OpenAIServingChat(llm, models, "assistant", online_renderer=renderer, request_logger=None, **form)
-        completion = OpenAIServingCompletion(llm, models, online_renderer=renderer, request_logger=None)
-        tokens = ServingTokenization(models, renderer, **form)
-        stop = stop_ids(tokenizer, Path(settings.model))
-        return cls(settings, llm, chat, completion, tokens, models, stop, writes_json(tokenizer))
+        openai = OpenAiLayer(llm, BASE, settings.model, template)
+        return cls(settings, llm, openai, stop_ids(tokenizer, Path(settings.model)), writes_json(tokenizer))
 
     def close(self) -> None:
         self._llm.shutdown()
@@ -155,13 +132,15 @@ class PolicyEngine:
             return body
         return body | {"stop_token_ids": [*wanted, *self._stop_ids]}
 
-    async def _ask(self, kind: Kind, body: dict[str, Any], trace: str) -> dict[str, Any] | AsyncIterator[str]:
+    async def tokens(self, way: TokensCall, body: dict[str, Any]) -> dict[str, Any]:
+        """Text or messages as token ids, or the other way round: {"status": ..., "body": ...}."""
+        reply: dict[str, Any] = await self._ask(way, body)
+        return reply
+
+    async def _ask(self, route: Kind | TokensCall, body: dict[str, Any], trace: str = "") -> Any:
+        """{"status": ..., "body": ...}, or a stream of events."""
         from pydantic import ValidationError
         from starlette.requests import Request
-        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-        from vllm.entrypoints.openai.completion.protocol import CompletionRequest
-        from vllm.entrypoints.serve import create_error_response
-        from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
         wanted = body.get("response_format")
         if isinstance(wanted, dict) and wanted.get("type") != "text" and not self._json_mode:
@@ -169,41 +148,16 @@ class PolicyEngine:
         headers = [(TRACEPARENT.encode(), trace.encode())]
         traced = Request({"type": "http", "headers": headers}) if trace else None
         try:
-            if kind == "chat":
-                reply = await self._chat.create_chat_completion(ChatCompletionRequest.model_validate(body), traced)
-            else:
-                reply = await self._completion.create_completion(CompletionRequest.model_validate(body), traced)
+            reply = await self._openai.ask(route, body, traced)
         except ValidationError as error:
             return _invalid(error)
         except Exception as error:
-            reply = create_error_response(error)
-            if reply.error.code >= 500:
+            reply = error_reply(error)
+            if status_of(reply) >= 500:
                 logger.error("request %s failed in vLLM", body.get("request_id"), exc_info=error)
-        if isinstance(reply, ErrorResponse):
-            return {"status": reply.error.code, "body": reply.model_dump()}
         if hasattr(reply, "model_dump"):
-            return {"status": 200, "body": reply.model_dump()}
-        stream: AsyncIterator[str] = reply
-        return stream
-
-    async def tokens(self, way: TokensCall, body: dict[str, Any]) -> dict[str, Any]:
-        """Text or messages as token ids, or the other way round: {"status": ..., "body": ...}."""
-        from pydantic import TypeAdapter, ValidationError
-        from vllm.entrypoints.serve import create_error_response
-        from vllm.entrypoints.serve.engine.protocol import ErrorResponse
-        from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, TokenizeRequest
-
-        try:
-            if way == "tokenize":
-                asked: Any = TypeAdapter(TokenizeRequest).validate_python(body)
-                reply = await self._tokens.create_tokenize(asked, None)
-            else:
-                reply = await self._tokens.create_detokenize(DetokenizeRequest.model_validate(body), None)
-        except ValidationError as error:
-            return _invalid(error)
-        except Exception as error:
-            reply = create_error_response(error)
-        return {"status": reply.error.code if isinstance(reply, ErrorResponse) else 200, "body": reply.model_dump()}
+            return {"status": status_of(reply), "body": reply.model_dump()}
+        return reply
 
     # --- the delivery check -------------------------------------------------------------------------------------------
 
@@ -239,7 +193,7 @@ class PolicyEngine:
         # No request is running, so nobody is waited for; the cached keys and values of the old weights go.
         await self._llm.pause_generation(mode="wait", clear_cache=True)
         try:
-            await self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+            await reload_weights(self._llm, folder)
             if self._shapes.tied:
                 await self._llm.collective_rpc("take_heads_over")
             await self._llm.update_weight_version(str(policy.version.number))
@@ -250,9 +204,6 @@ class PolicyEngine:
 
     async def _adapter(self, policy: ServedPolicy) -> str:
         """The policy's adapter, loaded once under a name of its own; the reference is the base without one."""
-        from vllm.entrypoints.serve.engine.protocol import ErrorResponse
-        from vllm.entrypoints.serve.lora.protocol import LoadLoRAAdapterRequest, UnloadLoRAAdapterRequest
-
         name = BASE if policy.release == REFERENCE else f"{policy.version.name}-{policy.version.sha256[:12]}"
         async with self._adapter_lock:
             if name in self._adapters:
@@ -262,16 +213,12 @@ class PolicyEngine:
                 self._adapters[BASE] = None
             else:
                 stored = await asyncio.to_thread(self._store.stored, policy.version.path)
-                request = LoadLoRAAdapterRequest(lora_name=name, lora_path=str(stored / ADAPTER))
-                loaded = await self._models.load_lora_adapter(request)
-                if isinstance(loaded, ErrorResponse):
-                    raise RunError(f"the adapter of {policy.version.name} was not loaded: {loaded.error.message}")
-                self._adapters[name] = self._models.lora_requests[name]
+                self._adapters[name] = await self._openai.load_adapter(name, stored / ADAPTER)
             try:
                 await self._compare_canaries(policy, self._adapters[name])
             except RunError:
                 if self._adapters.pop(name) is not None:
-                    await self._models.unload_lora_adapter(UnloadLoRAAdapterRequest(lora_name=name))
+                    await self._openai.unload_adapter(name)
                 raise
         return name
 
@@ -355,11 +302,9 @@ def _failure(status: int, message: str) -> dict[str, Any]:
 
 def watched_engine(settings: EngineSettings) -> Any:
     """The engine of these settings; call it after `prepare_process`."""
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.v1.engine.async_llm import AsyncLLM
-    from vllm.v1.metrics.ray_wrappers import RayPrometheusStatLogger
+    from vllm import AsyncEngineArgs, AsyncLLMEngine
 
-    class WatchedEngine(AsyncLLM):  # type: ignore[misc]
+    class WatchedEngine(AsyncLLMEngine):  # type: ignore[misc]
         verified_at = -1e9
         _held: str | None = None
 
@@ -387,7 +332,7 @@ def watched_engine(settings: EngineSettings) -> Any:
     if settings.traces:
         options["otlp_traces_endpoint"] = settings.traces
     # Load, cache and queue of this engine, through Ray's exporter where this is one of its workers.
-    loggers = [RayPrometheusStatLogger] if ray.is_initialized() else []
+    loggers = [ray_metrics()] if ray.is_initialized() else []
     arguments = AsyncEngineArgs(enable_log_requests=False, **options)
     return WatchedEngine.from_engine_args(arguments, stat_loggers=loggers)
 

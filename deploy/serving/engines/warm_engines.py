@@ -10,6 +10,7 @@ from __future__ import annotations
 import multiprocessing
 from multiprocessing import forkserver
 
+from pddpo_ray.rollout.vllm_internals import start_engines_from
 from pddpo_ray.rollout.vllm_start import prepare_process
 
 IMPORTED = ["deploy.serving.engines.warm_imports"]
@@ -24,8 +25,4 @@ def warm_up(threads: int) -> None:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED)
     forkserver.ensure_running()
-
-    from vllm.v1.engine import utils
-
-    # vLLM would spawn here: inside of a Ray actor it may not fork, and it knows of no third way.
-    utils.get_mp_context = lambda: context
+    start_engines_from(context)

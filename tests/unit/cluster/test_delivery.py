@@ -21,8 +21,8 @@ from pddpo_ray.contracts import EarlyTrainer, FitCommand, FitResult
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Array, PolicyVersion, Response
 from pddpo_ray.rollout.factory import Device, Transfer, transfer_of
+from pddpo_ray.rollout.vllm_internals import PolicyWorker
 from pddpo_ray.rollout.vllm_native import reserved_rank
-from pddpo_ray.rollout.vllm_worker import PolicyWorker
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.tensors import TensorStream, tensors_sha256
 
