@@ -33,6 +33,7 @@ from actors.weights import SendCommand
 from actors.workers import given_labeller, table_engine, table_trainer, text_engine, text_trainer
 from pddpo_ray.backends.backends import Backends
 from pddpo_ray.backends.in_process import backends_of_world
+from pddpo_ray.backends.machine import inspect_machine
 from pddpo_ray.backends.preflight import given_by_users
 from pddpo_ray.config import Config, RayCluster, VllmRollout
 from pddpo_ray.contracts import Labeller
@@ -226,10 +227,14 @@ def table_backends(groups: Groups) -> Backends:
 
 def text_backends(groups: Groups) -> Backends:
     """The parts of a run on texts as actors. The driver trains the reference if the cache has none."""
+    import torch
+
     from pddpo_ray.backends.in_process_text import prepare_texts, text_world_backends
     from pddpo_ray.training.local import store_reference
 
     config = groups.config
+    if config.model.device == "cuda":  # else trainer and engines are on these CPUs too
+        torch.set_num_threads(inspect_machine().cpus)
     store = ArtifactStore(groups.run_dir / ARTIFACTS)
     prepared = prepare_texts(config, given_by_users(config, groups.run_dir))
     template, model = prepared.chat_template, config.model

@@ -45,6 +45,7 @@ from pddpo_ray.serving.catalog import ServedPolicy, read_catalog
 from pddpo_ray.serving.keys import ApiKeys
 from pddpo_ray.storage.checkpoints import control_tokens
 from pddpo_ray.storage.whole_files import kept_secret
+from pddpo_ray.training.device import loaded_on
 
 APPLICATION = "pddpo"
 """Beginning of an application's name on a cluster; the run's folder follows, so that runs stand beside each other."""
@@ -207,7 +208,8 @@ def _watched(args: ServeArgs, config: Config) -> list[WatchedLimit]:
     """The limits that served answers are measured for; the log says which are not. Raises UserError where none is."""
     if not args.measure:
         return []
-    limits, reasons = watched_limits(config)
+    with loaded_on("cpu"):  # an entrance reserves no GPU
+        limits, reasons = watched_limits(config)
     for reason in reasons:
         logging.getLogger("deploy.serving").warning("served answers are not measured for %s", reason)
     if not limits:

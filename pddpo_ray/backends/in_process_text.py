@@ -137,16 +137,10 @@ def _with_reward(
     stated = config.computed_reward
     if stated is None:
         return made
-    everywhere = {prompt.token_ids: 1.0 for prompt in prompts}
-    measures = SourceMeasures(
-        [stated],
-        [source_in_run(stated, config.judge.options)],
-        [everywhere],
-        config.dual.cost_max,
-        labels=labels,
-        outside=outside,
-    )
-    return replace(made, reward=ComputedReward(stated, measures), measured_by={**made.measured_by, **measures.versions})
+    everywhere, source = {prompt.token_ids: 1.0 for prompt in prompts}, source_in_run(stated, config.judge.options)
+    measures = SourceMeasures([stated], [source], [everywhere], config.dual.cost_max, labels=labels, outside=outside)
+    reward = ComputedReward(stated, measures, source)
+    return replace(made, reward=reward, measured_by={**made.measured_by, **measures.versions})
 
 
 def _under_limits_on_files(config: Config, prepared: PreparedRealText, made: Backends) -> Backends:

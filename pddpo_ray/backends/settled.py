@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pddpo_ray.backends.machine import Machine
-from pddpo_ray.config import Config, LoraParameters
+from pddpo_ray.config import Config, LoraParameters, RayCluster
 from pddpo_ray.rollout.factory import Device, transfer_of
 from pddpo_ray.storage.checkpoints import checkpoint_folder, parameters_in
 from pddpo_ray.training.device import number_type
@@ -18,6 +18,11 @@ def device_of(config: Config, machine: Machine) -> Device:
     if config.model.device == "auto":
         return "cuda" if machine.gpus else "cpu"
     return config.model.device
+
+
+def driver_device(config: Config, device: str) -> str:
+    """Where models live that the driver opens itself: the run's device, or on Ray the CPU, for it reserves no GPU."""
+    return "cpu" if isinstance(config.cluster, RayCluster) else device
 
 
 def settled(config: Config, machine: Machine) -> Config:

@@ -22,7 +22,7 @@ from pddpo_ray.backends import in_process
 from pddpo_ray.backends.backends import Backends
 from pddpo_ray.backends.machine import inspect_machine
 from pddpo_ray.backends.preflight import new_run, resumed_run
-from pddpo_ray.backends.settled import settled
+from pddpo_ray.backends.settled import driver_device, settled
 from pddpo_ray.certificates.outcome import SCALE, estimates_of, note_unsafe_rates, outcome_of, with_prefixes
 from pddpo_ray.certificates.release import certify_at_end
 from pddpo_ray.certificates.round_draws import add_draws_of_round, enter_mixtures
@@ -39,6 +39,7 @@ from pddpo_ray.records import LabelledPair
 from pddpo_ray.registry import code_of
 from pddpo_ray.scorecard.cards import cards
 from pddpo_ray.storage.whole_files import JOURNAL, RESULT, explain_disk, write_json
+from pddpo_ray.training.device import loaded_on
 from pddpo_ray.worlds.exact_evaluation import Evaluation
 
 logger = logging.getLogger("pddpo_ray.driver.run")
@@ -120,6 +121,7 @@ def run_recipe(
     with (
         _left_as_it_was(run_dir, resume) as begun,
         explain_disk(run_dir),
+        loaded_on(driver_device(config, config.model.device)),
         _open_journal(config, run_dir, run_id, name, shared, tell) as journal,
     ):
         recipe = config.model_dump(mode="json")

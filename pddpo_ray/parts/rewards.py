@@ -17,6 +17,7 @@ from pddpo_ray.contracts import Measure
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
 from pddpo_ray.limits.reading import StatedLimit
+from pddpo_ray.limits.sources import Source
 from pddpo_ray.parts.measuring import MeasuredAnswers, records_of
 from pddpo_ray.records import Objective, Pair, PairRow, PolicyVersion, Response
 from pddpo_ray.theory.losses.value_stage import value_pairs
@@ -32,6 +33,8 @@ class ComputedReward:
 
     stated: StatedLimit
     measure: Measure
+    source: Source | None = None
+    """What measures; None: a world."""
 
     @property
     def span(self) -> float:

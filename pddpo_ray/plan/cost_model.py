@@ -160,15 +160,13 @@ def _with_scorecard(config: Config, once: Work, prompts: int, *, first: bool = F
     if config.data is not None:
         drawn["scorecard-benign"] = BENIGN_ASKED
     pairs = 2 * PAIRS_RANKED * kept
-    given = (card.scorers.get("reward"), card.scorers.get("cost"))
-    trained = given.count(None) if card.train else 0
+    trained = card.used.count(None)
     own = 2 if config.compares and isinstance(config.feedback, ModelFeedback) else 0
-    held_out = len(given) if card.train else len(given) - given.count(None)
     return replace(
         once,
         answers={**once.answers, **drawn},
         log_probs=once.log_probs + pairs + (0 if first else 2 * answers),
-        scored=once.scored + (own + held_out) * answers,
+        scored=once.scored + (own + len(card.used)) * answers,
         scorers=once.scorers + first * trained,
         scorer_pairs=once.scorer_pairs + first * trained * _scorer_pairs(config, _kept_pairs(config)),
     )

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Literal
 
 from pddpo_ray.backends.machine import GIB
+from pddpo_ray.backends.settled import driver_device
 from pddpo_ray.config import (
     Config,
     LoraParameters,
-    ModelFeedback,
     RayCluster,
     SmallModelConfig,
     TextWorldConfig,
@@ -25,7 +25,7 @@ from pddpo_ray.config import (
 from pddpo_ray.config.sections.trainer import Stage
 from pddpo_ray.errors import UserError
 from pddpo_ray.rollout.factory import Device
-from pddpo_ray.storage.checkpoints import UNREADABLE, checkpoint_folder, weight_shapes
+from pddpo_ray.storage.checkpoints import UNREADABLE, checkpoint_folder, parameters_in, weight_shapes
 from pddpo_ray.storage.whole_files import KEPT_WHOLE
 from pddpo_ray.training.passes.memory import Sizes, layer_bytes, memory_need, weight_bytes
 from pddpo_ray.worlds.text.family import grammar_of
@@ -166,6 +166,7 @@ def memory(config: Config, shape: ModelShape | None, device: Device, gpu_bytes: 
     runtimes = {"trainer": {}, "rollout": {}} if one_process else RUNTIMES
     needs = [
         *scorers,
+        *driver_memory(config, shape, device),
         Memory("trainer", ranks, where, trainer),
         Memory("rollout", engines, where, rollout),
         Memory(TRAINER_PROCESS, ranks, "host", {**runtimes["trainer"], **best_weights(config, shape)}),
@@ -187,7 +188,7 @@ STORING = "driver, storing the reference"
 """A checkpoint in another type than the run's is converted in memory."""
 DELIVERING = "merged weights"
 """What an engine's process holds while it takes over a version that is stored as an adapter."""
-EARLIER = ("weights", "runtime", "cache")
+EARLIER = ("weights", "runtime", "cache", "limits.", "reward")
 """What is held before the first round too, while scorers are trained."""
 
 
@@ -222,10 +223,10 @@ def copies_of_engine(config: Config, shape: ModelShape) -> dict[str, float]:
 
 def on_one_gpu(config: Config, needs: Sequence[Memory]) -> dict[str, float]:
     """Bytes that a GPU holds at a time, by whose it is: all of one process, both of parts that share it on purpose."""
-    parts = {need.part: need.count * need.each for need in needs if need.where == "device"}
+    held = [need for need in needs if need.where == "device"]
     if not isinstance(config.cluster, RayCluster):
-        return {"the run": sum(parts.values())} if parts else {}
-    each = {need.part: need.each for need in needs if need.where == "device"}
+        return {"the run": _most(held)} if held else {}
+    each = {need.part: need.each for need in held}
     if config.cluster.layout == "split" and config.cluster.gpu_share < 1 and len(each) > 1:
         each["a trainer and an engine"] = each.pop("trainer") + each.pop("rollout")
     return each
@@ -233,8 +234,7 @@ def on_one_gpu(config: Config, needs: Sequence[Memory]) -> dict[str, float]:
 
 def host_bytes(needs: Sequence[Memory]) -> float:
     """The most that this machine holds at a time: while scorers are trained, while a fit runs, or during a delivery."""
-    parts = [need for need in needs if need.where == "host"]
-    return _most(parts)
+    return _most([need for need in needs if need.where == "host"])
 
 
 def by_process(needs: Sequence[Memory]) -> dict[str, float]:
@@ -243,7 +243,7 @@ def by_process(needs: Sequence[Memory]) -> dict[str, float]:
         "trainer": ("trainer", TRAINER_PROCESS, FIRST_RANK),
         "rollout": ("rollout", "rollout process"),
         "scorer": (SCORERS, WAITING),
-        "driver": ("driver", TRAINING, STORING),
+        "driver": ("driver", MEASURING, HELD_OUT, TRAINING, STORING),
         "ray": (RAY,),
     }
     most = {}
@@ -262,45 +262,58 @@ def _most(parts: Sequence[Memory]) -> float:
 
     return max(
         held(lambda need, key: need.part == STORING or key == "runtime"),
-        held(lambda need, key: need.part != STORING and (need.before_rounds or key in EARLIER)),
+        held(lambda need, key: need.part != STORING and (need.before_rounds or key.startswith(EARLIER))),
         held(lambda need, key: not need.before_rounds and key != DELIVERING),
         held(lambda need, key: not need.before_rounds and key not in ("activations", "head", "gradients")),
     )
 
 
 SCORERS, TRAINING, RAY = "reward and cost models", "scorer training", "Ray itself"
+MEASURING, HELD_OUT, MODEL_SOURCES = "models that measure", "held-out scorers", ("classifier", "score_model")
 WAITING = "reward and cost models, waiting"
 """In the time-shared layout their weights are on the GPU only while they score."""
 
 
 def scorer_memory(config: Config, shape: ModelShape, device: Device) -> tuple[Memory, ...]:
-    """Reward and cost model: AdamW on all of their float32 weights where they are trained, then the weights alone.
-
-    A model that is given counts as large as the policy; where the recipe names it by hub name its size is not known.
-    """
-    if not isinstance(config.feedback, ModelFeedback) or not config.asked_models:
+    """Reward and cost models of feedback or a method: what is trained here is float32, what is given computes as the
+    run does and counts as large as the policy; where the recipe names it by hub name its size is not known."""
+    models = [getattr(config.score_models, kind) for kind in config.asked_models]
+    models += [None, None] * config.traits.policy_gradient
+    if not models:
         return ()
-    models = [getattr(config.feedback, kind) for kind in config.asked_models]
-    # what is trained here is float32, what is given computes as the run does
-    weights, runtime = 4.0 * shape.parameters, {}
-    largest = weights if None in models else float(_width(config) * shape.parameters)
-    if isinstance(config.cluster, RayCluster):
-        runtime = {"runtime": RUNTIME_BYTES["scorer"]}
+    largest = float((4 if None in models else _width(config)) * shape.parameters)
+    runtime = {"runtime": RUNTIME_BYTES["scorer"]} if isinstance(config.cluster, RayCluster) else {}
     # in one process models are where the policy is
-    on_gpu = device == "cuda" and (config.feedback.gpus or not isinstance(config.cluster, RayCluster))
-    where: Literal["host", "device"] = "device" if on_gpu else "host"
-    needs = [Memory(SCORERS, len(models), where, {"models": largest, **(runtime if where == "host" else {})})]
-    if where == "device" and isinstance(config.cluster, RayCluster):
-        waiting = {"models": largest} if config.cluster.layout == "time-shared" else {}
-        needs.append(Memory(WAITING, len(models), "host", {**waiting, **runtime}))
-    if config.trained_scorers and config.scorers.parameters == "head":
-        needs.append(Memory(TRAINING, 1, "host", {"model": weights}, before_rounds=True))
-    elif config.trained_scorers:
-        tokens = 2 * config.scorers.optimiser.batch_pairs * shape.text_tokens
-        activations = layer_bytes(tokens, _sizes(shape, "float32", None, device))
-        purposes = {"model": weights, "gradients": weights, "optimizer": 2 * weights, "activations": activations}
-        needs.append(Memory(TRAINING, 1, "host", purposes, before_rounds=True))
-    return tuple(needs)
+    if device == "cpu" or (runtime and not getattr(config.feedback, "gpus", 0.0)):
+        return (Memory(SCORERS, len(models), "host", {"models": largest, **runtime}),)
+    waiting = runtime | ({"models": largest} if getattr(config.cluster, "layout", "") == "time-shared" else {})
+    on_gpu = Memory(SCORERS, len(models), "device", {"models": largest})
+    return on_gpu, Memory(WAITING, len(models), "host", waiting)
+
+
+def driver_memory(config: Config, shape: ModelShape, device: Device) -> tuple[Memory, ...]:
+    """What the driver opens itself: models that measure, in float32; the scorecard's, one at a time; and scorers while
+    they are trained, with AdamW on all of their weights."""
+    own, weights, training = driver_device(config, device), 4.0 * shape.parameters, dict[str, float]()
+    card, width = config.scorecard.used if config.scorecard_prompts else (), _width(config)
+    if config.trained_scorers or config.traits.policy_gradient or None in card:
+        training["model"] = weights
+        if config.scorers.parameters != "head":
+            tokens = 2 * config.scorers.optimiser.batch_pairs * shape.text_tokens
+            activations = layer_bytes(tokens, _sizes(shape, "float32", None, own))
+            training |= {"gradients": weights, "optimizer": 2 * weights, "activations": activations}
+    sizes = [weights if one is None else 1.0 * width * (parameters_in(one.path) or shape.parameters) for one in card]
+    measuring = {key: 4.0 * count for key, count in measuring_models(config).items()}
+    parts = {MEASURING: measuring, HELD_OUT: {"models": max(sizes)} if sizes else {}, TRAINING: training}
+    where: Literal["host", "device"] = "host" if own == "cpu" else "device"
+    return tuple(Memory(part, 1, where, held, part == TRAINING) for part, held in parts.items())
+
+
+def measuring_models(config: Config) -> dict[str, int]:
+    """Numbers in each model that measures a limit or the reward, by the setting that names it."""
+    models = [one for one in (*config.stated, config.computed_reward) if one and one.source.kind in MODEL_SOURCES]
+    sizes = {one.where.removeprefix("recipe: "): parameters_in(one.source.what) for one in models}
+    return {key: count for key, count in sizes.items() if count}
 
 
 def trainer_bytes(config: Config, shape: ModelShape, device: Device = "cpu") -> dict[str, float]:
@@ -325,7 +338,7 @@ def trainer_bytes(config: Config, shape: ModelShape, device: Device = "cpu") -> 
     return {**need, **critics}
 
 
-def _sizes(shape: ModelShape, dtype: str, adapter_rank: int | None, device: Device) -> Sizes:
+def _sizes(shape: ModelShape, dtype: str, adapter_rank: int | None, device: str) -> Sizes:
     # Imported here: only the plan of a language model needs torch.
     from pddpo_ray.training.passes.shape_memory import sizes_of_shape
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pddpo_ray.backends.machine import Machine
-from pddpo_ray.backends.settled import device_of
+from pddpo_ray.backends.settled import device_of, driver_device
 from pddpo_ray.certificates.testing import first_of_rounds, tested_limits
 from pddpo_ray.config import Config, ModelFeedback, RayCluster
 from pddpo_ray.config.file_checks import HUB, missing_before
@@ -21,9 +21,10 @@ from pddpo_ray.data.tokens import renderer_of
 from pddpo_ray.driver.offline_setup import own_answers
 from pddpo_ray.errors import UserError
 from pddpo_ray.parts.fitting import with_steps
-from pddpo_ray.plan.cost_model import prompts_of, rows_of_own
+from pddpo_ray.plan.cost_model import prompts_of, rows_of_own, work_before, work_of_a_round
 from pddpo_ray.plan.data_files import named_files
-from pddpo_ray.plan.memory import model_shape
+from pddpo_ray.plan.hours import PASSES
+from pddpo_ray.plan.memory import measuring_models, model_shape
 from pddpo_ray.plan.resources import bundles, runs_here
 from pddpo_ray.scorecard.cards import HELD_OUT
 from pddpo_ray.scoring.held_out import REPORT, Trials
@@ -50,6 +51,7 @@ def warnings(config: Config, machine: Machine) -> list[str]:
         *_rows_unused(config, lengths),
         *_devices_idle(config, machine),
         *_wide_numbers(config, machine),
+        *_models_off_gpus(config, machine),
         *_limits_untold(config),
         *_too_few_steps(config),
         *_scorers_at_chance(config),
@@ -143,6 +145,27 @@ def _wide_numbers(config: Config, machine: Machine) -> Iterator[str]:
         yield "model.dtype=float32: a GPU computes several times faster in bfloat16; write model.dtype=auto"
 
 
+def _models_off_gpus(config: Config, machine: Machine) -> Iterator[str]:
+    """Models that a run on GPUs has on CPUs, where they take longer than a deadline."""
+    device, shape, cpus = device_of(config, machine), model_shape(config), machine.cpus
+    if shape is None or driver_device(config, device) == device:
+        return
+    prompts, size = prompts_of(config), shape.parameters
+    before, a_round = work_before(config, prompts), config.feedback.responses + 2 * config.pairs_asked
+    read = 6 * before.scorer_pairs or 2 * before.scorers * config.offline.pairs
+    slow = [("scorers", size, read, cpus, "make them on a GPU with `pddpo scorer train`, and name them in the recipe")]
+    for key, count in measuring_models(config).items():
+        most = max(2 * config.offline.pairs, a_round)
+        slow.append((key, count, most, cpus, "take a smaller one, or serve it and measure by an `endpoint`"))
+    if isinstance(config.feedback, ModelFeedback) and not config.feedback.gpus:
+        slow.append(("feedback.gpus=0", size, work_of_a_round(config, prompts).scored, 1, "write feedback.gpus=0.04"))
+    for key, parameters, texts, cores, advice in slow:
+        seconds = 2.0 * parameters * texts * shape.text_tokens / (PASSES * cores)
+        if seconds > config.rollout.deadline_s:
+            took = f"{parameters / 1e9:.1f} billion weights take up to {seconds / 3600:.1f} h for {texts:,} texts"
+            yield f"{key}: no GPU is reserved, and {took} on {cores} CPUs; {advice}"
+
+
 def _limits_untold(config: Config) -> Iterator[str]:
     """Limits that the certificate's draws or a round's answers cannot tell from a broken one."""
     try:
@@ -189,9 +212,8 @@ def _too_few_steps(config: Config) -> Iterator[str]:
 def _scorers_at_chance(config: Config) -> Iterator[str]:
     """Score models whose own report does not show them better than a coin."""
     named = {f"limits.{one.limit.name}": one.source.what for one in config.stated if one.source.kind == "score_model"}
-    if isinstance(config.feedback, ModelFeedback):
-        given = {kind: getattr(config.feedback, kind) for kind in config.asked_models}
-        named |= {f"feedback.{kind}": one.path for kind, one in given.items() if one is not None}
+    given = {kind: getattr(config.score_models, kind) for kind in config.asked_models}
+    named |= {f"feedback.{kind}": one.path for kind, one in given.items() if one is not None}
     for key, path in named.items():
         report = Path(path) / REPORT
         if not report.is_file():

@@ -89,7 +89,7 @@ class Scorecard:
         folder = self._backends.store.folder(self._backends.reference.path)
         self._ends = set(stop_ids(load_tokenizer(folder), folder))
         asked = questions(self._config, self._backends)
-        own = own_scores(self._config, self._feedback)
+        own = own_scores(self._config, self._feedback, self._backends.reward)
         held = held_out_scores(self._config, self._journal, self._backends, asked)
         self._scores = {f"{kind}_own": score for kind, score in own.items()}
         self._scores |= {f"{kind}_held_out": score for kind, score in held.items()}

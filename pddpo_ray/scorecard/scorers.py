@@ -22,6 +22,7 @@ from pddpo_ray.journal import Journal
 from pddpo_ray.limits.source_kinds import FREE_SOURCES
 from pddpo_ray.limits.sources import Answer
 from pddpo_ray.parts.labelling import FeedbackController
+from pddpo_ray.parts.rewards import ComputedReward
 from pddpo_ray.records import Array, LabelledPair, Prompt, Response
 from pddpo_ray.scorecard.cards import HELD_OUT, SCORERS, trials_of
 from pddpo_ray.scorers.fits import ScorerOrder, given_scorer, stored_scorer
@@ -29,7 +30,6 @@ from pddpo_ray.scorers.labellers import judging_models
 from pddpo_ray.scoring.held_out import KINDS, REPORT, Kind, Trials, compared_answers
 from pddpo_ray.scoring.interface import AnswerScorer
 from pddpo_ray.scoring.learned_prompts import hashes_of, learned_by, opening_of
-from pddpo_ray.scoring.sources.opening import source_in_run
 from pddpo_ray.theory.seeds import seed_of
 
 logger = logging.getLogger(__name__)
@@ -43,16 +43,14 @@ NOBODY = (
 Score = Callable[[Sequence[Response]], Array]
 
 
-def own_scores(config: Config, feedback: FeedbackController) -> dict[str, Score]:
+def own_scores(config: Config, feedback: FeedbackController, reward: ComputedReward | None) -> dict[str, Score]:
     """By `reward` and `cost`, what the run learns from where that is a score: models, or a computed reward."""
     if (models := judging_models(config, feedback)) is not None:
         scores = {"reward": models.rewards, "cost": models.costs}
         return {kind: scores[kind] for kind in models.kinds}
-    stated = config.computed_reward
-    if stated is None or stated.source.kind not in FREE_SOURCES:
+    source = None if reward is None or reward.stated.source.kind not in FREE_SOURCES else reward.source
+    if source is None:
         return {}
-    source = source_in_run(stated, config.judge.options)
-    assert source is not None
 
     def rewards(answers: Sequence[Response]) -> Array:
         asked = [Answer(one.prompt.text, one.text, turns=one.prompt.messages, where=one.id) for one in answers]

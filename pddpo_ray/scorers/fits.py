@@ -101,9 +101,9 @@ class ScorerTraining:
             self._stored = {kind: (made_by_kind[kind]["path"], made_by_kind[kind]["sha256"]) for kind in kinds}
         return self._stored
 
-    def opened(self, kind: Kind) -> AnswerScorer:
-        """A trained model, in this process or wherever the run's scorers live."""
-        return self._open(f"{kind}-model", partial(stored_scorer, str(self._store.root), *self._stored[kind]))
+    def opened(self, kind: Kind, make: MakeScorer | None = None) -> AnswerScorer:
+        """A model, in this process or wherever the run's scorers live; the trained one, unless `make` makes another."""
+        return self._open(f"{kind}-model", make or partial(stored_scorer, str(self._store.root), *self._stored[kind]))
 
     def _train(
         self, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool], kinds: Sequence[Kind]
@@ -273,15 +273,13 @@ def feedback_models(
     asked: Sequence[Kind],
     training: ScorerTraining,
     data: Data,
-    open_scorer: OpenScorer | None,
     dtype: str = "float32",
 ) -> dict[Kind, AnswerScorer]:
     """The models that are asked: those that the recipe names are loaded, the others trained."""
-    opened = open_scorer or (lambda name, make: make())
     named: dict[Kind, StoredScorerConfig | None] = {kind: getattr(settings, kind) for kind in asked}
     if trained := [kind for kind, path in named.items() if path is None]:
         training.stored(data, trained)
     return {
-        kind: training.opened(kind) if scorer is None else opened(f"{kind}-model", partial(given_scorer, scorer, dtype))
+        kind: training.opened(kind, None if scorer is None else partial(given_scorer, scorer, dtype))
         for kind, scorer in named.items()
     }

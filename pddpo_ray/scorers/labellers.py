@@ -220,7 +220,7 @@ def _scored_labeller(run: Labelling) -> ScoredLabeller:
 
     @cache
     def models() -> Mapping[Kind, AnswerScorer]:
-        return feedback_models(settings, asked, training, data, backends.own_scorer, config.model.dtype)
+        return feedback_models(settings, asked, training, data, config.model.dtype)
 
     def watch(costs: Array) -> None:
         journal.add_metrics(spread_of(costs, config.dual.cost_max).as_metrics())

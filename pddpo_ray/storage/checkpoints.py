@@ -140,9 +140,12 @@ def weight_shapes(folder: Path) -> list[tuple[int, ...]]:
         raise UserError(UNREADABLE.format(folder=folder, error=error)) from error
 
 
-def parameters_in(folder: Path) -> int:
-    """Numbers of a model's tensors. UserError as `weight_shapes`."""
-    return sum(map(math.prod, weight_shapes(folder)))
+def parameters_in(source: str | Path) -> int:
+    """Numbers of a model's tensors; 0: there is no such folder, or the hub's is not fetched. UserError as above."""
+    from huggingface_hub import try_to_load_from_cache
+
+    fetched = try_to_load_from_cache(str(source), "config.json") if is_hub_name(source) else None
+    return sum(map(math.prod, weight_shapes(Path(fetched).parent if isinstance(fetched, str) else Path(source))))
 
 
 def _shapes_in(path: Path) -> list[tuple[int, ...]]:
@@ -208,11 +211,9 @@ def _damaged(error: Exception) -> str:
 def adapter_problem(folder: Path) -> str | None:
     """Why a decoder takes no adapters here, and what to do; None if it does."""
     kind = _json(folder / "config.json").get("model_type")
-    return (
-        f"is of GPT-2's kind ({kind}), which takes no adapters: set model.parameters.kind=full"
-        if kind in TURNED
-        else None
-    )
+    if kind not in TURNED:
+        return None
+    return f"is of GPT-2's kind ({kind}), which takes no adapters: set model.parameters.kind=full"
 
 
 def _kind_problem(folder: Path) -> str | None:

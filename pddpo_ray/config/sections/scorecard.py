@@ -38,3 +38,8 @@ class ScorecardConfig(Strict):
     @classmethod
     def null_takes_one_out(cls, named: Any) -> Any:
         return {kind: one for kind, one in named.items() if one is not None} if isinstance(named, dict) else named
+
+    @property
+    def used(self) -> tuple[StoredScorerConfig | None, ...]:
+        """Its scorers; None: one that the run trains."""
+        return (*self.scorers.values(), *[None] * (self.train * (2 - len(self.scorers))))

@@ -32,15 +32,17 @@ from pddpo_ray.training.fit import Shard
 
 
 class Started(SimpleNamespace):
-    """Groups of a launch whose processes are stubs: `events` in the order of the launch, `asked` of the trainer."""
+    """Groups of a launch whose processes are stubs: `events` in the order of the launch, `asked` of the trainer,
+    `threads` of the driver."""
 
     events: list[str]
     asked: list[TrainerSettings]
+    threads: list[int]
 
 
 def started(recipe: str, overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> Started:
     config = load(recipe, overrides, check_files=False)
-    record = Started(events=[], asked=[])
+    record = Started(events=[], asked=[], threads=[])
 
     def process(name: str) -> SimpleNamespace:
         return SimpleNamespace(wait_ready=lambda: record.events.append(f"{name} ready"), world=None)
@@ -64,6 +66,7 @@ def started(recipe: str, overrides: list[str], monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(in_process_text, "prepare_texts", lambda *_: folders)
     monkeypatch.setattr(in_process_text, "text_world_backends", lambda *_: process("world"))
     monkeypatch.setattr(local, "store_reference", lambda *_, **__: SimpleNamespace(path="reference"))
+    monkeypatch.setattr(torch, "set_num_threads", record.threads.append)
     stack: Any = SimpleNamespace(callback=lambda *_: None)
     groups = launch.Groups(config, config.cluster, Path("run"), stack)  # type: ignore[arg-type]
     launch.text_backends(groups)
@@ -79,6 +82,18 @@ def test_the_ranks_of_a_gpu_run_can_send_what_is_in_the_hosts_memory(
     (settings,) = started(recipe, [], monkeypatch).asked
     sides = BackendConfig(Backend(settings.backend)).get_device_backend_map()
     assert {sides["cpu"], sides["cuda"]} == {"gloo", "nccl"}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "expected"),
+    [("gpu/o-pd-dpo-8", [], [7]), ("text-world", ["cluster.mode=ray", "model.device=cpu"], [])],
+)
+def test_the_driver_of_a_run_on_gpus_has_all_of_its_cpus(
+    recipe: str, overrides: list[str], expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Models that it opens compute there, and Ray gives a driver that is submitted one thread."""
+    monkeypatch.setattr(launch, "inspect_machine", lambda: SimpleNamespace(cpus=7))
+    assert started(recipe, overrides, monkeypatch).threads == expected
 
 
 @pytest.mark.parametrize(
