@@ -139,8 +139,13 @@ def test_in_one_process_it_is_where_the_policy_is(
 def test_an_entrance_measures_served_answers_on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     deployment = pytest.importorskip("deploy.serving.deployment")
     places: list[str] = []
+
+    def watched_limits(config: Config) -> tuple[list[str], list[str]]:
+        places.append(str(device_for()))
+        return ["harm"], []
+
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(deployment, "watched_limits", lambda config: ([places.append(str(device_for()))], []))
+    monkeypatch.setattr(deployment, "watched_limits", watched_limits)
     deployment._watched(SimpleNamespace(measure=0.1), recipe())
     assert places == ["cpu"]
 
