@@ -223,10 +223,10 @@ def page(lines: Iterator[str]) -> str:
         "no ZeRO.\n\n"
     )
     table = [f"| {' | '.join(head)} |", "|---" * len(head) + "|", *lines]
-    return told + "\n".join(table) + "\n" + _on_ranks()
+    return told + "\n".join(table) + "\n" + on_ranks()
 
 
-def _on_ranks() -> str:
+def on_ranks() -> str:
     """What `bench.zero_memory` found."""
     lines = [
         "",

@@ -255,8 +255,6 @@ class Config(Sections):
                 f" paper's cost alone: {papers}"
             )
         for one in self.stated:
-            if one.limit.quantity.kind == "mean" and one.limit.cost_range is None:
-                raise ValueError(f"{one.where}: a mean needs `bounds: [low, high]` in a run, whose steps they scale")
             if self.policies == "tables" and one.source.kind not in ("world", "people", "reference", "model"):
                 raise ValueError(
                     f"{one.where}: {one.source} reads texts; a table has none: use"
@@ -275,6 +273,8 @@ class Config(Sections):
                     f"{one.where}: comparisons teach a {one.limit.quantity.kind} where it is the run's only limit,"
                     f" named cost, and feedback.kind={kind} labels it: {own}; leave learned_from out"
                 )
+            if one.limit.quantity.kind == "mean" and one.limit.cost_range is None:
+                raise ValueError(f"{one.where}: a mean needs `bounds: [low, high]` in a run, whose steps they scale")
         if self.data is not None and any(one.source.kind == "world" for one in self.stated):
             raise ValueError("limits: files have no truth to measure with; name another source")
         if self.prompt_sets is None and any(one.limit.quantity.over for one in self.stated):

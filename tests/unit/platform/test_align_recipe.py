@@ -51,7 +51,9 @@ def test_null_takes_a_limit_of_the_recipe_out(tmp_path: Path) -> None:
     said = given(tmp_path)
     assert {one.limit.name for one in load("align", [*said, "limits.unsafe=null"]).stated} == {"helpful"}
     own = tmp_path / "ours.yaml"
-    own.write_text("about: ours\nextends: align\nlimits: {unsafe: ~, length: {mean: {rule: words}, at_most: 9}}\n")
+    own.write_text(
+        "about: ours\nextends: align\nlimits: {unsafe: ~, length: {mean: {rule: words}, at_most: 9, bounds: [0, 60]}}\n"
+    )
     assert {one.limit.name for one in load(str(own), said).stated} == {"helpful", "length"}
     out = ["limits={unsafe: null, helpful: null}"]
     for both in ([*out, LENGTH], [LENGTH, *out]):
