@@ -150,7 +150,8 @@ def draw(shown: Mapping[str, str], found: Mapping[str, Array]) -> None:
         (x, x_low, x_high), (y, y_low, y_high) = (interval(one) for one in found[arm])
         own = arm in registered()["pd-dpo"]
         axes.errorbar(
-            x, y, xerr=[[x - x_low], [x_high - x]], yerr=[[y - y_low], [y_high - y]], fmt="o" if own else "s",
+            x, y, xerr=[[x - x_low], [x_high - x]], yerr=[[y - y_low], [y_high - y]],
+            fmt=("o^" if own else "sD")[index // 10],
             color=f"C{index % 10}", markersize=6, elinewidth=0.7, alpha=0.9, fillstyle="full" if own else "none",
             label=label,
         )  # fmt: skip
