@@ -291,28 +291,23 @@ def steps(hardware: Hardware, folder: Path, model: str | None) -> dict[str, Step
     trained |= {"weights natively": ["rollout.delivery=native"], "transformers, torch": ["rollout.engine=transformers"]}
     if hardware.gpus > 1 and not hardware.rehearse:
         trained["vLLM, two GPUs an engine"] = ["rollout.tensor_parallel=2", "rollout.engines=1"]
-    works: dict[str, Callable[[float], str]] = {
-        name: partial(lambda own, name, most: train(folder / name.replace(" ", "-"), most, *base, *own), own, name)
-        for name, own in trained.items()
-    }
+    works = {name: partial(train, folder / name.replace(" ", "-"), [*base, *own]) for name, own in trained.items()}
     figures = {
         name: partial(figure, hardware, rehearsed if hardware.rehearse else on_card)
         for name, (on_card, rehearsed) in FIGURES.items()
         if rehearsed or not hardware.rehearse
     }
-    asleep = partial(_asleep, hardware)
-    killed = [*base, "trainer.engine=zero2"]
     todo: dict[str, Callable[[float], str]] = {
         "machine": lambda _: machine(hardware),
-        CARD: figures.pop(CARD),
+        CARD: figures[CARD],
         "placement": lambda _: placed(hardware),
-        "vLLM, torch": works.pop("vLLM, torch"),
-        "vLLM, zero2": works.pop("vLLM, zero2"),
-        "weights natively": works.pop("weights natively"),
-        "an engine sleeps and wakes, 135M": partial(smollm2, folder, then=asleep),
-        "killed and resumed, zero2": partial(kill_and_resume, folder / "killed", overrides=killed),
+        "vLLM, torch": works["vLLM, torch"],
+        "vLLM, zero2": works["vLLM, zero2"],
+        "weights natively": works["weights natively"],
+        "an engine sleeps and wakes, 135M": partial(smollm2, folder, partial(_asleep, hardware)),
+        "killed and resumed, zero2": partial(kill_and_resume, folder / "killed", [*base, *trained["vLLM, zero2"]]),
         "SmolLM2 under a limit on length, first round": partial(
-            smollm2, folder, then=partial(real_round, hardware, folder / "real")
+            smollm2, folder, partial(real_round, hardware, folder / "real")
         ),
         **figures,
         **works,

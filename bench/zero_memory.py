@@ -9,7 +9,6 @@ too. The shape is SmolLM2's with few layers, where embedding and head are most o
 from __future__ import annotations
 
 import json
-import math
 import os
 import subprocess
 import sys
@@ -17,9 +16,7 @@ import sys
 import torch
 
 from bench.device import GIB
-from bench.planned_memory import ANSWER, ON_RANKS, PAIRS, PROMPT, RANK, SHAPES, for_tracker, made, planned
-from pddpo_ray.contracts import FitSettings
-from pddpo_ray.records import Objective, PairRow, PolicyVersion
+from bench.planned_memory import ON_RANKS, RANK, SHAPES, for_tracker, made, peak_of_two_steps, planned
 
 RANKS, LAYERS = 2, 6
 SHAPE = {**SHAPES["135M (SmolLM2)"], "num_hidden_layers": LAYERS}
@@ -32,27 +29,16 @@ def tracked_rank(rank: int, stage: int, adapters: int | None) -> int:
     from torch.distributed._tools.mem_tracker import MemTracker
 
     from actors.deepspeed_engine import DeepSpeedEngine
-    from pddpo_ray.training.fit import PairLoss, PairPass, Shard
+    from pddpo_ray.training.fit import Shard
     from pddpo_ray.training.passes.log_probs import ResponseScorer
 
     dist.init_process_group("gloo", rank=rank, world_size=RANKS)
     model = made(SHAPE, adapters, DTYPE, device="cpu")
     scorer = ResponseScorer(model, "packed")
-    rows = [PairRow(f"{i}", (1 + i,) * PROMPT, (50 + i,) * ANSWER, (70 + i,) * ANSWER) for i in range(PAIRS)]
-    loss = PairLoss(scorer, Objective("reward", PolicyVersion(0, "reference", "", ""), 0.1))
     with for_tracker(), MemTracker() as tracker:
         tracker.track_external(model)
         engine = DeepSpeedEngine(scorer, Shard(rank, RANKS), stage=stage, dtype="bfloat16")
-        engine.begin(FitSettings())
-        whole = (float(PAIRS), 2.0 * PAIRS, 1.0)
-        given = PairPass.of(scorer, rows, base=[0.0] * 2 * PAIRS, margins=None, supports=None, whole=whole)
-        for _ in range(2):
-            for _ in range(2):
-                engine.accumulate(loss, given)
-                tracker.reset_mod_stats()
-            if not math.isfinite(engine.update(1e-4)):
-                raise SystemExit("gradients that are not finite: DeepSpeed took no step")
-        return int(tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"])
+        return peak_of_two_steps(tracker, engine, scorer)
 
 
 def tracked(stage: int, adapters: int | None, port: int) -> int:

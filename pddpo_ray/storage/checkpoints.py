@@ -142,10 +142,12 @@ def weight_shapes(folder: Path) -> list[tuple[int, ...]]:
 
 def parameters_in(source: str | Path) -> int:
     """Numbers of a model's tensors; 0: there is no such folder, or the hub's is not fetched. UserError as above."""
-    from huggingface_hub import try_to_load_from_cache
+    if is_hub_name(source):
+        from huggingface_hub import try_to_load_from_cache
 
-    fetched = try_to_load_from_cache(str(source), "config.json") if is_hub_name(source) else None
-    return sum(map(math.prod, weight_shapes(Path(fetched).parent if isinstance(fetched, str) else Path(source))))
+        fetched = try_to_load_from_cache(str(source), "config.json")
+        source = Path(fetched).parent if isinstance(fetched, str) else source
+    return sum(map(math.prod, weight_shapes(Path(source))))
 
 
 def _shapes_in(path: Path) -> list[tuple[int, ...]]:
