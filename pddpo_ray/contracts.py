@@ -72,6 +72,10 @@ class Feedback(Protocol):
         """Puts the questions that `safety` collects later to labellers that can begin before the run waits."""
         ...
 
+    def collect_safety(self, items: Sequence[Response], labels_each: int, name: str) -> None:
+        """Journals the labels, as many as there may be: nothing of them is read."""
+        ...
+
     def safety(self, items: Sequence[Response], labels_each: int, name: str) -> list[SafetyLabels]: ...
 
     def safety_arrived(self, items: Sequence[Response], labels_each: int) -> bool:

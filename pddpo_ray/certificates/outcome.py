@@ -22,7 +22,7 @@ from pddpo_ray.limits.estimate import LimitEstimate
 from pddpo_ray.limits.quantities import Limit
 from pddpo_ray.parts.due_labels import rounds_labelled_in
 from pddpo_ray.parts.held_limit import OUTSIDE, UNSAFE_RATE
-from pddpo_ray.records import CostEstimate, Verdict
+from pddpo_ray.records import CostEstimate
 from pddpo_ray.storage.whole_files import ADAPTER_BASE, ARTIFACTS, WEIGHTS
 
 RUN = "RUN"
@@ -192,11 +192,10 @@ def with_prefixes(stated: Sequence[Limit]) -> list[tuple[str, Limit]]:
 def note_unsafe_rates(journal: Journal, stated: Sequence[Limit], number: int) -> None:
     """Keeps the share of labels that say unsafe, which is shown beside every logit. A closing of rounds."""
     for labelled, (prefix, limit) in product(rounds_labelled_in(journal, number), with_prefixes(stated)):
-        labels = journal.safety(labelled, limit.name) if limit.quantity.kind == "logit" else []
-        said = [label for one in labels for label in one.labels if label in (Verdict.SAFE, Verdict.UNSAFE)]
-        if said:
+        share = journal.unsafe_share(labelled, limit.name) if limit.quantity.kind == "logit" else None
+        if share is not None:
             journal.round = labelled
-            journal.add_metrics({f"{prefix}{UNSAFE_RATE}": said.count(Verdict.UNSAFE) / len(said)})
+            journal.add_metrics({f"{prefix}{UNSAFE_RATE}": share})
     journal.round = number
 
 

@@ -174,13 +174,14 @@ class OptimisticExplorer:
         """
         self._uncertainty.start_batch(self._generator("batch", [c.responses[0].id for c in candidates]))
         log = _Log()
-        multiplier = self._multiplier()  # once: it may live in another process
+        # once: they may live in another process
+        multiplier, beta = self._multiplier(), self._beta() if callable(self._beta) else self._beta
         rows = self._centred(responses_of(candidates))
         parts = np.split(rows, np.cumsum([len(c.responses) for c in candidates])[:-1])
         pairs = [
             pair
             for candidate_set, part in zip(candidates, parts, strict=True)
-            for pair in self._choose_one(candidate_set, part, multiplier, log)
+            for pair in self._choose_one(candidate_set, part, multiplier, beta, log)
         ]
         self._metrics = log.summary() | {
             "explore/pairs": float(len(pairs)),
@@ -251,12 +252,14 @@ class OptimisticExplorer:
         ]
         return np.array([float(r[0]) for r, _ in values]), np.array([float(c[0]) for _, c in values])
 
-    def _choose_one(self, candidates: CandidateSet, rows: Array, multiplier: float, log: _Log) -> list[Pair]:
+    def _choose_one(
+        self, candidates: CandidateSet, rows: Array, multiplier: float, beta: float, log: _Log
+    ) -> list[Pair]:
         generator = self._generator("choose", [response.id for response in candidates.responses])
         pairs = []
         taken = np.zeros(len(rows), dtype=bool)
         for pick in range(self._picks):
-            weights = self._behaviour(candidates, rows, multiplier, taken, log)
+            weights = self._behaviour(candidates, rows, multiplier, beta, taken, log)
             chosen = int(generator.choice(len(rows), p=weights))
             taken |= [response.token_ids == candidates.responses[chosen].token_ids for response in candidates.responses]
             other = self._other(candidates, rows, chosen, generator)
@@ -271,7 +274,13 @@ class OptimisticExplorer:
         return pairs
 
     def _behaviour(
-        self, candidates: CandidateSet, rows: Array, multiplier: float, taken: NDArray[np.bool_], log: _Log
+        self,
+        candidates: CandidateSet,
+        rows: Array,
+        multiplier: float,
+        beta: float,
+        taken: NDArray[np.bool_],
+        log: _Log,
     ) -> Array:
         """Weights of the candidates under the behaviour policy; `taken` tells the texts of earlier picks. -> [n]"""
         versions = np.array([response.policy_version for response in candidates.responses])
@@ -284,7 +293,6 @@ class OptimisticExplorer:
         if self._kind == "greedy":
             return greedy_weights(log_policy - log_proposal, taken)
         reward, cost = self._uncertainty.bonuses(candidates.prompt.id, rows)
-        beta = self._beta() if callable(self._beta) else self._beta
         optimism = (self._reward_weight * reward + multiplier * self._cost_bonus_scale * cost) / beta
         if self._kind in (EXACT, THEOREM):
             weights = optimistic_weights(log_policy, optimism)

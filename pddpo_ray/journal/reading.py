@@ -140,6 +140,13 @@ class JournalReader:
         answers = {response.id: response for response in self.samples(round_)}
         return [SafetyLabels(answers[sample], tuple(labels), name) for (sample, name), labels in grouped.items()]
 
+    def unsafe_share(self, round_: int, constraint: str) -> float | None:
+        """Share of a round's safety labels that say unsafe; None without a label."""
+        table = schema.measurement.c
+        where = (table.run == self.run_id, table.round == round_, table.limit == constraint)
+        share: float | None = self._read(select(func.avg(table.value)).where(*where, table.phase == rows.SAFETY))[0][0]
+        return share
+
     def measurements(self, round_: int | None = None, phase: str = "%", limit: str | None = None) -> list[Measurement]:
         """What was measured of answers, in their order; `phase` is a pattern of what for (`measure-%`)."""
         query = self._measured((schema.measurement,), round_, phase, limit)

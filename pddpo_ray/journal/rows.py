@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from itertools import zip_longest
 from typing import Any, TypeVar
 
@@ -124,13 +125,18 @@ Record = TypeVar("Record")
 
 def columns_of(record: Any, *left_out: str) -> Row:
     """A record's fields, for the columns that are called like them."""
-    return {field.name: getattr(record, field.name) for field in fields(record) if field.name not in left_out}
+    return {name: getattr(record, name) for name in _field_names(type(record)) if name not in left_out}  # type: ignore[arg-type]
 
 
 def record_of(kind: type[Record], row: Any, **given: Any) -> Record:
     """A record of this kind: its fields are the row's columns of the same names, unless they are given."""
-    names = [field.name for field in fields(kind) if field.name not in given]  # type: ignore[arg-type]
-    return kind(**{name: getattr(row, name) for name in names}, **given)
+    return kind(**{name: getattr(row, name) for name in _field_names(kind) if name not in given}, **given)  # type: ignore[arg-type]
+
+
+@cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    """Of a run's millions of rows most are of one kind."""
+    return tuple(field.name for field in fields(kind))
 
 
 def prompt_row(run: str, prompt: Prompt) -> Row:

@@ -85,12 +85,16 @@ class FeedbackController:
         late = {name: one for name, one in self._labellers.items() if isinstance(one, LateLabeller)}
         return bool(late) and all(has_them(name, one) for name, one in late.items())
 
-    def safety(self, items: Sequence[Response], labels_each: int, name: str) -> list[SafetyLabels]:
-        """Exactly `labels_each` safe-or-unsafe labels of every item under the cost of this name.
+    def collect_safety(self, items: Sequence[Response], labels_each: int, name: str) -> None:
+        """Journals exactly `labels_each` safe-or-unsafe labels of every item under the cost of this name.
 
         Raises RunError that names the items without labels.
         """
-        self._journal.once(self._safety_phase(name), lambda: self._collect_safety(items, labels_each, name))
+        self._journal.once(self._safety_phase(name), lambda: self._add_safety(items, labels_each, name))
+
+    def safety(self, items: Sequence[Response], labels_each: int, name: str) -> list[SafetyLabels]:
+        """The same, read back."""
+        self.collect_safety(items, labels_each, name)
         return self._journal.safety(self._journal.round, name)
 
     def unsafe_shares(
@@ -101,7 +105,7 @@ class FeedbackController:
         None where the labeller gave none; RunError where nothing that it said about any of them could be read.
         """
         phase = f"safety-{constraint}-{batch}"
-        self._journal.once(phase, lambda: self._collect_safety(items, labels_each, constraint, may_lack=True))
+        self._journal.once(phase, lambda: self._add_safety(items, labels_each, constraint, may_lack=True))
         ids = [item.id for item in items]
         return numbers_of(labels_of_answers(self._journal, [self._journal.round], constraint, ids).values[:, 0])
 
@@ -122,7 +126,7 @@ class FeedbackController:
     def _compare_seed(self, name: str, attempt: int = 0) -> int:
         return seed_of(self._seed, self._journal.round, "compare", name, attempt)
 
-    def _collect_safety(
+    def _add_safety(
         self, items: Sequence[Response], labels_each: int, name: str, *, may_lack: bool = False
     ) -> dict[str, list[str]]:
         self._journal.add_safety(self._labelled(items, labels_each, name, may_lack), self._source)

@@ -227,7 +227,7 @@ class LimitsController:
     def _estimated(self, answers: Sequence[Response]) -> tuple[list[CostEstimate], Array]:
         """Estimates of all limits, and the covariance of their costs within prompts. -> [I], [I, I]"""
         for name in self._labelled:
-            self._feedback.safety(answers, self._labels_each, name)
+            self._feedback.collect_safety(answers, self._labels_each, name)
         if self._phase == SAFETY:
             self._measured.keep(SAFETY, answers)
         else:

@@ -120,6 +120,8 @@ def test_every_record_comes_back_exactly_as_it_was_written(path: Path) -> None:
     with read_journal(path, "demo") as journal:
         assert journal.samples(1, "cost") == answers
         assert journal.safety(1) == labels
+        assert journal.unsafe_share(1, HARM) == 2 / 3, "a label that could not be read counts nowhere"
+        assert journal.unsafe_share(2, HARM) is None
         (entry,) = journal.pairs()
         assert (entry.labelled, entry.labeller, entry.round) == (pair, "world", 1)
         (stored,) = journal.versions()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -129,6 +130,20 @@ def test_what_is_picked_for_one_prompt_counts_for_the_next_one_of_the_batch_alon
     assert one.choose(sets) == together
     assert one.metrics["explore/pairs"] == 6.0
     assert one.metrics["explore/logdet"] == 0.0
+
+
+def test_a_choice_asks_for_the_multiplier_and_the_kl_weight_once() -> None:
+    """Both may live in another process, and a choice has hundreds of candidate sets."""
+    asked: Counter[str] = Counter()
+
+    def told(name: str, value: float) -> float:
+        asked[name] += 1
+        return value
+
+    both = {"beta": lambda: told("beta", BETA), "multiplier": lambda: told("multiplier", MULTIPLIER)}
+    sets = [candidates(x) for x in (0, 1, 2)]
+    assert explorer(picks=2, **both).choose(sets) == explorer(picks=2).choose(sets)
+    assert asked == {"beta": 1, "multiplier": 1}
 
 
 def test_candidates_that_equal_all_comparators_are_skipped_and_counted() -> None:
