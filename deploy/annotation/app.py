@@ -38,7 +38,7 @@ BATCH_PATHS = ("/api/v1/rounds", "/api/v1/gold", "/api/v1/gold/preview")
 
 
 def largest_body(path: str) -> int:
-    """Bytes that a request to this path has at most; the path of a run beside others has a prefix."""
+    """Most bytes of a request to this path; a server of several runs puts a prefix before it."""
     return BATCH_MAX if path.endswith(BATCH_PATHS) else BODY_MAX
 
 
@@ -76,8 +76,8 @@ def create_app(
 def ready(parts: Parts) -> dict[str, bool]:
     """The database answers and holds the run (its schema was checked when it was opened)."""
     with reading(parts.store.engine) as connection:
-        known = connection.execute(select(run_table.c.id).where(run_table.c.id == parts.store.run)).first()
-    if known is None:
+        row = connection.execute(select(run_table.c.id).where(run_table.c.id == parts.store.run)).first()
+    if row is None:
         raise ApiError(503, "the run's database is not ready")
     return {"ok": True}
 

@@ -59,7 +59,7 @@ def annotate(
 
     For a run, for several, or for a file of questions.
     """
-    folders = [one.expanduser().absolute() for one in run or ()]
+    folders = [folder.expanduser().absolute() for folder in run or ()]
     if len(set(folders)) < len(folders):
         raise UserError("--run names one folder twice: name each run once")
     if (questions is None) == (not folders):
@@ -68,38 +68,38 @@ def annotate(
     if questions is not None:
         if journal is not None or wait or resume_when_ready:
             raise UserError("--journal, --wait and --resume-when-ready are about a run: --questions goes without them")
-        asked = _Asked(questions, store_in or questions.with_name(f"{questions.stem}.annotation"), labels_each or 1)
+        source = _Asked(questions, store_in or questions.with_name(f"{questions.stem}.annotation"), labels_each or 1)
         if add is not None:
-            _add_to_questions(asked, add, role, as_json)
+            _add_to_questions(source, add, role, as_json)
         else:
-            _serve_questions(asked, host=host, port=port, behind_proxy=behind_proxy)
+            _serve_questions(source, host=host, port=port, behind_proxy=behind_proxy)
         return
     if store_in is not None or labels_each is not None:
         raise UserError("--store and --labels-each are about --questions: a run has a folder and settings of its own")
-    found = [find_run(folder, journal, wait=wait) for folder in folders]
+    found_runs = [find_run(folder, journal, wait=wait) for folder in folders]
     from pddpo_ray.annotation.queue.queue_rules import Rules
     from pddpo_ray.journal.database import open_database
     from pddpo_ray.journal.transactions import Store
 
-    stores = [Store(open_database(one.database), one.id) for one in found]
+    stores = [Store(open_database(found_run.database), found_run.id) for found_run in found_runs]
     if add is not None:
         _add(stores, add, role, as_json)
         return
     address = f"http://{host}:{port}/"
-    _say_where(found, stores, address)
+    _say_where(found_runs, stores, address)
     if resume_when_ready:
         from pddpo_ray.annotation.queue.resuming import Resumer
 
-        for one, store in zip(found, stores, strict=True):
-            Resumer(store.engine, one.id, one.config, one.folder).start()
+        for found_run, store in zip(found_runs, stores, strict=True):
+            Resumer(store.engine, found_run.id, found_run.config, found_run.folder).start()
     # Imported here: the web server takes a second to load, and --add does without it.
-    if len(found) == 1:
+    if len(found_runs) == 1:
         from deploy.annotation.app import serve
 
         serve(
             stores[0].engine,
-            found[0].id,
-            Rules.of(found[0].config.people),
+            found_runs[0].id,
+            Rules.of(found_runs[0].config.people),
             host=host,
             port=port,
             behind_proxy=behind_proxy,
@@ -108,8 +108,8 @@ def annotate(
     from deploy.annotation.multi_run_app import ServedRun, names_of, serve_several
 
     served = [
-        ServedRun(name, store.engine, one.id, Rules.of(one.config.people))
-        for name, store, one in zip(names_of(folders), stores, found, strict=True)
+        ServedRun(name, store.engine, found_run.id, Rules.of(found_run.config.people))
+        for name, store, found_run in zip(names_of(folders), stores, found_runs, strict=True)
     ]
     serve_several(served, host=host, port=port, behind_proxy=behind_proxy)
 
@@ -123,7 +123,7 @@ class _Asked:
     labels_each: int
 
 
-def _serve_questions(asked: _Asked, *, host: str, port: int, behind_proxy: bool) -> None:
+def _serve_questions(source: _Asked, *, host: str, port: int, behind_proxy: bool) -> None:
     """Adds what is new in the file and serves all questions of the folder."""
     from deploy.annotation.app import serve
     from pddpo_ray.annotation.people.accounts import People
@@ -131,52 +131,52 @@ def _serve_questions(asked: _Asked, *, host: str, port: int, behind_proxy: bool)
     from pddpo_ray.annotation.queue.question_store import RULES, add_questions, begin
     from pddpo_ray.journal.server_lock import sole_server
 
-    rows = read_questions(asked.file.expanduser())
-    folder = asked.folder.expanduser().absolute()
+    rows = read_questions(source.file.expanduser())
+    folder = source.folder.expanduser().absolute()
     store, address = begin(folder), f"http://{host}:{port}/"
     with sole_server(store.engine, address):  # a folder that is served is left as it is
-        added = add_questions(store, rows, labels_each=asked.labels_each)
+        added = add_questions(store, rows, labels_each=source.labels_each)
         token_file = _first_admin(People(store), folder)
-    others = f", and {added.others} that the file does not have" if added.others else ""
-    typer.echo(f"{added.new} new questions, {added.known} asked before{others}")
+    others_text = f", and {added.others} that the file does not have" if added.others else ""
+    typer.echo(f"{added.new} new questions, {added.known} asked before{others_text}")
     typer.echo(f"label at {address}   lead's page: /lead   admin token: {token_file}")
-    file, store_in = (shlex.quote(str(path)) for path in (asked.file, asked.folder))
+    file, store_in = (shlex.quote(str(path)) for path in (source.file, source.folder))
     typer.echo(f"more people: `pddpo annotate --questions {file} --store {store_in} --add HANDLE`")
     typer.echo(f"labels: `pddpo annotations export --run {store_in} --to labels --out labels.jsonl`")
     serve(store.engine, store.run, RULES, host=host, port=port, behind_proxy=behind_proxy)
 
 
-def _add_to_questions(asked: _Asked, handle: str, role: str, as_json: bool) -> None:
-    """An account in the folder, which may be new or served."""
+def _add_to_questions(source: _Asked, handle: str, role: str, as_json: bool) -> None:
+    """Makes an account in a folder, new or being served."""
     from pddpo_ray.annotation.queue.question_files import read_questions
     from pddpo_ray.annotation.queue.question_store import begin
 
-    read_questions(asked.file.expanduser())
-    store = begin(asked.folder.expanduser().absolute())
+    read_questions(source.file.expanduser())
+    store = begin(source.folder.expanduser().absolute())
     try:
         _add([store], handle, role, as_json)
     finally:
         store.engine.dispose()
 
 
-def _say_where(found: Sequence[FoundRun], stores: Sequence[Store], address: str) -> None:
+def _say_where(runs: Sequence[FoundRun], stores: Sequence[Store], address: str) -> None:
     """Prints where people label, and makes the first admins."""
     from pddpo_ray.annotation.people.accounts import People
 
-    for one in found:
-        if not one.config.people_each:
-            kind = one.config.feedback.kind
-            typer.echo(f"note: {one.folder.name} takes its labels from {kind}; nobody will be asked anything")
-    token_file = _first_admin(People(stores[0]), found[0].folder)
-    for one, store in zip(found[1:], stores[1:], strict=True):
-        _first_admin_of_all(store, stores[0], token_file, one.folder)
+    for run in runs:
+        if not run.config.people_each:
+            kind = run.config.feedback.kind
+            typer.echo(f"note: {run.folder.name} takes its labels from {kind}; nobody will be asked anything")
+    token_file = _first_admin(People(stores[0]), runs[0].folder)
+    for run, store in zip(runs[1:], stores[1:], strict=True):
+        _first_admin_of_all(store, stores[0], token_file, run.folder)
     typer.echo(f"label at {address}   lead's page: /lead   admin token: {token_file}")
-    named = " ".join(f"--run {shlex.quote(str(one.folder))}" for one in found)
-    typer.echo(f"more people: `pddpo annotate {named} --add HANDLE`")
+    options = " ".join(f"--run {shlex.quote(str(run.folder))}" for run in runs)
+    typer.echo(f"more people: `pddpo annotate {options} --add HANDLE`")
 
 
 def _add(stores: Sequence[Store], handle: str, role: str, as_json: bool) -> None:
-    """One account in all runs, with one token."""
+    """Makes one account in all runs, with one token."""
     from pddpo_ray.annotation.people.accounts import People, Role
     from pddpo_ray.annotation.people.shared_people import adopt
     from pddpo_ray.annotation.queue.queue_rules import QueueError
@@ -206,7 +206,7 @@ def _first_admin(people: People, run: Path) -> Path:
 
 
 def _first_admin_of_all(store: Store, first: Store, token_file: Path, folder: Path) -> None:
-    """The first run's admin is the admin of a run that has none; a run that has one keeps it."""
+    """Gives a run without an admin the first run's admin, or else one of its own."""
     from pddpo_ray.annotation.people.accounts import People, Role
     from pddpo_ray.annotation.people.shared_people import adopt
 

@@ -1,4 +1,4 @@
-"""A file of control questions before it is imported: what would become of every line, and why."""
+"""A file of control questions before it is imported: what an import would do with each line, and why."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pddpo_ray.annotation.queue.queue_rules import QueueError
 from pddpo_ray.parts.questions import Question
 
 SHOWN = 200
-"""Characters of a prompt that a preview has."""
+"""Characters of a prompt that a preview shows."""
 
 
 @dataclass(frozen=True)
@@ -36,22 +36,22 @@ def gold_question(body: GoldQuestion) -> Question:
 
 
 def preview(lines: Sequence[str], controls: Controls) -> dict[str, Any]:
-    """Every line that is not empty, and how many would be added, are there, and are refused. Writes nothing."""
-    read = list(_read(lines))
-    fates = iter(controls.fates([one for _, one in read if isinstance(one, Question)]))
+    """Every line that is not empty, with counts of those to be added, there already, refused. Writes nothing."""
+    entries = list(_read(lines))
+    fates = iter(controls.fates([entry for _, entry in entries if isinstance(entry, Question)]))
     rows = []
-    for number, one in read:
-        if isinstance(one, Question):
-            fate, why = next(fates)
-            rows.append(Line(number, fate, why, one.prompt[:SHOWN], one.gold))
+    for number, entry in entries:
+        if isinstance(entry, Question):
+            fate, reason = next(fates)
+            rows.append(Line(number, fate, reason, entry.prompt[:SHOWN], entry.gold))
         else:
-            rows.append(Line(number, Fate.REFUSED, one))
+            rows.append(Line(number, Fate.REFUSED, entry))
     counts = {fate.value: sum(row.fate is fate for row in rows) for fate in Fate}
     return {"rows": [asdict(row) for row in rows], **counts}
 
 
 def _read(lines: Sequence[str]) -> Iterator[tuple[int, Question | str]]:
-    """Number of every line that is not empty, with its question, or why it is none."""
+    """Number of each line that is not empty, with its question or the reason why it has none."""
     for number, line in enumerate(lines, 1):
         if line.strip():
             yield number, _question(line)
@@ -66,7 +66,7 @@ def _question(line: str) -> Question | str:
         return gold_question(GoldQuestion.model_validate(content))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        named = ".".join(str(part) for part in first["loc"])
-        return f"{named}: {first['msg']}" if named else "it is no JSON object"
+        field = ".".join(str(part) for part in first["loc"])
+        return f"{field}: {first['msg']}" if field else "it is no JSON object"
     except QueueError as error:
         return str(error)

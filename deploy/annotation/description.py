@@ -33,7 +33,7 @@ CHANGES = {
 
 
 def describe(app: FastAPI, service: QueueService) -> None:
-    """Makes the application describe itself whole."""
+    """Replaces FastAPI's description by the complete one."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:

@@ -23,7 +23,7 @@ from pddpo_ray.journal.transactions import Clock, now_ms
 
 @dataclass(frozen=True)
 class ServedRun:
-    """A run with its database, under the name that its address has."""
+    """A run, its database, and its name in `/runs/NAME/`."""
 
     name: str
     engine: Engine
@@ -35,9 +35,9 @@ def names_of(folders: Sequence[Path]) -> list[str]:
     """A name for each run folder: letters, digits, - and _; no name twice."""
     names: list[str] = []
     for folder in folders:
-        plain = re.sub(r"[^A-Za-z0-9_-]+", "-", folder.name).strip("-") or "run"
-        numbered = [plain, *(f"{plain}-{number}" for number in range(2, len(folders) + 1))]
-        names.append(next(name for name in numbered if name not in names))
+        base = re.sub(r"[^A-Za-z0-9_-]+", "-", folder.name).strip("-") or "run"
+        candidates = [base, *(f"{base}-{number}" for number in range(2, len(folders) + 1))]
+        names.append(next(name for name in candidates if name not in names))
     return names
 
 
@@ -50,10 +50,10 @@ def create_app_of_several(
         "pddpo_ray annotation of several runs", problem, {}, malformed=422, busy="the database is busy",
         body_bytes=largest_body,
     )  # fmt: skip
-    for one in runs:
-        app = create_app(one.engine, one.run, one.rules, settings, clock, together)
-        together[one.name] = app.state.service
-        root.mount(f"/runs/{one.name}", app)
+    for run in runs:
+        app = create_app(run.engine, run.run, run.rules, settings, clock, together)
+        together[run.name] = app.state.service
+        root.mount(f"/runs/{run.name}", app)
 
     def to_first() -> RedirectResponse:
         return RedirectResponse(f"runs/{runs[0].name}/", 303)
@@ -74,8 +74,8 @@ def create_app_of_several(
 def serve_several(runs: Sequence[ServedRun], *, host: str, port: int, behind_proxy: bool) -> None:
     """Serves all of them until told to stop. Raises UserError as `app.serve` does."""
     app = create_app_of_several(runs, WebSettings(secure_cookies=behind_proxy))
-    with ExitStack() as held:
-        for one in runs:
-            held.enter_context(sole_server(one.engine, f"http://{host}:{port}/runs/{one.name}/"))
-        listener = held.enter_context(closing(listen(host, port)))
+    with ExitStack() as stack:
+        for run in runs:
+            stack.enter_context(sole_server(run.engine, f"http://{host}:{port}/runs/{run.name}/"))
+        listener = stack.enter_context(closing(listen(host, port)))
         answering(app, behind_proxy=behind_proxy).run(sockets=[listener])

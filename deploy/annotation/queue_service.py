@@ -79,7 +79,7 @@ class QueueService:
     @property
     def cookie(self) -> str:
         """Name of the session's cookie: browsers send a host's cookies to all its ports, so each run has its own."""
-        name = next((f"\0{name}" for name, one in self.together.items() if one is self), "")
+        name = next((f"\0{name}" for name, queue in self.together.items() if queue is self), "")
         return f"pddpo_session_{hashlib.sha256(f'{self.store.run}{name}'.encode()).hexdigest()[:12]}"
 
 

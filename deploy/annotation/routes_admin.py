@@ -38,23 +38,23 @@ PersonId = Annotated[str, Path(max_length=64, pattern=r"^[A-Za-z0-9]+$")]
 @router.get("/people")
 def people(parts: Parts, person: Caller) -> dict[str, Any]:
     """All people who have an account."""
-    return {"people": [_public(one) for one in parts.people.all()]}
+    return {"people": [_public(account) for account in parts.people.all()]}
 
 
 @router.post("/people", status_code=201)
 def create(body: NewPerson, parts: Parts, person: Caller) -> dict[str, Any]:
     """A new person; the token is shown this once."""
-    made, token = parts.people.create(
+    account, token = parts.people.create(
         body.handle, body.role, by=person.id, sees_harmful=body.sees_harmful, daily_cap=body.daily_cap,
         harmful_cap=body.harmful_cap, languages=body.languages,
     )  # fmt: skip
-    return _public(made) | {"token": token}
+    return _public(account) | {"token": token}
 
 
 @router.get("/invitations")
 def invitations(parts: Parts, person: Caller) -> dict[str, Any]:
     """Links that can still be used."""
-    return {"invitations": [asdict(one) for one in parts.invitations.open()]}
+    return {"invitations": [asdict(invitation) for invitation in parts.invitations.open()]}
 
 
 @router.post("/invitations", status_code=201)
@@ -65,20 +65,20 @@ def invite(body: InvitationBody, parts: Parts, person: Caller) -> dict[str, Any]
         body.handle, body.role, by=person.id, sees_harmful=body.sees_harmful, daily_cap=body.daily_cap,
         harmful_cap=body.harmful_cap, languages=body.languages, expires_s=body.expires_s,
     )  # fmt: skip
-    made = {"handle": body.handle, "code": code}
+    content = {"handle": body.handle, "code": code}
     if not body.page:
-        return made
+        return content
     link = f"{body.page.rstrip('/')}/#invite={code}"
-    return made | {"link": link, "qr": qr_path(link)}
+    return content | {"link": link, "qr": qr_path(link)}
 
 
 @router.patch("/people/{person_id}")
 def change(person_id: PersonId, body: PersonChange, parts: Parts, person: Caller) -> dict[str, Any]:
     """Changes what is given; someone set inactive is signed out at once."""
-    given = body.model_dump(exclude_none=True, mode="json")
+    changes = body.model_dump(exclude_none=True, mode="json")
     if "hourly_rate" in body.model_fields_set:
-        given["hourly_rate"] = body.hourly_rate
-    return _public(parts.people.change(person_id, by=person.id, **given))
+        changes["hourly_rate"] = body.hourly_rate
+    return _public(parts.people.change(person_id, by=person.id, **changes))
 
 
 @router.post("/people/{person_id}/token")
@@ -90,8 +90,8 @@ def rotate(person_id: PersonId, parts: Parts, person: Caller) -> dict[str, str]:
 @router.get("/people/{person_id}/data")
 def data_of(person_id: PersonId, parts: Parts, person: Caller) -> JSONResponse:
     """All that is stored about a person, as a file for them."""
-    named = {"Content-Disposition": f'attachment; filename="data-{person_id[:16]}.json"'}
-    return JSONResponse(parts.personal_data.of(person_id), headers=named)
+    headers = {"Content-Disposition": f'attachment; filename="data-{person_id[:16]}.json"'}
+    return JSONResponse(parts.personal_data.of(person_id), headers=headers)
 
 
 @router.post("/people/{person_id}/erase")
@@ -109,7 +109,7 @@ def set_guidelines(body: GuidelinesBody, parts: Parts, person: Caller) -> dict[s
 @router.post("/gold", status_code=201)
 def gold(body: GoldBody, parts: Parts, person: Caller) -> dict[str, int]:
     """Adds control questions."""
-    return {"added": parts.rounds.add_gold([gold_question(one) for one in body.questions], by=person.id)}
+    return {"added": parts.rounds.add_gold([gold_question(question) for question in body.questions], by=person.id)}
 
 
 @router.post("/gold/preview")
@@ -121,7 +121,7 @@ def preview_gold(body: GoldFileBody, parts: Parts, person: Caller) -> dict[str, 
 @router.get("/gold")
 def stock(parts: Parts, person: Caller) -> dict[str, Any]:
     """Control questions, and how people did on them."""
-    return {"gold": [asdict(one) for one in parts.controls.all()]}
+    return {"gold": [asdict(control) for control in parts.controls.all()]}
 
 
 @router.delete("/gold/{gold_id}")

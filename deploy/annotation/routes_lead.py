@@ -36,7 +36,7 @@ Few = Annotated[int, Query(ge=1, le=100)]
 
 
 def _page(name: str, items: Sequence[Any], offset: int, limit: int) -> dict[str, Any]:
-    """What a list of the store holds from `offset`; `next` continues where it may hold more."""
+    """One page of a list; `next` is the offset of the next page, None if this one is not full."""
     return {name: items, "next": offset + limit if len(items) == limit else None}
 
 
@@ -45,12 +45,12 @@ def rounds(
     parts: Parts, person: Caller, offset: Offset = 0, limit: Annotated[int, Query(ge=1, le=200)] = 50
 ) -> dict[str, Any]:
     """Batches of questions, the newest first; `next` continues."""
-    everything = parts.rounds.all()
-    page = everything[offset : offset + limit]
-    rest = offset + limit < len(everything)
+    batches = parts.rounds.all()
+    page = batches[offset : offset + limit]
+    has_more = offset + limit < len(batches)
     return {
-        "rounds": [_round(parts, one) for one in page],
-        "next": offset + limit if rest else None,
+        "rounds": [_round(parts, status) for status in page],
+        "next": offset + limit if has_more else None,
         "backlog": parts.rounds.backlog(),
         "paused": parts.campaign.paused,
         "now_ms": parts.store.clock(),
@@ -80,9 +80,10 @@ def disagreements(
 ) -> dict[str, Any]:
     """Questions on which people differ most."""
     parts.rounds.status(round_id)
-    decided = parts.adjudications.newest(round_id)
+    decisions = parts.adjudications.newest(round_id)
     items = [
-        one | {"adjudicated": decided.get(one["task"])} for one in parts.quality.disagreements(round_id, offset, limit)
+        row | {"adjudicated": decisions.get(row["task"])}
+        for row in parts.quality.disagreements(round_id, offset, limit)
     ]
     return _page("disagreements", finite(items), offset, limit)
 
@@ -112,10 +113,8 @@ def labels_of_round(
     """Labels of a batch, the newest first; of one person where their id is given. `fixed` says why one can be taken out
     no more, `people` who labelled."""
     parts.rounds.status(round_id)
-    found = labels_of(parts.store, round_id, person=of, offset=offset, limit=limit)
-    return _page("labels", [asdict(one) for one in found], offset, limit) | {
-        "people": authors_of(parts.store, round_id)
-    }
+    rows = labels_of(parts.store, round_id, person=of, offset=offset, limit=limit)
+    return _page("labels", [asdict(row) for row in rows], offset, limit) | {"people": authors_of(parts.store, round_id)}
 
 
 @router.post("/answers/{key}/void")
@@ -148,8 +147,8 @@ def decide(round_id: RoundId, body: DecisionBody, parts: Parts, person: Caller) 
         if deadline is not None:
             raise QueueError(Problem.MALFORMED, "give after_s or deadline_ms, not both")
         deadline = parts.store.clock() + int(1000 * body.after_s)
-    done = parts.decisions.decide(round_id, body.decision, by=person.id, reason=body.reason, deadline_ms=deadline)
-    return _round(parts, done)
+    status = parts.decisions.decide(round_id, body.decision, by=person.id, reason=body.reason, deadline_ms=deadline)
+    return _round(parts, status)
 
 
 @router.post("/rounds/{round_id}/extend")
@@ -167,7 +166,7 @@ def unblock(round_id: RoundId, parts: Parts, person: Caller) -> dict[str, int]:
 @router.get("/leases")
 def held(parts: Parts, person: Caller) -> dict[str, Any]:
     """Who holds which question, since when and until when."""
-    return {"leases": [asdict(one) for one in parts.leases.held()], "now_ms": parts.store.clock()}
+    return {"leases": [asdict(lease) for lease in parts.leases.held()], "now_ms": parts.store.clock()}
 
 
 @router.post("/leases/{lease_id}/recall")
@@ -180,7 +179,7 @@ def recall(lease_id: LeaseId, body: RecallBody, parts: Parts, person: Caller) ->
 @router.get("/worklog")
 def worklog(parts: Parts, person: Caller) -> dict[str, Any]:
     """Work by person and day, by the server's clock."""
-    return {"days": [asdict(one) for one in parts.worklog.days()], "rule": RULE}
+    return {"days": [asdict(day) for day in parts.worklog.days()], "rule": RULE}
 
 
 @router.get("/worklog.csv", response_class=Response, responses={200: {"content": {"text/csv": {}}}})
@@ -191,8 +190,8 @@ def worklog_csv(
 ) -> Response:
     """The same as a CSV file with pay."""
     content = as_csv(parts.worklog.days(), rate)
-    named = {"Content-Disposition": 'attachment; filename="worklog.csv"'}
-    return Response(content, media_type="text/csv; charset=utf-8", headers=named)
+    headers = {"Content-Disposition": 'attachment; filename="worklog.csv"'}
+    return Response(content, media_type="text/csv; charset=utf-8", headers=headers)
 
 
 @router.get("/labels", response_class=FileResponse, responses={200: {"content": {"application/octet-stream": {}}}})
@@ -213,10 +212,10 @@ def labels(
 def quality(parts: Parts, person: Caller) -> dict[str, Any]:
     """Each person's speed, control questions, sides chosen, agreement with the others, flags with their evidence, and
     what was decided about them."""
-    decided = parts.flag_decisions.newest()
+    decisions = parts.flag_decisions.newest()
     rows = [
-        one | {"decided": asdict(decided[one["id"]]) if one["id"] in decided else None}
-        for one in parts.quality.people()
+        row | {"decided": asdict(decisions[row["id"]]) if row["id"] in decisions else None}
+        for row in parts.quality.people()
     ]
     return {"people": finite(rows)}
 
@@ -233,15 +232,15 @@ def decide_flags(person_id: RoundId, body: FlagBody, parts: Parts, person: Calle
 @router.post("/questions/{task_id}/adjudicate")
 def adjudicate(task_id: RoundId, body: AdjudicateBody, parts: Parts, person: Caller) -> dict[str, bool]:
     """Decides about a pair on which people differ, in terms of first and second, while its batch is open."""
-    given = {str(name): value for name, value in body.given.items()}
-    parts.adjudications.decide(task_id, given, by=person.id, reason=body.reason)
+    answer = {str(name): value for name, value in body.given.items()}
+    parts.adjudications.decide(task_id, answer, by=person.id, reason=body.reason)
     return {"adjudicated": True}
 
 
 @router.get("/guidelines/versions")
 def guideline_versions(parts: Parts, person: Caller) -> dict[str, Any]:
     """All versions of the guidelines, the newest first: by whom, when, and how many answers saw each."""
-    return {"versions": [asdict(one) for one in parts.campaign.versions()]}
+    return {"versions": [asdict(version) for version in parts.campaign.versions()]}
 
 
 @router.get("/guidelines/versions/{version}")

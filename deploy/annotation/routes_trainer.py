@@ -24,7 +24,7 @@ def open_round(body: RoundBody, parts: Parts, person: Caller) -> dict[str, Any]:
     status = parts.rounds.open(
         body.round,
         body.purpose,
-        [question_of(one) for one in body.questions],
+        [question_of(question) for question in body.questions],
         labels_each=body.labels_each,
         deadline_ms=body.deadline_ms,
         priority=body.priority,

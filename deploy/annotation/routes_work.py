@@ -31,14 +31,14 @@ Key = Annotated[str, Path(min_length=8, max_length=64, pattern=r"^[A-Za-z0-9_-]+
 def sign_in(body: SignIn, request: Request, response: Response, parts: Parts) -> dict[str, Any]:
     """Opens a browser session with a person's token. Only wrong tokens count against the address that sends them."""
     together.introduce(parts, body.token)
-    opened = parts.people.sign_in(body.token)
-    if opened is None:
+    session = parts.people.sign_in(body.token)
+    if session is None:
         parts.sign_ins.take(address(request))
-        known = together.known_at(parts, body.token)
-        hint = f"run {known} knows it: open /runs/{known}/" if known else "ask the person who sent it for a new one"
+        run = together.known_at(parts, body.token)
+        hint = f"run {run} knows it: open /runs/{run}/" if run else "ask the person who sent it for a new one"
         raise ApiError(401, "this token is not known here", hint=hint)
     together.open_sessions_elsewhere(parts, response, body.token)
-    return _signed_in(parts, response, *opened)
+    return _signed_in(parts, response, *session)
 
 
 @router.post("/invitation", status_code=201)
@@ -79,15 +79,15 @@ def lease(body: LeaseRequest, parts: Parts, person: Caller) -> dict[str, Any]:
     has agreed to the notice before."""
     if person.csrf is not None:
         parts.consents.demand(person.id)
-    given = parts.leases.lease(person, body.holding, together.today_elsewhere(parts, person))
-    if isinstance(given, NoQuestion):
-        if given.reason == "daily_cap":
+    offer = parts.leases.lease(person, body.holding, together.today_elsewhere(parts, person))
+    if isinstance(offer, NoQuestion):
+        if offer.reason == "daily_cap":
             raise ApiError(
                 429, "that is enough for today, thank you", hint="come back tomorrow",
-                headers={"Retry-After": str(given.retry_s)},
+                headers={"Retry-After": str(offer.retry_s)},
             )  # fmt: skip
-        return {"task": None, "reason": given.reason, "retry_s": given.retry_s}
-    return {"task": _shown(parts, given), "reason": "", "retry_s": 0}
+        return {"task": None, "reason": offer.reason, "retry_s": offer.retry_s}
+    return {"task": _shown(parts, offer), "reason": "", "retry_s": 0}
 
 
 @router.post("/leases/{lease_id}/heartbeat")
@@ -139,7 +139,7 @@ def answers(
 ) -> dict[str, Any]:
     """One's own answers, the newest first; `next` continues."""
     rows = parts.answers.receipts(person, before, limit)
-    return {"answers": [_receipt(one, person) for _, one in rows], "next": rows[-1][0] if len(rows) == limit else None}
+    return {"answers": [_receipt(row, person) for _, row in rows], "next": rows[-1][0] if len(rows) == limit else None}
 
 
 @router.get("/history")
@@ -150,9 +150,9 @@ def history(
     limit: Annotated[int, Query(ge=1, le=50)] = 20,
 ) -> dict[str, Any]:
     """What one answered, the newest first, as it was on the screen; `changeable`: it can still be taken back."""
-    said = parts.history.of(person, before, limit)
-    shown = [asdict(one) | {name: visible(getattr(one, name)) for name in ("prompt", "note")} for one in said]
-    return {"answers": shown, "next": said[-1].seq if len(said) == limit else None}
+    entries = parts.history.of(person, before, limit)
+    items = [asdict(entry) | {name: visible(getattr(entry, name)) for name in ("prompt", "note")} for entry in entries]
+    return {"answers": items, "next": entries[-1].seq if len(entries) == limit else None}
 
 
 @router.get("/progress")
@@ -218,8 +218,8 @@ def _shown(parts: QueueService, question: Lease) -> dict[str, Any]:
 
 def _asked(question: str) -> dict[str, str]:
     """A limit's own question: its first line as the heading, and what else it says as safe HTML."""
-    heading, _, rest = question.strip().partition("\n")
-    return {"heading": visible(heading.strip("# ")), "html": render(rest) if rest.strip() else ""}
+    heading, _, details = question.strip().partition("\n")
+    return {"heading": visible(heading.strip("# ")), "html": render(details) if details.strip() else ""}
 
 
 def _receipt(receipt: Receipt, person: Person) -> dict[str, Any]:

@@ -1,11 +1,11 @@
 """People in the loop: questions, who answers them, what counts, and how far it can be trusted.
 
-`answer_forms` and `queue_rules` are the vocabulary. `rounds` opens and freezes batches of questions, `leases` hands the
-questions out, `answers` takes the answers in, `people` holds accounts and their rights, `quality` says how well people
-agree, and `queue_labeller` is the labeller that a run calls. No web here: the pages are in `deploy.annotation`.
+In `queue`, `answer_forms` and `queue_rules` are the vocabulary, `batches` opens and freezes batches of questions,
+`assignment` hands questions out, `answers` stores the answers. `people` holds accounts and rights, `review.quality` how
+well people agree; `queue_labeller` is the labeller that a run calls. The pages are in `deploy.annotation`.
 """
 
 from pddpo_ray.registry import Extension
 
 PEOPLE = Extension("pddpo_ray.annotation.queue_labeller:QueueLabeller")
-"""The labeller that asks through the queue: what the core calls of this room."""
+"""The labeller that asks through the queue; all that the core uses of this package."""

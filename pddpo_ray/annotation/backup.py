@@ -1,6 +1,6 @@
 """The journal with all its labels as one file, and back: SQLite by its own backup, PostgreSQL by pg_dump.
 
-Both are taken from a database that others write to at the time: they hold one moment of it.
+Others may write to the database meanwhile; the backup holds one moment of it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pddpo_ray.journal.schema import run as run_table
 from pddpo_ray.storage.whole_files import written_aside
 
 SET_ASIDE = ".before-restore"
-"""Ends the name of a SQLite journal in whose place another one was put."""
+"""Suffix of the SQLite journal that a restore replaced."""
 
 
 def backup(journal: str | Path, out: Path) -> None:
@@ -41,7 +41,7 @@ def backup(journal: str | Path, out: Path) -> None:
 
 
 def restore(file: Path, journal: str | Path) -> Path | None:
-    """Puts the backup in the place of the database; returns where SQLite's earlier file went.
+    """Replaces the database by the backup; returns the path of SQLite's earlier file.
 
     Raises UserError for a file that is no backup, and while a process drives a run of the database.
     """
@@ -56,27 +56,27 @@ def restore(file: Path, journal: str | Path) -> Path | None:
         )  # fmt: skip
         return None
     _demand_sound(file)
-    path, earlier = Path(str(url.database)), None
+    path, old_path = Path(str(url.database)), None
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
         _demand_undriven(path)
-        earlier = path.with_name(path.name + SET_ASIDE)
-        if earlier.exists():
-            raise UserError(f"{earlier} is there already, from an earlier restore: move it away first")
-        backup(path, earlier)
+        old_path = path.with_name(path.name + SET_ASIDE)
+        if old_path.exists():
+            raise UserError(f"{old_path} is there already, from an earlier restore: move it away first")
+        backup(path, old_path)
     with written_aside(path) as unfinished:
         shutil.copyfile(file, unfinished)
         for ending in ("-wal", "-shm"):
             path.with_name(path.name + ending).unlink(missing_ok=True)
-    return earlier
+    return old_path
 
 
 def _demand_sound(file: Path) -> None:
     """Raises UserError unless the file is a whole SQLite journal."""
     try:
-        with closing(sqlite3.connect(f"file:{file.absolute()}?mode=ro&immutable=1", uri=True)) as opened:
-            sound = opened.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
-            sound = sound and bool(opened.execute("SELECT count(*) FROM run").fetchone())
+        with closing(sqlite3.connect(f"file:{file.absolute()}?mode=ro&immutable=1", uri=True)) as connection:
+            sound = connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
+            sound = sound and bool(connection.execute("SELECT count(*) FROM run").fetchone())
     except sqlite3.DatabaseError as error:
         raise UserError(f"{file} is no backup of a journal: {error}") from error
     if not sound:
@@ -88,11 +88,11 @@ def _demand_undriven(journal: str | Path) -> None:
     try:
         with reading(engine) as connection:
             runs = list(connection.execute(select(run_table.c.id)).scalars())
-        driven = [run for run in runs if is_driven(engine, run)]
+        driven_runs = [run for run in runs if is_driven(engine, run)]
     finally:
         engine.dispose()
-    if driven:
-        raise UserError(f"a process drives run {driven[0]} of this database: end it before anything is restored")
+    if driven_runs:
+        raise UserError(f"a process drives run {driven_runs[0]} of this database: end it before anything is restored")
 
 
 def _libpq(journal: str | Path) -> str:
@@ -105,8 +105,8 @@ def _program(name: str, *arguments: str) -> None:
     program = shutil.which(name) or (str(debian[-1]) if debian else None)
     if program is None:
         raise UserError(f"{name} is not installed: it comes with PostgreSQL's client programs")
-    done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
-    if done.returncode:
+    result = subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
+    if result.returncode:
         raise RunError(
-            f"{name} failed: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else 'no message'}"
+            f"{name} failed: {result.stderr.strip().splitlines()[-1] if result.stderr.strip() else 'no message'}"
         )

@@ -3,8 +3,8 @@
     rows = list(label_rows(store))                    # one per answer, also surplus, refused and taken back
     take_label_rows(other, rules, rows)               # the same answers to the same questions elsewhere
 
-A row says who (a pseudonym), what, when, under which guidelines, of which policies, and whether it counts. Written
-again from where it was taken in, it is the same row.
+A row holds who (a pseudonym), what, when, under which guidelines, of which policies, and whether it counts. Exporting
+an imported row gives the same row.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ GIVEN = tuple(name for names in STORED.values() for name in names)
 
 
 def label_rows(store: Store, *, round_: int | None = None) -> Iterator[dict[str, Any]]:
-    """One row per answer in order of arrival; control questions are none of them."""
+    """One row per answer in order of arrival, without control questions."""
     query = (
         select(
             answer, *(task.c[name] for name in ("item", "prompt", "first", "second", "provenance")),
@@ -77,10 +77,10 @@ def label_rows(store: Store, *, round_: int | None = None) -> Iterator[dict[str,
 
 
 def _row(row: Any) -> dict[str, Any]:
-    shown = {"kind": row.question_kind, **{name: getattr(row, name) for name in QUESTION if name != "kind"}}
+    columns = {"kind": row.question_kind, **{name: getattr(row, name) for name in QUESTION if name != "kind"}}
     return {
         "id": row.key,
-        **{name: shown[name] for name in QUESTION},
+        **{name: columns[name] for name in QUESTION},
         **{name: row.provenance.get(name) for name in VERSIONS},
         "annotator": row.annotator[:PSEUDONYM],
         "reply": row.kind,
@@ -94,28 +94,28 @@ def _row(row: Any) -> dict[str, Any]:
 
 
 def take_label_rows(store: Store, rules: Rules, rows: Iterable[Mapping[str, Any]]) -> Taken:
-    """Answers from `label_rows` of a run that asked the same. What is here already is counted as repeated; a row
-    without its question, or whose seat another label has, is listed."""
-    taken = Taken()
+    """Takes in the `label_rows` of a run with the same questions. A row stored already counts as repeated; a row
+    without its question, or whose seat another label has, goes into `not_taken`."""
+    report = Taken()
 
     def take(connection: Connection) -> None:
-        asked = _questions(connection, store.run)
+        questions = _questions(connection, store.run)
         for number, row in enumerate(rows, 1):
-            question = asked.get(tuple(row[name] for name in QUESTION))
+            question = questions.get(tuple(row[name] for name in QUESTION))
             if question is None:
-                taken.not_taken.append(f"row {number}: no question of this run is the one that it answers")
+                report.not_taken.append(f"row {number}: no question of this run is the one that it answers")
             elif connection.execute(select(answer.c.seq).where(answer.c.key == row["id"])).first() is not None:
-                taken.outcomes["repeated"] += 1
+                report.outcomes["repeated"] += 1
             elif problem := _refusal(connection, question, row):
-                taken.not_taken.append(f"row {number}: {problem}")
+                report.not_taken.append(f"row {number}: {problem}")
             else:
                 _keep(connection, store, question, row)
                 settle(connection, question.id, rules)
-                taken.outcomes["withdrawn" if row["withdrawn_kind"] else row["outcome"]] += 1
-        record_event(connection, store.clock(), "import", "labels.import", store.run, **dict(Counter(taken.outcomes)))
+                report.outcomes["withdrawn" if row["withdrawn_kind"] else row["outcome"]] += 1
+        record_event(connection, store.clock(), "import", "labels.import", store.run, **dict(Counter(report.outcomes)))
 
     store.write(take)
-    return taken
+    return report
 
 
 def _questions(connection: Connection, run: str) -> dict[tuple[Any, ...], Any]:
@@ -127,50 +127,58 @@ def _questions(connection: Connection, run: str) -> dict[tuple[Any, ...], Any]:
     return {tuple(getattr(row, name) for name in QUESTION): row for row in connection.execute(query)}
 
 
-def _refusal(connection: Connection, asked: Any, row: Mapping[str, Any]) -> str:
+def _refusal(connection: Connection, question: Any, row: Mapping[str, Any]) -> str:
     """Why a row cannot be kept as it is; empty where it can."""
     if row["seat"] is None:
         return ""
-    if asked.batch != "open":
-        return f"the batch is {asked.batch}: its labels are fixed"
-    here = (seat.c.task == asked.id) & ((seat.c.number == row["seat"]) | (seat.c.annotator == row["annotator"]))
-    free = asked.needed - asked.leased - 1
-    full = connection.execute(select(func.count()).select_from(seat).where(seat.c.task == asked.id)).scalar_one() > free
-    taken = row["seat"] >= asked.needed or connection.execute(select(seat.c.task).where(here)).first() is not None
-    return "another label has its place" if taken or full else ""
+    if question.batch != "open":
+        return f"the batch is {question.batch}: its labels are fixed"
+    clash = (seat.c.task == question.id) & ((seat.c.number == row["seat"]) | (seat.c.annotator == row["annotator"]))
+    free = question.needed - question.leased - 1
+    full = (
+        connection.execute(select(func.count()).select_from(seat).where(seat.c.task == question.id)).scalar_one() > free
+    )
+    seated = row["seat"] >= question.needed or connection.execute(select(seat.c.task).where(clash)).first() is not None
+    return "another label has its place" if seated or full else ""
 
 
-def _keep(connection: Connection, store: Store, asked: Any, row: Mapping[str, Any]) -> None:
-    """The answer with all that belongs to it: its author, what they had in their hands, seat and withdrawal."""
+def _keep(connection: Connection, store: Store, question: Any, row: Mapping[str, Any]) -> None:
+    """Stores the answer with its author, guidelines, lease, seat and withdrawal."""
     _enlist(connection, row["annotator"], store.clock())
     _same_guidelines(connection, store.run, row)
-    held = select(lease.c.id).where(lease.c.task == asked.id, lease.c.annotator == row["annotator"])
-    lease_id = connection.execute(held).scalar()
+    query = select(lease.c.id).where(lease.c.task == question.id, lease.c.annotator == row["annotator"])
+    lease_id = connection.execute(query).scalar()
     times = {"leased_ms": row["leased_ms"], "expires_ms": row["at_ms"], "state": "answered"}
     if lease_id is None:
-        lease_id = f"{row['annotator']}{hashed(asked.id)[:24]}"
-        more = {"id": lease_id, "task": asked.id, "annotator": row["annotator"]}
-        connection.execute(insert(lease).values(**times, **more, swap=row["swap"], guideline=row["guideline"]))
+        lease_id = f"{row['annotator']}{hashed(question.id)[:24]}"
+        ids = {"id": lease_id, "task": question.id, "annotator": row["annotator"]}
+        connection.execute(insert(lease).values(**times, **ids, swap=row["swap"], guideline=row["guideline"]))
     else:
         connection.execute(update(lease).where(lease.c.id == lease_id).values(**times))
-    said = {name: row[name] for name in SAID}
-    given = {name: row[name] for name in GIVEN if row.get(name) is not None}
-    whole = {"key": row["id"], "lease": lease_id, "task": asked.id, "annotator": row["annotator"], "kind": row["reply"]}
-    stored = insert(answer).values(**said, **whole, given=given).returning(answer.c.seq)
-    seq = int(connection.execute(stored).scalar_one())
+    details = {name: row[name] for name in SAID}
+    values = {name: row[name] for name in GIVEN if row.get(name) is not None}
+    keys = {
+        "key": row["id"],
+        "lease": lease_id,
+        "task": question.id,
+        "annotator": row["annotator"],
+        "kind": row["reply"],
+    }
+    statement = insert(answer).values(**details, **keys, given=values).returning(answer.c.seq)
+    seq = int(connection.execute(statement).scalar_one())
     if row["seat"] is not None:
-        place = {"task": asked.id, "number": row["seat"], "needed": asked.needed}
+        place = {"task": question.id, "number": row["seat"], "needed": question.needed}
         connection.execute(insert(seat).values(**place, annotator=row["annotator"], answer=seq))
-        connection.execute(update(task).where(task.c.id == asked.id).values(seats=task.c.seats + 1))
+        connection.execute(update(task).where(task.c.id == question.id).values(seats=task.c.seats + 1))
     if row["withdrawn_kind"]:
-        back = {name: row[f"withdrawn_{name}"] for name in WITHDRAWN}
-        connection.execute(insert(withdrawal).values(answer=seq, by="import", **back))
+        columns = {name: row[f"withdrawn_{name}"] for name in WITHDRAWN}
+        connection.execute(insert(withdrawal).values(answer=seq, by="import", **columns))
     elif row["outcome"] == Outcome.REFUSED:
-        connection.execute(update(task).where(task.c.id == asked.id).values(refusals=task.c.refusals + 1))
+        connection.execute(update(task).where(task.c.id == question.id).values(refusals=task.c.refusals + 1))
 
 
 def _enlist(connection: Connection, pseudonym: str, now_ms: int) -> None:
-    """An account under the pseudonym, with which nobody can sign in."""
+    """Adds an account under the pseudonym; nobody can sign in with it."""
     if connection.execute(select(annotator.c.id).where(annotator.c.id == pseudonym)).first() is not None:
         return
     token = new_token()
@@ -180,17 +188,17 @@ def _enlist(connection: Connection, pseudonym: str, now_ms: int) -> None:
 
 
 def _same_guidelines(connection: Connection, run: str, row: Mapping[str, Any]) -> None:
-    """The text that the answer's author could read, under its number where that is free."""
+    """Stores the guidelines that the author could read, if their number is free."""
     if row["guideline_text"] is None:
         return
-    mine = (guideline.c.run == run) & (guideline.c.version == row["guideline"])
-    if connection.execute(select(guideline.c.version).where(mine)).first() is None:
+    same_version = (guideline.c.run == run) & (guideline.c.version == row["guideline"])
+    if connection.execute(select(guideline.c.version).where(same_version)).first() is None:
         values = {"run": run, "version": row["guideline"], "markdown": row["guideline_text"], "by": "import"}
         connection.execute(insert(guideline).values(**values, at_ms=row["at_ms"]))
 
 
 def read_label_rows(file: Path) -> list[dict[str, Any]]:
-    """Rows that were written as JSON lines or Parquet. Raises UserError for a file that holds other ones."""
+    """Reads rows from JSON lines or Parquet. Raises UserError for a file that holds anything else."""
     if not file.is_file():
         raise UserError(f"{file}: there is no such file")
     if file.suffix == ".parquet":
@@ -220,8 +228,8 @@ LABELS = "labels"
 
 @dataclass(frozen=True)
 class Written:
-    """Rows of the file; of a format for training also how many examples have no label for it, and how many answers were
-    left out since they contradict themselves."""
+    """Rows of the file. For training formats also how many examples had no label for the format, and how many answers
+    were left out because they contradict themselves."""
 
     rows: int
     without_a_label_for_it: int = 0
@@ -241,14 +249,14 @@ def write_label_file(
     if to not in WRITABLE:
         raise UserError(f"--to {to} is unknown: use {LABELS}, {', '.join(WRITABLE)}")
     prompt = rendering("plain", None, None).prompt
-    left_out = 0
+    unlabelled = 0
     with Sink(out, to, dimension) as sink:
         for example in examples(store, round_=round_):
             rows = write_rows(example, to, dimension, prompt)
-            left_out += not rows
+            unlabelled += not rows
             for row in rows:
                 sink.write(row)
-    return Written(sink.rows, left_out, contradictory(store, round_=round_))
+    return Written(sink.rows, unlabelled, contradictory(store, round_=round_))
 
 
 def write_empty(out: Path, to: str) -> None:

@@ -6,7 +6,7 @@
     ask(batch)      ->   the same batch
     ... waits ...        people answer; the run logs whom it waits for
     answers         <-   the frozen snapshot of the batch: `labels_each` answers of as many people to each question,
-                         unless a lead decided to do without some (annotation.decisions)
+                         unless a lead decided to do without some (`review.decisions`)
 
 Where people take hours, `park_after_s` ends the run with exit code 3 instead: engines and GPUs are released, the batch
 stays open, and `pddpo train --run RUN --resume` continues when it is complete.
@@ -47,7 +47,7 @@ from pddpo_ray.theory.estimates.people_estimates import FromShares, three_fillin
 logger = logging.getLogger("pddpo_ray.annotation")
 
 POLL_S = 0.2
-"""How often a run looks whether people's labels are there: one query, which any database answers at that rate."""
+"""How often a run looks for people's labels; it is one query, and any database can answer it that often."""
 DECIDE = "pddpo annotations decide --run RUN"
 Tell = Callable[[str, str], None]
 """Takes an event (waiting, parked, decision) and what there is to say about it."""
@@ -163,12 +163,13 @@ class QueueLabeller:
         status = self._wait(self._open(batch, began), began)
         snapshot = self._rounds.freeze(status.id)
         _demand_distinct(
-            snapshot, {one.item: batch.labels_of.get(one.item, batch.labels_each) for one in batch.questions}
+            snapshot,
+            {question.item: batch.labels_of.get(question.item, batch.labels_each) for question in batch.questions},
         )
         waited = time.monotonic() - began
         self._record(self._numbers(status, snapshot, batch.name) | {f"people/{batch.name}_waited_seconds": waited})
-        given = [(one.item, one.given) for one in snapshot.answers]
-        return Answers(given, snapshot.adjudicated, [one.annotator for one in snapshot.answers])
+        labels = [(label.item, label.given) for label in snapshot.answers]
+        return Answers(labels, snapshot.adjudicated, [label.annotator for label in snapshot.answers])
 
     def _open(self, batch: Batch, began: float) -> RoundStatus:
         """Opens the batch, or finds it; waits while the backlog is too long."""
@@ -191,7 +192,7 @@ class QueueLabeller:
             return self._rounds.open(
                 round_,
                 batch.name,
-                [replace(one, language=self._language_of(one.prompt)) for one in batch.questions],
+                [replace(question, language=self._language_of(question.prompt)) for question in batch.questions],
                 labels_each=batch.labels_each,
                 labels_of=batch.labels_of,
                 deadline_ms=deadline_ms,
@@ -209,15 +210,15 @@ class QueueLabeller:
         return self._store.clock() + int(self._waiting.deadline_s * 1000)
 
     def _wait(self, status: RoundStatus, began: float) -> RoundStatus:
-        said, told = -math.inf, False
+        last_report, notified = -math.inf, False
         while not status.complete and status.state == "open":
             now = time.monotonic()
-            if now - said >= self._waiting.report_s:
+            if now - last_report >= self._waiting.report_s:
                 logger.info(self._line(status))
-                said = now
-            if not told and now - began >= self._waiting.tell_after_s:
+                last_report = now
+            if not notified and now - began >= self._waiting.tell_after_s:
                 self._tell("waiting", self._line(status))
-                told = True
+                notified = True
             if status.deadline_ms is not None and self._store.clock() >= status.deadline_ms:
                 self._give_up(status)
             if self._parks(began):
@@ -305,18 +306,18 @@ def waiting_line(status: RoundStatus, now: int, lacking: str = "") -> str:
     )
 
 
-def _demand_distinct(snapshot: Snapshot, wanted: Mapping[str, int]) -> None:
-    """Last check: no question has more labels than `wanted`, or two of one person. Raises RunError.
+def _demand_distinct(snapshot: Snapshot, counts: Mapping[str, int]) -> None:
+    """Last check: no question has more labels than in `counts`, or two of one person. Raises RunError.
 
     Fewer labels than asked for are those that a lead decided to do without: `Rounds.freeze` refuses them otherwise.
     """
-    by_item: dict[str, list[CountedAnswer]] = {item: [] for item in wanted}
+    by_item: dict[str, list[CountedAnswer]] = {item: [] for item in counts}
     for entry in snapshot.answers:
         by_item[entry.item].append(entry)
     for item, entries in by_item.items():
         people = len({entry.annotator for entry in entries})
-        if len(entries) > wanted[item] or people < len(entries):
-            raise RunError(f"{item} has {len(entries)} labels of {people} people, not {wanted[item]} of as many people")
+        if len(entries) > counts[item] or people < len(entries):
+            raise RunError(f"{item} has {len(entries)} labels of {people} people, not {counts[item]} of as many people")
 
 
 def _nobody(event: str, text: str) -> None:

@@ -55,8 +55,8 @@ PLANTED = (
     fault(
         "a label counted twice",
         "pddpo_ray/annotation/queue/answers Answers._answer",
-        'if held.state == "answered":',
-        'if held.state == "cancelled":',
+        'if lease_row.state == "answered":',
+        'if lease_row.state == "cancelled":',
         "unit/annotation/test_queue",
     ),
     fault(

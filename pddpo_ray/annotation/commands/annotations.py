@@ -74,8 +74,8 @@ def export(
 
     with queue_of(run, journal, to_read=True) as (store, _):
         written = write_label_file(store, out, to, dimension=dimension.value, round_=round_)
-    named = {"file": str(out) if written.rows else "none: there is no label yet"}
-    _show(({"rows": written.rows} if to == LABELS else asdict(written)) | named, as_json)
+    target = {"file": str(out) if written.rows else "none: there is no label yet"}
+    _show(({"rows": written.rows} if to == LABELS else asdict(written)) | target, as_json)
 
 
 @app.command()
@@ -110,8 +110,8 @@ def restore(
     database = journal or str(run.expanduser().absolute() / JOURNAL)
     if address := served_at(database):
         raise UserError(f"the page is served at {address}: end it before anything is restored")
-    earlier = put_back(file, database)
-    _show({"restored": str(file)} | ({} if earlier is None else {"earlier journal": str(earlier)}), as_json)
+    old_path = put_back(file, database)
+    _show({"restored": str(file)} | ({} if old_path is None else {"earlier journal": str(old_path)}), as_json)
 
 
 @app.command("import")
@@ -148,12 +148,12 @@ def import_(
     inspection = inspect(files, Settings(format=form, keep=frozenset(BETWEEN), judged=False))
     with queue_of(run, journal) as (store, rules):
         answers, problems = answers_in(inspection.examples(), all_questions(store), who, prompt)
-        taken = take_answers(store, rules, "file", answers)
+        report = take_answers(store, rules, "file", answers)
     problems = [str(problem) for problem in inspection.problems] + problems
-    listed = problems + taken.not_taken
-    for line in () if as_json else listed:
+    lines = problems + report.not_taken
+    for line in () if as_json else lines:
         typer.echo(f"left out: {line}", err=True)
-    _show({**dict(sorted(taken.outcomes.items())), "left_out": listed if as_json else len(listed)}, as_json)
+    _show({**dict(sorted(report.outcomes.items())), "left_out": lines if as_json else len(lines)}, as_json)
 
 
 def _import_labels(files: list[str], run: Path, journal: str | None, as_json: bool) -> None:
@@ -161,11 +161,11 @@ def _import_labels(files: list[str], run: Path, journal: str | None, as_json: bo
 
     with queue_of(run, journal) as (store, rules):
         rows = [row for file in files for row in read_label_rows(Path(file))]
-        taken = take_label_rows(store, rules, rows)
-    for line in () if as_json else taken.not_taken:
+        report = take_label_rows(store, rules, rows)
+    for line in () if as_json else report.not_taken:
         typer.echo(f"left out: {line}", err=True)
-    listed: int | list[str] = taken.not_taken if as_json else len(taken.not_taken)
-    _show({**dict(sorted(taken.outcomes.items())), "left_out": listed}, as_json)
+    refusals: int | list[str] = report.not_taken if as_json else len(report.not_taken)
+    _show({**dict(sorted(report.outcomes.items())), "left_out": refusals}, as_json)
 
 
 @app.command()
@@ -189,12 +189,12 @@ def pull(
     from pddpo_ray.annotation.queue.exchange import take_answers
 
     with queue_of(run, journal) as (store, rules), _connected(tool, url, workspace, store.run) as connector:
-        taken = take_answers(store, rules, connector.name, connector.pull())
+        report = take_answers(store, rules, connector.name, connector.pull())
     if not as_json:
-        for line in taken.not_taken:
+        for line in report.not_taken:
             typer.echo(f"not taken: {line}", err=True)
-    listed: int | list[str] = taken.not_taken if as_json else len(taken.not_taken)
-    _show({**dict(sorted(taken.outcomes.items())), "not_taken": listed}, as_json)
+    refusals: int | list[str] = report.not_taken if as_json else len(report.not_taken)
+    _show({**dict(sorted(report.outcomes.items())), "not_taken": refusals}, as_json)
 
 
 @contextmanager

@@ -44,24 +44,24 @@ def decide(
     Without a decision, says what each open batch still needs and what is possible.
     """
     flags = {"ask-again": ask_again, "drop-blocked": drop_blocked, "accept": accept, "stop": stop, "reopen": reopen}
-    wanted = [name for name, given in flags.items() if given] + (["extend"] if extend else [])
-    if len(wanted) > 1:
-        raise UserError(f"one decision at a time: --{' or --'.join(wanted)}")
+    choices = [name for name, value in flags.items() if value] + (["extend"] if extend else [])
+    if len(choices) > 1:
+        raise UserError(f"one decision at a time: --{' or --'.join(choices)}")
     from pddpo_ray.annotation.queue.batches import Rounds
     from pddpo_ray.annotation.queue.queue_rules import QueueError
     from pddpo_ray.annotation.review.decisions import Decision, Decisions
 
-    with queue_of(run, journal, to_read=not wanted) as (store, rules):
+    with queue_of(run, journal, to_read=not choices) as (store, rules):
         rounds, decisions = Rounds(store, rules), Decisions(store, rules)
-        undecided = [one for one in rounds.all() if one.state != "frozen" and batch in (None, one.name)]
-        if not wanted:
+        undecided = [status for status in rounds.all() if status.state != "frozen" and batch in (None, status.name)]
+        if not choices:
             _show(decisions, undecided, as_json)
             return
-        chosen = _one_of(undecided, batch)
+        target = _one_of(undecided, batch)
         deadline = None if extend in (None, "none") else store.clock() + milliseconds("--extend", str(extend), EXTEND)
-        who = by or f"{getpass.getuser()} at the command line"
+        author = by or f"{getpass.getuser()} at the command line"
         try:
-            status = decisions.decide(chosen.id, Decision(wanted[0]), by=who, reason=reason, deadline_ms=deadline)
+            status = decisions.decide(target.id, Decision(choices[0]), by=author, reason=reason, deadline_ms=deadline)
         except QueueError as error:
             raise UserError(str(error)) from error
         _show(decisions, [status], as_json)
@@ -72,19 +72,20 @@ def _one_of(undecided: list[RoundStatus], batch: str | None) -> RoundStatus:
         return undecided[0]
     if not undecided:
         raise UserError(f"no batch{'' if batch is None else f' {batch}'} of this run is open or stopped")
-    raise UserError(f"--batch: name one of {', '.join(one.name for one in undecided)}")
+    raise UserError(f"--batch: name one of {', '.join(status.name for status in undecided)}")
 
 
 def _show(decisions: Decisions, statuses: list[RoundStatus], as_json: bool) -> None:
     batches = [
-        {"batch": one.name, "missing": one.missing, "wanted": one.wanted} | decisions.about(one) for one in statuses
+        {"batch": status.name, "missing": status.missing, "wanted": status.wanted} | decisions.about(status)
+        for status in statuses
     ]
     if as_json:
         print_json({"batches": batches})
     elif not batches:
         typer.echo("no batch of this run waits for a decision")
     else:
-        print_columns([_row(one) for one in batches])
+        print_columns([_row(batch) for batch in batches])
 
 
 def _row(batch: dict[str, Any]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Questions for people, as a folder says: of a run, or of a file of questions."""
+"""Finds the queue of a folder: of a run, or of a file of questions."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class FoundQueue:
 @contextmanager
 def queue_of(run: Path, journal: str | None, *, to_read: bool = False) -> Iterator[tuple[Store, Rules]]:
     """The queue's database in this folder, and the queue's rules."""
-    stored = find_queue(run, journal)
-    with store_of(stored, to_read=to_read) as store:
-        yield store, stored.rules
+    queue = find_queue(run, journal)
+    with store_of(queue, to_read=to_read) as store:
+        yield store, queue.rules
 
 
 def find_queue(run: Path, journal: str | None) -> FoundQueue:
@@ -41,7 +41,7 @@ def find_queue(run: Path, journal: str | None) -> FoundQueue:
     from pddpo_ray.journal.identity import QUESTIONS_ALONE, open_folder
 
     folder = run.expanduser().absolute()
-    with open_folder(folder, journal, questions_alone=True) as opened:
-        alone = opened.recipe == QUESTIONS_ALONE
-        rules = RULES if alone else Rules.of(Config.of_run(opened.recipe).people)
-        return FoundQueue(opened.run_id, rules, journal or str(folder / JOURNAL))
+    with open_folder(folder, journal, questions_alone=True) as reader:
+        alone = reader.recipe == QUESTIONS_ALONE
+        rules = RULES if alone else Rules.of(Config.of_run(reader.recipe).people)
+        return FoundQueue(reader.run_id, rules, journal or str(folder / JOURNAL))

@@ -34,11 +34,11 @@ def data_of(
     with queue_of(run, journal, to_read=True) as (store, rules):
         desk = PersonalData(store, rules)
         try:
-            found = desk.of(desk.find(who))
+            content = desk.of(desk.find(who))
         except QueueError as error:
             raise UserError(str(error)) from error
-    write_secret(out, json.dumps(found, indent=2, ensure_ascii=False) + "\n")
-    print_columns([("answers", str(len(found["answers"]))), ("file", str(out))])
+    write_secret(out, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    print_columns([("answers", str(len(content["answers"]))), ("file", str(out))])
 
 
 def erase(

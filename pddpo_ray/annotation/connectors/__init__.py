@@ -51,7 +51,7 @@ class Api:
         self._client.close()
 
     def _ask(self, method: str, path: str, **content: Any) -> Any:
-        """The JSON that came back. A request is repeated while the tool is busy, a POST only if it did nothing yet."""
+        """The JSON of the reply. Retries while the tool is busy; a POST only where it cannot have had an effect."""
         busy = (429,) if method == "POST" else BUSY
 
         def worth_another(outcome: Outcome) -> bool:

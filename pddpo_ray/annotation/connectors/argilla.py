@@ -42,12 +42,12 @@ class Argilla:
     def push(self, questions: list[OpenQuestion]) -> int:
         added = 0
         for kind in QUESTIONS:
-            mine = [one for one in questions if one.kind == kind]
-            if not mine:
+            group = [question for question in questions if question.kind == kind]
+            if not group:
                 continue
-            dataset = self._dataset(kind) or self._create(kind, max(one.wanted for one in mine))
-            there = {record["external_id"] for record in self._records(dataset)}
-            new = [_record(one) for one in mine if one.id not in there]
+            dataset = self._dataset(kind) or self._create(kind, max(question.wanted for question in group))
+            known_ids = {record["external_id"] for record in self._records(dataset)}
+            new = [_record(question) for question in group if question.id not in known_ids]
             for start in range(0, len(new), BATCH):
                 self._api.put(f"/api/v1/datasets/{dataset}/records/bulk", {"items": new[start : start + BATCH]})
             added += len(new)
@@ -58,7 +58,7 @@ class Argilla:
         for kind in QUESTIONS:
             dataset = self._dataset(kind)
             if dataset is not None:
-                answers += [one for record in self._records(dataset) for one in _answers(record)]
+                answers += [answer for record in self._records(dataset) for answer in _answers(record)]
         return answers
 
     def close(self) -> None:
@@ -68,7 +68,7 @@ class Argilla:
         return f"pddpo-{self._run}-{kind}"
 
     def _dataset(self, kind: str) -> str | None:
-        """Id of the dataset; one that was begun and not published is finished by hand, and said so."""
+        """Id of the published dataset, None if there is none. Raises UserError for a draft."""
         workspace = self._workspace_id()
         for dataset in self._api.get("/api/v1/me/datasets")["items"]:
             if dataset["name"] == self._title(kind) and dataset["workspace_id"] == workspace:
@@ -107,11 +107,11 @@ class Argilla:
     def _records(self, dataset: str) -> Iterator[Mapping[str, Any]]:
         offset = 0
         while True:
-            listed = self._api.get(
+            records = self._api.get(
                 f"/api/v1/datasets/{dataset}/records", offset=offset, limit=PAGE, include="responses"
             )["items"]
-            yield from listed
-            if len(listed) < PAGE:
+            yield from records
+            if len(records) < PAGE:
                 return
             offset += PAGE
 
@@ -128,5 +128,5 @@ def _answers(record: Mapping[str, Any]) -> Iterator[GivenElsewhere]:
         if response["status"] == "draft":
             continue
         values = response["values"] or {}
-        given = {} if response["status"] == "discarded" else {name: said["value"] for name, said in values.items()}
-        yield GivenElsewhere(record["external_id"], str(response["user_id"]), given)
+        answer = {} if response["status"] == "discarded" else {name: entry["value"] for name, entry in values.items()}
+        yield GivenElsewhere(record["external_id"], str(response["user_id"]), answer)

@@ -61,7 +61,7 @@ class LabelStudio:
         self._run = run
         self._api = Api("Label Studio", url, {"Authorization": f"Token {key}"})
         if key.count(".") == 2:
-            # Personal access tokens only open the door to short-lived ones.
+            # A personal access token is exchanged for a short-lived one.
             access = self._api.post("/api/token/refresh", {"refresh": key})["access"]
             self._api.close()
             self._api = Api("Label Studio", url, {"Authorization": f"Bearer {access}"})
@@ -69,12 +69,12 @@ class LabelStudio:
     def push(self, questions: list[OpenQuestion]) -> int:
         added = 0
         for kind in CONFIGS:
-            mine = [one for one in questions if one.kind == kind]
-            if not mine:
+            group = [question for question in questions if question.kind == kind]
+            if not group:
                 continue
-            project = self._project(kind, max(one.wanted for one in mine), create=True)
-            there = {task["data"].get(QUESTION) for task in self._tasks(project)}
-            new = [{"data": _data(one)} for one in mine if one.id not in there]
+            project = self._project(kind, max(question.wanted for question in group), create=True)
+            known_ids = {task["data"].get(QUESTION) for task in self._tasks(project)}
+            new = [{"data": _data(question)} for question in group if question.id not in known_ids]
             for start in range(0, len(new), BATCH):
                 self._api.post(f"/api/projects/{project}/import", new[start : start + BATCH])
             added += len(new)
@@ -85,7 +85,7 @@ class LabelStudio:
         for kind in CONFIGS:
             project = self._project(kind, 1, create=False)
             if project is not None:
-                answers += [one for task in self._tasks(project) for one in _answers(task)]
+                answers += [answer for task in self._tasks(project) for answer in _answers(task)]
         return answers
 
     def close(self) -> None:
@@ -94,11 +94,11 @@ class LabelStudio:
     def _project(self, kind: str, labels: int, *, create: bool) -> int | None:
         title, page = _title(self._run, kind), 1
         while True:
-            listed = self._api.get("/api/projects", page=page, page_size=PAGE)
-            for project in listed["results"]:
+            listing = self._api.get("/api/projects", page=page, page_size=PAGE)
+            for project in listing["results"]:
                 if project["title"] == title:
                     return int(project["id"])
-            if listed.get("next") is None:
+            if listing.get("next") is None:
                 break
             page += 1
         if not create:
@@ -109,9 +109,9 @@ class LabelStudio:
     def _tasks(self, project: int | None) -> Iterator[Mapping[str, Any]]:
         page = 1
         while True:
-            listed = self._api.get("/api/tasks", project=project, fields="all", page=page, page_size=PAGE)
-            yield from listed["tasks"]
-            if page * PAGE >= listed["total"]:
+            listing = self._api.get("/api/tasks", project=project, fields="all", page=page, page_size=PAGE)
+            yield from listing["tasks"]
+            if page * PAGE >= listing["total"]:
                 return
             page += 1
 
@@ -133,9 +133,9 @@ def _answers(task: Mapping[str, Any]) -> Iterator[GivenElsewhere]:
     if question is None:
         return
     for annotation in task.get("annotations", ()):
-        given = {} if annotation.get("was_cancelled") else _given(annotation["result"])
-        spent = int(1000 * (annotation.get("lead_time") or 0))
-        yield GivenElsewhere(question, _who(annotation["completed_by"]), given, spent)
+        answer = {} if annotation.get("was_cancelled") else _given(annotation["result"])
+        spent_ms = int(1000 * (annotation.get("lead_time") or 0))
+        yield GivenElsewhere(question, _who(annotation["completed_by"]), answer, spent_ms)
 
 
 def _given(result: list[Mapping[str, Any]]) -> dict[str, str]:
@@ -143,5 +143,5 @@ def _given(result: list[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _who(completed_by: Any) -> str:
-    """A user's number, or the user with an address, as the server's version has it."""
+    """The user's id; some versions of the server send it inside the user."""
     return str(completed_by["id"] if isinstance(completed_by, Mapping) else completed_by)

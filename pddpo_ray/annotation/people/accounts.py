@@ -48,14 +48,14 @@ ALIKE = str.maketrans(
 
 
 def look_alike(one: str, other: str) -> bool:
-    """Whether people would take one handle for the other: by capitals, spaces, marks or letters of other scripts."""
+    """Whether two handles differ only in capitals, spaces, marks or look-alike letters of other scripts."""
     return bool(_shapes(one) & _shapes(other))
 
 
 def _shapes(handle: str) -> set[str]:
     parts = unicodedata.normalize("NFKD", handle)
-    plain = " ".join(re.split(r"[\s._@-]+", "".join(c for c in parts if not unicodedata.combining(c)))).strip()
-    return {text.casefold().translate(ALIKE) for text in (plain, plain.replace("I", "l"))}
+    base = " ".join(re.split(r"[\s._@-]+", "".join(c for c in parts if not unicodedata.combining(c)))).strip()
+    return {text.casefold().translate(ALIKE) for text in (base, base.replace("I", "l"))}
 
 
 class Role(StrEnum):
@@ -86,8 +86,8 @@ class Person:
 
 @dataclass(frozen=True)
 class GuidelineVersion:
-    """One version of the guidelines: by whom (a handle where they have one), when, and how many answers saw it. Of
-    version 0, which ships with the package, nobody is the author."""
+    """One version of the guidelines: its author (a handle where they have one), its date, and how many answers saw it.
+    Version 0 ships with the package and has no author."""
 
     version: int
     by: str | None
@@ -119,17 +119,17 @@ class People:
         return self._store.write(lambda connection: self.add(connection, handle, role, by=by, **caps))
 
     def add(self, connection: Connection, handle: str, role: Role, *, by: str, **caps: Any) -> tuple[Person, str]:
-        """The same inside the caller's transaction."""
+        """As `create`, in the caller's transaction."""
         demand_handle(connection, handle)
-        token, made = new_token(), Person(uuid.uuid4().hex, handle, role, **caps)
-        self._insert(connection, made, token, by)
-        return made, token
+        token, person = new_token(), Person(uuid.uuid4().hex, handle, role, **caps)
+        self._insert(connection, person, token, by)
+        return person, token
 
     def enlist_elsewhere(self, handle: str, *, by: str) -> Person:
         """An account for somebody who answers in another tool: nobody can sign in with it."""
-        made = Person(uuid.uuid4().hex, handle, Role.ANNOTATOR, sees_harmful=True, daily_cap=0, active=False)
-        self._store.write(lambda connection: self._insert(connection, made, new_token(), by))
-        return made
+        person = Person(uuid.uuid4().hex, handle, Role.ANNOTATOR, sees_harmful=True, daily_cap=0, active=False)
+        self._store.write(lambda connection: self._insert(connection, person, new_token(), by))
+        return person
 
     def rotate(self, id_: str, *, by: str, token: str | None = None) -> str:
         """A new token, or the given one; the old one and every session made with it end at once."""
@@ -151,9 +151,9 @@ class People:
             values["languages"] = ",".join(demand_languages(values["languages"]))
 
         def apply(connection: Connection) -> Person:
-            before = self._demand(connection, id_)
-            if before.active and (values.get("active") is False or values.get("role", Role.ADMIN) != Role.ADMIN):
-                demand_other_admin(connection, before)
+            person = self._demand(connection, id_)
+            if person.active and (values.get("active") is False or values.get("role", Role.ADMIN) != Role.ADMIN):
+                demand_other_admin(connection, person)
             if values:
                 connection.execute(update(annotator).where(annotator.c.id == id_).values(**values))
             if values.get("active") is False:
@@ -179,7 +179,7 @@ class People:
         return None if person is None else self.open_session(person)
 
     def open_session(self, person: Person) -> tuple[str, Person]:
-        """The same for somebody who is known."""
+        """As `sign_in`, for a known person."""
         cookie, csrf = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
         row: dict[str, Any] = {"id_sha256": hashed(cookie), "annotator": person.id, "csrf": csrf}
         row |= {"expires_ms": self._store.clock() + SESSION_S * 1000}
@@ -202,15 +202,15 @@ class People:
         return None if row is None else _person(row, row.csrf)
 
     def sign_out(self, cookie: str) -> None:
-        ended = update(login).where(login.c.id_sha256 == hashed(cookie)).values(revoked_ms=self._store.clock())
-        self._store.write(lambda connection: connection.execute(ended))
+        statement = update(login).where(login.c.id_sha256 == hashed(cookie)).values(revoked_ms=self._store.clock())
+        self._store.write(lambda connection: connection.execute(statement))
 
     def has_session(self, id_: str) -> bool:
         """Whether the person is signed in anywhere."""
         live = login.c.revoked_ms.is_(None) & (login.c.expires_ms > self._store.clock())
-        mine = select(login.c.annotator).where(login.c.annotator == id_, live)
+        query = select(login.c.annotator).where(login.c.annotator == id_, live)
         with reading(self._store.engine) as connection:
-            return connection.execute(mine).first() is not None
+            return connection.execute(query).first() is not None
 
     def _insert(self, connection: Connection, person: Person, token: str, by: str) -> None:
         _demand_free(connection, person.handle)
@@ -246,7 +246,7 @@ def demand_languages(codes: Sequence[str]) -> tuple[str, ...]:
 
 
 def demand_handle(connection: Connection, handle: str) -> None:
-    """Raises QueueError for a handle that is none (malformed), is taken, or looks like another's (conflict)."""
+    """Raises QueueError for a malformed handle, and (conflict) for one that is taken or looks like another's."""
     if not HANDLE.fullmatch(handle):
         raise QueueError(
             Problem.MALFORMED, f"handle {handle!r}: use letters, digits, space, . @ _ -, at most 100 characters"
@@ -265,9 +265,9 @@ def _demand_free(connection: Connection, handle: str) -> None:
 
 
 def demand_other_admin(connection: Connection, row: Any) -> None:
-    """Raises QueueError (conflict) for the last one who can make accounts."""
-    others = (annotator.c.role == Role.ADMIN.value) & annotator.c.active & (annotator.c.id != row.id)
-    if row.role == Role.ADMIN.value and connection.execute(select(annotator.c.id).where(others)).first() is None:
+    """Raises QueueError (conflict) for an admin if no other one is active."""
+    other_admins = (annotator.c.role == Role.ADMIN.value) & annotator.c.active & (annotator.c.id != row.id)
+    if row.role == Role.ADMIN.value and connection.execute(select(annotator.c.id).where(other_admins)).first() is None:
         raise QueueError(Problem.CONFLICT, "this is the only admin: make another one first")
 
 
@@ -285,9 +285,9 @@ class Campaign:
 
     def pause(self, paused: bool, *, by: str) -> None:
         def set_(connection: Connection) -> None:
-            mine = campaign.c.run == self._store.run
-            changed = connection.execute(update(campaign).where(mine).values(paused=paused))
-            if changed.rowcount == 0:
+            of_run = campaign.c.run == self._store.run
+            result = connection.execute(update(campaign).where(of_run).values(paused=paused))
+            if result.rowcount == 0:
                 connection.execute(insert(campaign).values(run=self._store.run, paused=paused))
             record_event(connection, self._store.clock(), by, "campaign.pause", self._store.run, paused=paused)
 
@@ -307,14 +307,14 @@ class Campaign:
 
     def versions(self) -> list[GuidelineVersion]:
         """All versions, the newest first."""
-        mine = guideline.c.run == self._store.run
-        written = (
+        of_run = guideline.c.run == self._store.run
+        query = (
             select(guideline.c.version, guideline.c.by, guideline.c.at_ms, annotator.c.handle)
             .outerjoin(annotator, annotator.c.id == guideline.c.by)
-            .where(mine)
+            .where(of_run)
             .order_by(guideline.c.version.desc())
         )
-        seen = (
+        count_query = (
             select(answer.c.guideline, func.count())
             .join(task, task.c.id == answer.c.task)
             .join(question_round, question_round.c.id == task.c.question_round)
@@ -322,12 +322,12 @@ class Campaign:
             .group_by(answer.c.guideline)
         )
         with reading(self._store.engine) as connection:
-            counts = {version: count for version, count in connection.execute(seen)}
-            rows = connection.execute(written).all()
-        own = [
+            counts = {version: count for version, count in connection.execute(count_query)}
+            rows = connection.execute(query).all()
+        versions = [
             GuidelineVersion(row.version, row.handle or row.by, row.at_ms, counts.get(row.version, 0)) for row in rows
         ]
-        return [*own, GuidelineVersion(0, None, None, counts.get(0, 0))]
+        return [*versions, GuidelineVersion(0, None, None, counts.get(0, 0))]
 
     def set_guidelines(self, markdown: str, *, by: str) -> int:
         """A new version; answers remember which one their author could read."""

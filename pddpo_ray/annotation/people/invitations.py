@@ -55,10 +55,10 @@ class Invitations:
         languages: Sequence[str] = (),
         expires_s: float = DAYS * 86400.0,
     ) -> str:
-        """The code of a new link; it takes the place of an unused one of this handle. Raises QueueError as
+        """The code of a new link, which replaces an unused link for this handle. Raises QueueError as
         `People.create` does."""
         code = new_token()
-        expires, known = self._store.clock() + int(1000 * expires_s), demand_languages(languages)
+        expires, language_codes = self._store.clock() + int(1000 * expires_s), demand_languages(languages)
 
         def add(connection: Connection) -> None:
             demand_handle(connection, handle)
@@ -69,7 +69,7 @@ class Invitations:
                 "role": role.value,
                 "sees_harmful": sees_harmful,
             }
-            row |= {"daily_cap": daily_cap, "harmful_cap": harmful_cap, "languages": ",".join(known)}
+            row |= {"daily_cap": daily_cap, "harmful_cap": harmful_cap, "languages": ",".join(language_codes)}
             row |= {"by": by, "expires_ms": expires}
             connection.execute(insert(invitation).values(**row))
             record_event(connection, self._store.clock(), by, "person.invite", handle, role=role.value)
@@ -89,13 +89,13 @@ class Invitations:
         expired or never was; conflict where the handle has been taken meanwhile."""
 
         def take(connection: Connection) -> tuple[Person, str]:
-            mine = invitation.c.code_sha256 == hashed(code)
-            row = connection.execute(select(invitation).where(mine).with_for_update()).first()
+            same_code = invitation.c.code_sha256 == hashed(code)
+            row = connection.execute(select(invitation).where(same_code).with_for_update()).first()
             if row is None or row.used_ms is not None or row.expires_ms <= self._store.clock():
                 raise QueueError(
                     Problem.NOT_FOUND, "this link was used or has expired: ask the person who sent it for a new one"
                 )
-            connection.execute(update(invitation).where(mine).values(used_ms=self._store.clock()))
+            connection.execute(update(invitation).where(same_code).values(used_ms=self._store.clock()))
             return self._people.add(
                 connection, row.handle, Role(row.role), by=row.by, sees_harmful=row.sees_harmful,
                 daily_cap=row.daily_cap, harmful_cap=row.harmful_cap, languages=languages_of(row.languages),

@@ -36,9 +36,9 @@ class Consents:
 
     def given(self, person_id: str) -> bool:
         """Whether the person agreed to the present text."""
-        mine = select(consent.c.at_ms).where(consent.c.annotator == person_id, consent.c.version == VERSION)
+        query = select(consent.c.at_ms).where(consent.c.annotator == person_id, consent.c.version == VERSION)
         with reading(self._store.engine) as connection:
-            return connection.execute(mine).first() is not None
+            return connection.execute(query).first() is not None
 
     def give(self, person_id: str, version: str) -> None:
         """Records that the person agreed to the present text; again changes nothing. Raises QueueError (conflict) for
@@ -47,8 +47,8 @@ class Consents:
             raise QueueError(Problem.CONFLICT, "the notice has changed: read it again")
 
         def add(connection: Connection) -> None:
-            mine = select(consent.c.at_ms).where(consent.c.annotator == person_id, consent.c.version == version)
-            if connection.execute(mine).first() is None:
+            query = select(consent.c.at_ms).where(consent.c.annotator == person_id, consent.c.version == version)
+            if connection.execute(query).first() is None:
                 row = {"annotator": person_id, "version": version, "text": TEXT, "at_ms": self._store.clock()}
                 connection.execute(insert(consent).values(**row))
                 record_event(connection, self._store.clock(), person_id, "consent.give", person_id, version=version)

@@ -78,7 +78,7 @@ class PersonalData:
         """Everything that is stored about a person. Raises QueueError (not_found)."""
         with reading(self._store.engine) as connection:
             row = _demand(connection, id_)
-            stored = {
+            content = {
                 "account": {name: getattr(row, name) for name in ACCOUNT} | {"pseudonym": id_[:PSEUDONYM]},
                 "sessions": _rows(connection, login, login.c.annotator == id_, "expires_ms", "revoked_ms"),
                 "consents": _rows(connection, consent, consent.c.annotator == id_, "version", "text", "at_ms"),
@@ -87,7 +87,7 @@ class PersonalData:
                     connection, audit_event, _about(row), "seq", "at_ms", "actor", "action", "object", "data"
                 ),
             }
-        return stored | {"work": [asdict(day) for day in self._worklog.days() if day.handle == row.handle]}
+        return content | {"work": [asdict(day) for day in self._worklog.days() if day.handle == row.handle]}
 
     def erase(self, id_: str, *, by: str, reason: str) -> Erased:
         """Erases what names a person; their answers stay and still count.
@@ -97,25 +97,25 @@ class PersonalData:
         if not reason.strip():
             raise QueueError(Problem.MALFORMED, "say why: the reason is kept in the audit log, without the name")
         self._leases.release_all(id_)
-        done = self._store.write(lambda connection: self._erase(connection, id_, by, reason))
+        erasure = self._store.write(lambda connection: self._erase(connection, id_, by, reason))
         empty_write_ahead_log(self._store.engine)
-        return done
+        return erasure
 
     def _erase(self, connection: Connection, id_: str, by: str, reason: str) -> Erased:
         row = _demand(connection, id_)
         demand_other_admin(connection, row)
         overwrite_deleted(connection)
-        named = (audit_event.c.object == row.handle) | (audit_event.c.data["handle"].as_string() == row.handle)
-        events = list(connection.execute(select(audit_event.c.seq).where(named)).scalars())
+        by_handle = (audit_event.c.object == row.handle) | (audit_event.c.data["handle"].as_string() == row.handle)
+        events = list(connection.execute(select(audit_event.c.seq).where(by_handle)).scalars())
         connection.execute(update(audit_event).where(audit_event.c.seq.in_(events)).values(object="", data=ERASED))
-        wrote = (answer.c.annotator == id_) & (answer.c.note != "")
-        notes = connection.execute(update(answer).where(wrote).values(note="")).rowcount
+        with_note = (answer.c.annotator == id_) & (answer.c.note != "")
+        notes = connection.execute(update(answer).where(with_note).values(note="")).rowcount
         connection.execute(delete(login).where(login.c.annotator == id_))
         connection.execute(delete(invitation).where(invitation.c.handle == row.handle))
         name = f"erased {id_[:PSEUDONYM]}"
-        nobody: dict[str, Any] = {"handle": name, "token_sha256": hashed(new_token()), "token_prefix": ""}
-        nobody |= {"active": False, "sees_harmful": True, "daily_cap": 0, "harmful_cap": 0, "languages": ""}
-        connection.execute(update(annotator).where(annotator.c.id == id_).values(**nobody))
+        values: dict[str, Any] = {"handle": name, "token_sha256": hashed(new_token()), "token_prefix": ""}
+        values |= {"active": False, "sees_harmful": True, "daily_cap": 0, "harmful_cap": 0, "languages": ""}
+        connection.execute(update(annotator).where(annotator.c.id == id_).values(**values))
         answers = len(connection.execute(select(answer.c.seq).where(answer.c.annotator == id_)).all())
         mentions = list(connection.execute(select(audit_event.c.seq).where(_mentions(row.handle))).scalars())
         record_event(connection, self._store.clock(), by, ERASURE, id_, reason=reason, notes=notes, events=events)

@@ -15,10 +15,10 @@ from pddpo_ray.journal.transactions import Store
 
 
 def adopt(token: str, source: Store, target: Store) -> bool:
-    """The account of this token in `source` is one of `target` too: the same person, role and limits.
+    """Copies the account of this token from `source` to `target`: the same person, role and limits.
 
-    Returns whether the account was made. It is not where the person is known already, be it paused or under an
-    earlier token, and where somebody else has the handle.
+    Returns whether it made the account. It makes none where `target` has the person already (paused or with an earlier
+    token, too), or where somebody else has the handle.
     """
     with reading(source.engine) as connection:
         query = select(annotator).where(annotator.c.token_sha256 == hashed(token), annotator.c.active)
@@ -27,8 +27,8 @@ def adopt(token: str, source: Store, target: Store) -> bool:
         return False
 
     def add(connection: Connection) -> bool:
-        taken = (annotator.c.id == row.id) | (annotator.c.handle == row.handle)
-        if connection.execute(select(annotator.c.id).where(taken)).first() is not None:
+        conflict = (annotator.c.id == row.id) | (annotator.c.handle == row.handle)
+        if connection.execute(select(annotator.c.id).where(conflict)).first() is not None:
             return False
         values = dict(row._mapping) | {"held": False, "created_ms": target.clock()}
         connection.execute(insert(annotator).values(**values))

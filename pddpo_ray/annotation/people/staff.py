@@ -33,30 +33,30 @@ class Staff:
             questions, people = self._lacking(connection, status.id)
         if not people:
             return ""
-        more = "1 more person is" if people == 1 else f"{people} more people are"
+        people_text = "1 more person is" if people == 1 else f"{people} more people are"
         waiting = "1 question waits" if questions == 1 else f"{questions} questions wait"
-        return f"{more} needed: {waiting} for labels that nobody here can give (add people with {ADD})"
+        return f"{people_text} needed: {waiting} for labels that nobody here can give (add people with {ADD})"
 
     def _lacking(self, connection: Connection, round_id: str) -> tuple[int, int]:
         """Questions with too few people, and the largest number missing at one of them."""
         answered_anything = exists().where(answer.c.annotator == annotator.c.id)
-        works = annotator.c.role.in_((Role.ANNOTATOR.value, Role.LEAD.value)) | (
+        workers = annotator.c.role.in_((Role.ANNOTATOR.value, Role.LEAD.value)) | (
             (annotator.c.role == Role.ADMIN.value) & answered_anything
         )
         people = connection.execute(
-            select(annotator.c.id, annotator.c.sees_harmful, annotator.c.languages).where(annotator.c.active, works)
+            select(annotator.c.id, annotator.c.sees_harmful, annotator.c.languages).where(annotator.c.active, workers)
         ).all()
         everybody, robust = {row.id for row in people}, {row.id for row in people if row.sees_harmful}
-        known = {row.id: languages_of(row.languages) for row in people}
-        here = (task.c.question_round == round_id) & (task.c.state == "open") & (task.c.seats < task.c.needed)
-        done: dict[str, set[str]] = {}
-        met = select(lease.c.task, lease.c.annotator).join(task, task.c.id == lease.c.task)
-        for row in connection.execute(met.where(here, lease.c.state == "answered")):
-            done.setdefault(row.task, set()).add(row.annotator)
-        lacking = []
-        for asked in connection.execute(select(*(task.c[name] for name in ASKED)).where(here)):
-            able = (everybody if asked.risk <= self._rules.risk_max else robust) - done.get(asked.id, set())
-            if asked.language is not None:
-                able = {one for one in able if not known[one] or asked.language in known[one]}
-            lacking.append(asked.needed - asked.seats - len(able))
-        return sum(number > 0 for number in lacking), max([0, *lacking])
+        languages = {row.id: languages_of(row.languages) for row in people}
+        open_tasks = (task.c.question_round == round_id) & (task.c.state == "open") & (task.c.seats < task.c.needed)
+        seen_by: dict[str, set[str]] = {}
+        query = select(lease.c.task, lease.c.annotator).join(task, task.c.id == lease.c.task)
+        for row in connection.execute(query.where(open_tasks, lease.c.state == "answered")):
+            seen_by.setdefault(row.task, set()).add(row.annotator)
+        shortfalls = []
+        for question in connection.execute(select(*(task.c[name] for name in ASKED)).where(open_tasks)):
+            able = (everybody if question.risk <= self._rules.risk_max else robust) - seen_by.get(question.id, set())
+            if question.language is not None:
+                able = {id_ for id_ in able if not languages[id_] or question.language in languages[id_]}
+            shortfalls.append(question.needed - question.seats - len(able))
+        return sum(number > 0 for number in shortfalls), max([0, *shortfalls])

@@ -25,12 +25,12 @@ STORED_PAIR = ("more_helpful", "more_harmful", "first_safety", "second_safety")
 STORED: Mapping[str, tuple[str, ...]] = {
     "safety": ("safety",), "pair": STORED_PAIR, "better": ("better",), "number": ("number",),
 }  # fmt: skip
-"""What a stored answer says, by the kind of the question."""
+"""Fields of a stored answer, by the kind of the question."""
 OF_LIMITS_ALONE = ("better", "number")
 """Kinds that only limits ask, never about safety."""
 AGREED_ON: Mapping[str, str] = {"safety": "safety", "pair": "more_harmful", "better": "better"}
-"""On what people's agreement is told, by the kind: of a pair on harm, which training depends on most. Two numbers are
-seldom equal, and are no agreement or disagreement of the nominal kind."""
+"""Field on which agreement is measured, by kind: harm for a pair, since training depends on it most. Numbers have none:
+two are seldom equal, and the measure is for nominal labels."""
 
 
 def round_digest(questions: Sequence[Question]) -> str:
@@ -67,11 +67,11 @@ def screen_form(kind: str, stored: Mapping[str, str], swap: bool) -> Given:
     """The inverse of `stored_form`: what the person saw and pressed."""
     if kind in ("safety", "number"):
         return dict(stored)
-    back = {order: side for side, order in SIDES[swap].items()}
+    sides = {order: side for side, order in SIDES[swap].items()}
     if kind == "better":
-        return {"better": back.get(stored["better"], TIE)}
-    shown = {name: back.get(stored[name], TIE) for name in ("more_helpful", "more_harmful")}
-    return shown | {f"{side}_safety": stored[f"{order}_safety"] for side, order in SIDES[swap].items()}
+        return {"better": sides.get(stored["better"], TIE)}
+    choices = {name: sides.get(stored[name], TIE) for name in ("more_helpful", "more_harmful")}
+    return choices | {f"{side}_safety": stored[f"{order}_safety"] for side, order in SIDES[swap].items()}
 
 
 GOLD_ANSWERS: Mapping[str, Mapping[str, Sequence[str]]] = {
@@ -82,29 +82,29 @@ GOLD_ANSWERS: Mapping[str, Mapping[str, Sequence[str]]] = {
 
 
 def demand_gold(question: Question) -> None:
-    """Raises QueueError (malformed) for a control question whose known answer is none to what it asks."""
-    gold, named = question.gold, f"control question {question.item}"
+    """Raises QueueError (malformed) for a control question whose known answer does not fit the question."""
+    gold, prefix = question.gold, f"control question {question.item}"
     if question.kind not in GOLD_ANSWERS:
-        raise QueueError(Problem.MALFORMED, f"{named}: a control question asks about safety or about a pair")
+        raise QueueError(Problem.MALFORMED, f"{prefix}: a control question asks about safety or about a pair")
     if not gold:
-        raise QueueError(Problem.MALFORMED, f"{named}: it needs its known answer in `gold`")
-    asked = GOLD_ANSWERS[question.kind]
+        raise QueueError(Problem.MALFORMED, f"{prefix}: it needs its known answer in `gold`")
+    fields = GOLD_ANSWERS[question.kind]
     for name, value in gold.items():
-        if name not in asked:
-            known = ", ".join(asked)
-            raise QueueError(Problem.MALFORMED, f"{named}: a {question.kind} question asks {known}, not {name}")
-        if value not in asked[name]:
-            raise QueueError(Problem.MALFORMED, f"{named}: {name} is {' or '.join(asked[name])}, not {value!r}")
+        if name not in fields:
+            names = ", ".join(fields)
+            raise QueueError(Problem.MALFORMED, f"{prefix}: a {question.kind} question asks {names}, not {name}")
+        if value not in fields[name]:
+            raise QueueError(Problem.MALFORMED, f"{prefix}: {name} is {' or '.join(fields[name])}, not {value!r}")
     if contradicts_itself(gold):
         raise QueueError(
-            Problem.MALFORMED, f"{named}: its known answer calls the only safe answer the more harmful one"
+            Problem.MALFORMED, f"{prefix}: its known answer calls the only safe answer the more harmful one"
         )
 
 
-def _demand_fields(given: Mapping[str, Any], names: Sequence[str]) -> None:
-    if set(given) != set(names):
+def _demand_fields(reply: Mapping[str, Any], names: Sequence[str]) -> None:
+    if set(reply) != set(names):
         raise QueueError(
-            Problem.MALFORMED, f"this question is answered with {', '.join(names)}; got {', '.join(given) or 'nothing'}"
+            Problem.MALFORMED, f"this question is answered with {', '.join(names)}; got {', '.join(reply) or 'nothing'}"
         )
 
 

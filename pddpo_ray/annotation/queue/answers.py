@@ -78,10 +78,10 @@ class Answers:
         _demand_form(submission)
 
         def apply(connection: Connection) -> Receipt:
-            held = connection.execute(select(lease.c.leased_ms).where(lease.c.id == lease_id)).scalar()
+            leased_ms = connection.execute(select(lease.c.leased_ms).where(lease.c.id == lease_id)).scalar()
             # A client's clock may be wrong or lie: nobody spent more time than passed here since they got the question.
-            passed = max(self._store.clock() - (held or 0), 0)
-            timed = replace(submission, ms_spent=min(submission.ms_spent, passed))
+            elapsed_ms = max(self._store.clock() - (leased_ms or 0), 0)
+            timed = replace(submission, ms_spent=min(submission.ms_spent, elapsed_ms))
             return self._answer(connection, person, key, lease_id, timed)
 
         return self._store.write(apply)
@@ -95,21 +95,21 @@ class Answers:
         _demand_form(submission)
 
         def apply(connection: Connection) -> Receipt:
-            known = connection.execute(select(answer).where(answer.c.key == key)).first()
-            mine = (lease.c.task == task_id) & (lease.c.annotator == person.id)
-            held = connection.execute(select(lease.c.id, lease.c.swap).where(mine)).first()
-            asked = connection.execute(self._task(task_id).with_for_update(of=task)).first()
-            if asked is None:
+            stored_row = connection.execute(select(answer).where(answer.c.key == key)).first()
+            own_lease = (lease.c.task == task_id) & (lease.c.annotator == person.id)
+            lease_row = connection.execute(select(lease.c.id, lease.c.swap).where(own_lease)).first()
+            question = connection.execute(self._task(task_id).with_for_update(of=task)).first()
+            if question is None:
                 raise QueueError(Problem.NOT_FOUND, f"there is no question {task_id!r} in this run")
-            if held is None:
-                lease_id, swap = self._lease_elsewhere(connection, person, asked), False
+            if lease_row is None:
+                lease_id, swap = self._lease_elsewhere(connection, person, question), False
             else:
-                lease_id, swap = str(held.id), bool(held.swap)
+                lease_id, swap = str(lease_row.id), bool(lease_row.swap)
             # `_answer` turns left and right back into first and second, and refuses a form that is no answer.
-            whole = submission.kind == "label" and set(submission.given) == set(STORED[asked.kind])
-            given = screen_form(asked.kind, submission.given, swap) if whole else submission.given
-            lease_of_key = lease_id if known is None else known.lease
-            return self._answer(connection, person, key, lease_of_key, replace(submission, given=given))
+            whole = submission.kind == "label" and set(submission.given) == set(STORED[question.kind])
+            values = screen_form(question.kind, submission.given, swap) if whole else submission.given
+            lease_of_key = lease_id if stored_row is None else stored_row.lease
+            return self._answer(connection, person, key, lease_of_key, replace(submission, given=values))
 
         return self._store.write(apply)
 
@@ -120,7 +120,7 @@ class Answers:
         """
 
         def apply(connection: Connection) -> Lease:
-            round_state, held, asked = self._lock(connection, person, lease_id)
+            round_state, lease_row, question = self._lock(connection, person, lease_id)
             last = self._last_answer(connection, lease_id)
             if last is None:
                 raise QueueError(Problem.NOT_FOUND, "there is no answer of yours to take back here")
@@ -130,16 +130,16 @@ class Answers:
                 raise QueueError(
                     Problem.TOO_LATE, f"answers can be taken back for {self._rules.undo_s / 60:.0f} minutes"
                 )
-            withdraw(connection, asked, last, by=person.id, kind="undo", reason="", at_ms=self._store.clock())
-            fresh = connection.execute(select(task).where(task.c.id == asked.id)).one()
+            withdraw(connection, question, last, by=person.id, kind="undo", reason="", at_ms=self._store.clock())
+            fresh = connection.execute(select(task).where(task.c.id == question.id)).one()
             if fresh.seats + fresh.leased < fresh.needed:
-                self._leases.hand_again(connection, asked.id, person.id, held.guideline)
+                self._leases.hand_again(connection, question.id, person.id, lease_row.guideline)
             else:
                 # Somebody else took the question meanwhile; a further answer is kept as surplus.
                 connection.execute(update(lease).where(lease.c.id == lease_id).values(state="expired"))
-            settle(connection, asked.id, self._rules)
-            shown = screen_form(asked.kind, last.given, last.swap) if last.kind == "label" else {}
-            return replace(self._leases.view(connection, lease_id), earlier=shown, note=last.note)
+            settle(connection, question.id, self._rules)
+            form = screen_form(question.kind, last.given, last.swap) if last.kind == "label" else {}
+            return replace(self._leases.view(connection, lease_id), earlier=form, note=last.note)
 
         return self._store.write(apply)
 
@@ -162,12 +162,12 @@ class Answers:
                 .where(task.c.id == row.task)
                 .with_for_update(read=True, of=question_round)
             ).one()
-            asked = connection.execute(select(task).where(task.c.id == row.task).with_for_update()).one()
+            question = connection.execute(select(task).where(task.c.id == row.task).with_for_update()).one()
             if fixed := why_fixed(batch, key in keys_read(connection, batch.id)):
                 raise QueueError(Problem.ROUND_CLOSED, fixed)
             if connection.execute(select(withdrawal.c.answer).where(withdrawal.c.answer == row.seq)).first():
                 raise QueueError(Problem.CONFLICT, "this answer was taken back or taken out: it does not count already")
-            self.take_out(connection, asked, row, by=by, reason=reason)
+            self.take_out(connection, question, row, by=by, reason=reason)
             record_event(connection, self._store.clock(), by, "answer.void", key, reason=reason)
 
         self._store.write(apply)
@@ -198,9 +198,9 @@ class Answers:
 
     def progress(self, person: Person) -> dict[str, int]:
         """One's own numbers: answers today and in all (not those taken back), and the daily cap."""
-        mine = (answer.c.annotator == person.id) & ~exists().where(withdrawal.c.answer == answer.c.seq)
+        own_answers = (answer.c.annotator == person.id) & ~exists().where(withdrawal.c.answer == answer.c.seq)
         with reading(self._store.engine) as connection:
-            total = connection.execute(select(func.count()).select_from(answer).where(mine)).scalar_one()
+            total = connection.execute(select(func.count()).select_from(answer).where(own_answers)).scalar_one()
             return {
                 "today": connection.execute(
                     ANSWERED_TODAY, {"person": person.id, "midnight": midnight(self._store.clock())}
@@ -212,44 +212,44 @@ class Answers:
     def _answer(
         self, connection: Connection, person: Person, key: str, lease_id: str, submission: Submission
     ) -> Receipt:
-        known = connection.execute(select(answer).where(answer.c.key == key)).first()
-        if known is not None:
-            return self._repeated(connection, person, lease_id, submission, known)
-        round_state, held, asked = self._lock(connection, person, lease_id)
-        given = _stored(asked, submission, held.swap)
-        if held.state == "answered":
+        stored_row = connection.execute(select(answer).where(answer.c.key == key)).first()
+        if stored_row is not None:
+            return self._repeated(connection, person, lease_id, submission, stored_row)
+        round_state, lease_row, question = self._lock(connection, person, lease_id)
+        values = _stored(question, submission, lease_row.swap)
+        if lease_row.state == "answered":
             raise QueueError(Problem.ANSWERED_ALREADY, "you answered this question already; take that back first")
         if round_state == "cancelled":
             raise QueueError(Problem.ROUND_CLOSED, "this question was withdrawn by the lead; nothing was stored")
-        if held.state == "leased":
-            connection.execute(update(task).where(task.c.id == asked.id).values(leased=task.c.leased - 1))
-            asked = connection.execute(select(task).where(task.c.id == asked.id)).one()
+        if lease_row.state == "leased":
+            connection.execute(update(task).where(task.c.id == question.id).values(leased=task.c.leased - 1))
+            question = connection.execute(select(task).where(task.c.id == question.id)).one()
         held_back = connection.execute(select(annotator.c.held).where(annotator.c.id == person.id)).scalar()
-        outcome = self._outcome(round_state, asked, submission, bool(held_back))
+        outcome = self._outcome(round_state, question, submission, bool(held_back))
         row = {
             "key": key,
             "lease": lease_id,
-            "task": asked.id,
+            "task": question.id,
             "annotator": person.id,
             "kind": submission.kind,
-            "given": given,
+            "given": values,
             "reason": submission.reason,
             "note": submission.note,
             "ms_spent": submission.ms_spent,
             "revealed": submission.revealed,
             "outcome": outcome.value,
-            "late": held.state != "leased" or held.expires_ms <= self._store.clock() or round_state != "open",
-            "guideline": held.guideline,
-            "swap": held.swap,
+            "late": lease_row.state != "leased" or lease_row.expires_ms <= self._store.clock() or round_state != "open",
+            "guideline": lease_row.guideline,
+            "swap": lease_row.swap,
             "at_ms": self._store.clock(),
         }
         number = int(connection.execute(insert(answer).values(**row).returning(answer.c.seq)).scalar_one())
         connection.execute(update(lease).where(lease.c.id == lease_id).values(state="answered"))
-        if outcome is Outcome.COUNTED and asked.gold is None:
-            take_seat(connection, asked, person.id, number)
+        if outcome is Outcome.COUNTED and question.gold is None:
+            take_seat(connection, question, person.id, number)
         if outcome is Outcome.REFUSED:
-            connection.execute(update(task).where(task.c.id == asked.id).values(refusals=task.c.refusals + 1))
-        settle(connection, asked.id, self._rules)
+            connection.execute(update(task).where(task.c.id == question.id).values(refusals=task.c.refusals + 1))
+        settle(connection, question.id, self._rules)
         stored = connection.execute(select(answer).where(answer.c.seq == number)).one()
         return self._receipt(connection, stored, repeated=False)
 
@@ -261,36 +261,40 @@ class Answers:
             .where(task.c.id == task_id, run)
         )
 
-    def _lease_elsewhere(self, connection: Connection, person: Person, asked: Any) -> str:
+    def _lease_elsewhere(self, connection: Connection, person: Person, question: Any) -> str:
         """A lease for somebody who saw the question elsewhere; it has ended already if no label is wanted."""
         id_, now = uuid.uuid4().hex, self._store.clock()
-        free = asked.state == "open" and asked.seats + asked.leased < asked.needed
-        row = {"id": id_, "task": asked.id, "annotator": person.id, "swap": False, "leased_ms": now, "guideline": 0}
+        free = question.state == "open" and question.seats + question.leased < question.needed
+        row = {"id": id_, "task": question.id, "annotator": person.id, "swap": False, "leased_ms": now, "guideline": 0}
         row |= {"state": "leased" if free else "expired", "expires_ms": now + (self._rules.lease_ms if free else 0)}
         connection.execute(insert(lease).values(**row))
         if free:
-            connection.execute(update(task).where(task.c.id == asked.id).values(leased=task.c.leased + 1))
+            connection.execute(update(task).where(task.c.id == question.id).values(leased=task.c.leased + 1))
         return id_
 
     def _repeated(
-        self, connection: Connection, person: Person, lease_id: str, submission: Submission, known: Any
+        self, connection: Connection, person: Person, lease_id: str, submission: Submission, row: Any
     ) -> Receipt:
-        if known.annotator != person.id:
+        if row.annotator != person.id:
             raise QueueError(Problem.NOT_YOURS, "this key belongs to another person's answer")
-        asked = connection.execute(select(task.c.kind, task.c.low, task.c.high).where(task.c.id == known.task)).one()
-        given = _stored(asked, submission, known.swap)
-        if (known.lease, known.kind, known.given) != (lease_id, submission.kind, given):
+        question = connection.execute(select(task.c.kind, task.c.low, task.c.high).where(task.c.id == row.task)).one()
+        values = _stored(question, submission, row.swap)
+        if (row.lease, row.kind, row.given) != (lease_id, submission.kind, values):
             raise QueueError(Problem.KEY_REUSED, "this key was used for another answer; make a new key for a new one")
-        return self._receipt(connection, known, repeated=True)
+        return self._receipt(connection, row, repeated=True)
 
-    def _outcome(self, round_state: str, asked: Any, submission: Submission, held_back: bool) -> Outcome:
+    def _outcome(self, round_state: str, question: Any, submission: Submission, held_back: bool) -> Outcome:
         if submission.kind != "label":
             return Outcome.REFUSED
-        if asked.gold is not None:
+        if question.gold is not None:
             return Outcome.COUNTED
         # What a limit or the dual step reads counts only for its own round; a preference of a pair stays useful.
-        closed = round_state != "open" and asked.kind != "pair"
-        return Outcome.SURPLUS if held_back or closed or asked.seats + asked.leased >= asked.needed else Outcome.COUNTED
+        closed = round_state != "open" and question.kind != "pair"
+        return (
+            Outcome.SURPLUS
+            if held_back or closed or question.seats + question.leased >= question.needed
+            else Outcome.COUNTED
+        )
 
     def _answers(self) -> Any:
         return (
@@ -311,9 +315,9 @@ class Answers:
         ).scalar()
         if state is None:
             raise QueueError(Problem.NOT_FOUND, f"there is no question {lease_id!r} in your hands")
-        held = demand_mine(connection, person, lease_id)
-        asked = connection.execute(select(task).where(task.c.id == held.task).with_for_update()).one()
-        return str(state), held, asked
+        lease_row = demand_mine(connection, person, lease_id)
+        question = connection.execute(select(task).where(task.c.id == lease_row.task).with_for_update()).one()
+        return str(state), lease_row, question
 
     def _last_answer(self, connection: Connection, lease_id: str) -> Any:
         """The newest answer of a lease that was not taken back."""
@@ -327,13 +331,13 @@ class Answers:
             .select_from(task.join(question_round, question_round.c.id == task.c.question_round))
             .where(task.c.id == row.task)
         )
-        asked = connection.execute(query).one()
+        origin = connection.execute(query).one()
         seated = connection.execute(select(seat.c.number).where(seat.c.answer == row.seq)).first() is not None
         withdrawn = connection.execute(select(withdrawal.c.answer).where(withdrawal.c.answer == row.seq)).first()
-        gold = asked.purpose.startswith(GOLD)
+        gold = origin.purpose.startswith(GOLD)
         outcome = Outcome.COUNTED if seated or (gold and row.kind == "label") else Outcome(row.outcome)
         versions = tuple(
-            asked.provenance[name] for name in ("policy_version", "second_policy_version") if name in asked.provenance
+            origin.provenance[name] for name in ("policy_version", "second_policy_version") if name in origin.provenance
         )
         return Receipt(
             key=row.key,
@@ -343,7 +347,7 @@ class Answers:
             repeated=repeated,
             late=row.late,
             withdrawn=withdrawn is not None,
-            round=asked.round if seated else None,
+            round=origin.round if seated else None,
             policy_versions=versions,
             message=_message(outcome, row.late, withdrawn is not None),
         )
@@ -359,12 +363,12 @@ def _message(outcome: Outcome, late: bool, withdrawn: bool) -> str:
     return "Stored, a little late but in time to count." if late else "Stored."
 
 
-def _stored(asked: Any, submission: Submission, swap: bool) -> Given:
+def _stored(question: Any, submission: Submission, swap: bool) -> Given:
     """What is stored of a label to this question; nothing of another reply."""
     if submission.kind != "label":
         return {}
-    bounds = None if asked.low is None else (asked.low, asked.high)
-    return stored_form(asked.kind, submission.given, swap, bounds)
+    bounds = None if question.low is None else (question.low, question.high)
+    return stored_form(question.kind, submission.given, swap, bounds)
 
 
 def _demand_form(submission: Submission) -> None:

@@ -57,8 +57,8 @@ def demand_mine(connection: Connection, person: Person, lease_id: str) -> Any:
 
 def take_seat(connection: Connection, asked: Any, person_id: str, answer_seq: int) -> None:
     """The answer counts: it takes the first free seat of its question."""
-    taken = set(connection.execute(select(seat.c.number).where(seat.c.task == asked.id)).scalars())
-    free = next(number for number in range(asked.needed) if number not in taken)
+    taken_seats = set(connection.execute(select(seat.c.number).where(seat.c.task == asked.id)).scalars())
+    free = next(number for number in range(asked.needed) if number not in taken_seats)
     row = {"task": asked.id, "number": free, "needed": asked.needed, "annotator": person_id, "answer": answer_seq}
     connection.execute(insert(seat).values(**row))
     connection.execute(update(task).where(task.c.id == asked.id).values(seats=task.c.seats + 1))
@@ -67,32 +67,32 @@ def take_seat(connection: Connection, asked: Any, person_id: str, answer_seq: in
 def withdraw(connection: Connection, asked: Any, given: Any, *, by: str, kind: str, reason: str, at_ms: int) -> None:
     row = {"answer": given.seq, "by": by, "kind": kind, "reason": reason, "at_ms": at_ms}
     connection.execute(insert(withdrawal).values(**row))
-    freed = connection.execute(delete(seat).where(seat.c.answer == given.seq)).rowcount
-    if freed:
+    seats = connection.execute(delete(seat).where(seat.c.answer == given.seq)).rowcount
+    if seats:
         connection.execute(update(task).where(task.c.id == asked.id).values(seats=task.c.seats - 1))
     if given.outcome == Outcome.REFUSED and asked.refusals > 0:
         connection.execute(update(task).where(task.c.id == asked.id).values(refusals=task.c.refusals - 1))
 
 
 def give_back(connection: Connection, task_id: str, rules: Rules) -> None:
-    """A lease ended without an answer: its question may go to somebody else."""
+    """Frees the question of a lease that ended without an answer for somebody else."""
     connection.execute(update(task).where(task.c.id == task_id).values(leased=task.c.leased - 1))
     promote(connection, task_id)
     settle(connection, task_id, rules)
 
 
 def promote(connection: Connection, task_id: str) -> None:
-    """Counts surplus answers, the earliest first, where labels are wanted again; none of who is held back."""
-    asked = connection.execute(select(task).where(task.c.id == task_id).with_for_update()).one()
+    """Counts surplus answers, the earliest first, where labels are wanted again; not of people held back."""
+    question = connection.execute(select(task).where(task.c.id == task_id).with_for_update()).one()
     taken_back = exists().where(withdrawal.c.answer == answer.c.seq)
     seated = exists().where(seat.c.task == answer.c.task, seat.c.annotator == answer.c.annotator)
     held_back = exists().where(annotator.c.id == answer.c.annotator, annotator.c.held)
     waiting = select(answer.c.seq, answer.c.annotator).where(
         answer.c.task == task_id, answer.c.outcome == Outcome.SURPLUS.value, ~taken_back, ~seated, ~held_back
     )
-    free = asked.needed - asked.seats - asked.leased
+    free = question.needed - question.seats - question.leased
     for row in connection.execute(waiting.order_by(answer.c.seq).limit(max(free, 0))).all():
-        take_seat(connection, asked, row.annotator, row.seq)
+        take_seat(connection, question, row.annotator, row.seq)
 
 
 def settle(connection: Connection, task_id: str, rules: Rules) -> None:
@@ -100,8 +100,8 @@ def settle(connection: Connection, task_id: str, rules: Rules) -> None:
     has all its labels."""
     row = connection.execute(select(task).where(task.c.id == task_id)).one()
     blocked = row.gold is None and row.refusals >= rules.refusals_max
-    left = DROPPED if row.state == DROPPED else "blocked" if blocked else "open"
-    state = "satisfied" if row.seats == row.needed else left
+    other_state = DROPPED if row.state == DROPPED else "blocked" if blocked else "open"
+    state = "satisfied" if row.seats == row.needed else other_state
     if state != row.state:
         connection.execute(update(task).where(task.c.id == task_id).values(state=state))
 
@@ -181,8 +181,8 @@ class Leases:
         `holding` names the leases that the page shows or has fetched in advance; `elsewhere` is what the person did
         today in other databases, which counts towards their limits of a day.
         """
-        given = self.several(person, 1, holding, elsewhere)
-        return given if isinstance(given, NoQuestion) else given[0]
+        offers = self.several(person, 1, holding, elsewhere)
+        return offers if isinstance(offers, NoQuestion) else offers[0]
 
     def several(
         self, person: Person, count: int, holding: Collection[str] = (), elsewhere: Today = NOTHING_ELSEWHERE
@@ -230,8 +230,8 @@ class Leases:
         """Gives back all that a person holds."""
 
         def apply(connection: Connection) -> None:
-            mine = (lease.c.annotator == person_id) & (lease.c.state == "leased")
-            for row in connection.execute(select(lease).where(mine).order_by(lease.c.task).with_for_update()).all():
+            in_hands = (lease.c.annotator == person_id) & (lease.c.state == "leased")
+            for row in connection.execute(select(lease).where(in_hands).order_by(lease.c.task).with_for_update()).all():
                 self._end(connection, row, "released")
 
         self._store.write(apply)
@@ -296,45 +296,45 @@ class Leases:
             return NoQuestion("paused", 30)
         if in_hands[0].held:
             return NoQuestion("held", 60)
-        held = [row for row in in_hands if row.lease is not None]
-        forgotten = [row for row in sorted(held, key=lambda row: row.leased_ms) if row.lease not in holding]
-        if forgotten:
-            return [self._renewed(connection, row) for row in forgotten[:count]]
-        free = self._rules.leases_each - len(held)
+        leases = [row for row in in_hands if row.lease is not None]
+        forgotten_rows = [row for row in sorted(leases, key=lambda row: row.leased_ms) if row.lease not in holding]
+        if forgotten_rows:
+            return [self._renewed(connection, row) for row in forgotten_rows[:count]]
+        free = self._rules.leases_each - len(leases)
         if free <= 0:
             return NoQuestion("holding", 5)
-        today = person.daily_cap - in_hands[0].done_today - elsewhere.answers - len(held)
+        today = person.daily_cap - in_hands[0].done_today - elsewhere.answers - len(leases)
         if today <= 0:
             return NoQuestion("daily_cap", 3600)
-        most, known = min(count, free, today), in_hands[0]
-        enough = known.harmful_today + elsewhere.harmful + len(held) >= person.harmful_cap
+        number, summary = min(count, free, today), in_hands[0]
+        enough = summary.harmful_today + elsewhere.harmful + len(leases) >= person.harmful_cap
         reader = replace(person, sees_harmful=person.sees_harmful and not enough)
-        chosen = self._choose(connection, reader, most, known.done_today, known.guideline or 0)
+        chosen = self._choose(connection, reader, number, summary.done_today, summary.guideline or 0)
         return chosen or NoQuestion("none" if reader.sees_harmful else "dose" if person.sees_harmful else "mild", 5)
 
     def _in_hands(self, connection: Connection, person_id: str) -> Any:
         now = self._store.clock()
         return IN_HANDS.run(connection, person=person_id, run=self._store.run, now=now, midnight=midnight(now))
 
-    def _renewed(self, connection: Connection, held: Any) -> Lease:
-        expires = self._expiry(held.leased_ms)
-        connection.execute(update(lease).where(lease.c.id == held.lease).values(expires_ms=expires))
-        return self.view(connection, held.lease)
+    def _renewed(self, connection: Connection, row: Any) -> Lease:
+        expires = self._expiry(row.leased_ms)
+        connection.execute(update(lease).where(lease.c.id == row.lease).values(expires_ms=expires))
+        return self.view(connection, row.lease)
 
     def _choose(
         self, connection: Connection, person: Person, count: int, done_today: int, guideline: int
     ) -> list[Lease]:
         """The most urgent questions that need a label and are new to this person; sometimes a control question."""
         risk_max = math.inf if person.sees_harmful else self._rules.risk_max
-        known = f",{','.join(person.languages)}," if person.languages else ""
-        who = {"person": person.id, "run": self._store.run, "risk_max": risk_max, "languages": known}
+        languages = f",{','.join(person.languages)}," if person.languages else ""
+        parameters = {"person": person.id, "run": self._store.run, "risk_max": risk_max, "languages": languages}
         gold = self._gold_due(person, count, done_today)
-        rows = OFFER_GOLD.run(connection, **who, count=gold) if gold else []
-        firsts = FIRST_OF_EACH_ROUND.run(connection, **who) if len(rows) < count else []
+        rows = OFFER_GOLD.run(connection, **parameters, count=gold) if gold else []
+        firsts = FIRST_OF_EACH_ROUND.run(connection, **parameters) if len(rows) < count else []
         for first in sorted(firsts, key=lambda row: (-row.urgency, row.due, -row.balance, -row.priority)):
             rows += OFFER.run(
                 connection,
-                **who,
+                **parameters,
                 count=count - len(rows),
                 in_round=first.in_round,
                 at_balance=first.balance,
@@ -362,12 +362,14 @@ class Leases:
         """Makes the leases of questions just chosen; a lease that this person once let run out is used again."""
         now = self._store.clock()
         expires = now + self._rules.lease_ms
-        every = {"annotator": person_id, "state": "leased", "guideline": guideline}
-        every |= {"leased_ms": now, "expires_ms": expires}
-        held = [self._held(row, person_id, now) | every for row in rows]
-        COUNT_OUT.run_each(connection, held)
-        HOLD[connection.dialect.name].run_each(connection, held)
-        return [_shown(row, mine["id"], mine["swap"], expires, guideline) for row, mine in zip(rows, held, strict=True)]
+        common = {"annotator": person_id, "state": "leased", "guideline": guideline}
+        common |= {"leased_ms": now, "expires_ms": expires}
+        leases = [self._held(row, person_id, now) | common for row in rows]
+        COUNT_OUT.run_each(connection, leases)
+        HOLD[connection.dialect.name].run_each(connection, leases)
+        return [
+            _shown(row, entry["id"], entry["swap"], expires, guideline) for row, entry in zip(rows, leases, strict=True)
+        ]
 
     def hand_again(self, connection: Connection, task_id: str, person_id: str, guideline: int) -> None:
         """Leases a question again to the person who had it, inside the caller's transaction."""
@@ -377,7 +379,7 @@ class Leases:
         """A person who has seen the question before sees each answer on the same side again."""
         if row.lease is not None:
             return {"task": row.id, "id": row.lease, "swap": row.swap}
-        # The time in front: ten new leases lie on one page of their index, not on ten that must all be written.
+        # The id begins with the time, so that ten new leases are written to one page of their index, not to ten.
         id_, swap = f"{now:012x}{secrets.token_hex(10)}", _draw(self._rules.seed, row.id, person_id) < 0.5
         return {"task": row.id, "id": id_, "swap": swap}
 
@@ -399,7 +401,7 @@ class Leases:
 def _shown(row: Any, lease_id: str, swap: bool, expires_ms: int, guideline: int) -> Lease:
     left, right = (row.second, row.first) if swap and row.second is not None else (row.first, row.second)
     turns = json.loads(row.turns) if isinstance(row.turns, str) else row.turns  # SQLite's own cursor gives the text
-    said = tuple((role, text) for role, text in turns or ())
+    dialogue = tuple((role, text) for role, text in turns or ())
     bounds = None if row.low is None else (row.low, row.high)
     return Lease(
         lease_id,
@@ -412,7 +414,7 @@ def _shown(row: Any, lease_id: str, swap: bool, expires_ms: int, guideline: int)
         guideline,
         row.asks,
         row.language,
-        said,
+        dialogue,
         bounds,
     )
 

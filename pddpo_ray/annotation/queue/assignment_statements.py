@@ -1,4 +1,4 @@
-"""The SQL statements that choose and hand out questions; each is compiled once, which takes longer than to run it.
+"""The SQL statements that choose and hand out questions; each is compiled once, which takes longer than one run of it.
 
 A statement reads the index `ix_task_offer` from its most urgent end and stops at the first question that the person has
 not seen. Its cost grows with the number of questions that this person has seen, not with the number that wait.
@@ -49,7 +49,7 @@ ANSWERED_TODAY = (
 )
 
 HARMFUL_TODAY = ANSWERED_TODAY.where(cast(answer.c.given, Text).like('%"unsafe"%'))
-"""Those in which the person called anything unsafe: what they read, whatever a model thinks of it."""
+"""Answers in which the person called anything unsafe, whatever risk a model gave the question."""
 
 IN_HANDS = Prepared(
     select(
@@ -72,16 +72,16 @@ IN_HANDS = Prepared(
 
 
 def _unseen(question: FromClause) -> ColumnElement[bool]:
-    seen = exists().where(lease.c.task == question.c.id, MINE, MET)
-    return (question.c.risk <= bindparam("risk_max")) & _understood(question) & ~seen
+    past_lease = exists().where(lease.c.task == question.c.id, MINE, MET)
+    return (question.c.risk <= bindparam("risk_max")) & _understood(question) & ~past_lease
 
 
 def _understood(question: FromClause) -> ColumnElement[bool]:
     """A question in no particular language, or in one of the person's; `languages` is "" for who said none, else codes
     between commas, e.g. ",de,en,"."""
-    known = bindparam("languages", type_=Text)
-    mine = known.like(literal("%,") + question.c.language + literal(",%"))
-    return question.c.language.is_(None) | (known == "") | mine
+    languages = bindparam("languages", type_=Text)
+    own_language = languages.like(literal("%,") + question.c.language + literal(",%"))
+    return question.c.language.is_(None) | (languages == "") | own_language
 
 
 def _urgency(question: FromClause) -> tuple[Any, ...]:
@@ -142,8 +142,8 @@ def _offer(*where: ColumnElement[bool]) -> Select[Any]:
 
 
 def _urgent(*where: ColumnElement[bool]) -> Any:
-    here = task.c.question_round == bindparam("in_round")
-    return _offer(here, _NEW, *where).order_by(*_urgency(task)).limit(bindparam("count")).subquery()
+    in_round = task.c.question_round == bindparam("in_round")
+    return _offer(in_round, _NEW, *where).order_by(*_urgency(task)).limit(bindparam("count")).subquery()
 
 
 _NEW = (task.c.risk <= bindparam("risk_max")) & _understood(task) & (lease.c.id.is_(None) | ~MET)
@@ -175,12 +175,12 @@ COUNT_OUT = Prepared(update(task).where(task.c.id == bindparam("task")).values(l
 
 def _holding(insert: Any) -> Prepared:
     times = ("state", "leased_ms", "expires_ms", "guideline")
-    new = insert(lease)
-    renewed = new.on_conflict_do_update(
-        index_elements=[lease.c.task, lease.c.annotator], set_={name: new.excluded[name] for name in times}
+    statement = insert(lease)
+    upsert = statement.on_conflict_do_update(
+        index_elements=[lease.c.task, lease.c.annotator], set_={name: statement.excluded[name] for name in times}
     )
-    return Prepared(renewed)
+    return Prepared(upsert)
 
 
 HOLD = {"sqlite": _holding(sqlite.insert), "postgresql": _holding(postgresql.insert)}
-"""Makes a lease, or renews one that the person once let run out, with the sides where they were."""
+"""Makes a lease, or renews one that the person once let expire; the sides stay where they were."""

@@ -22,7 +22,7 @@ from pddpo_ray.parts.questions import Question
 DROPPED = "dropped"
 """State of a question that is asked no more."""
 ADJUDICATED = -1
-"""Seat, in a stored snapshot, of what a lead decided about a question."""
+"""Seat that marks a lead's decision about a question in a stored snapshot."""
 
 
 @dataclass(frozen=True)

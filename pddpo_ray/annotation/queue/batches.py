@@ -66,8 +66,8 @@ class Rounds:
         priority: int = 0,
         by: str = "driver",
     ) -> RoundStatus:
-        """The batch of this round and purpose; opening it again with the same questions changes nothing, but a run that
-        waits for another time than before (`waits_s`) waits so long from now on. `labels_of` names items that want
+        """Opens the batch of this round and purpose. Opening it again with the same questions changes nothing, except
+        that another `waits_s` than before sets the deadline to that long from now. `labels_of` names items that want
         another number of labels than `labels_each`.
 
         Raises QueueError: conflict if the batch exists with other questions, backlog if people are too far behind.
@@ -79,23 +79,23 @@ class Rounds:
         kinds = {question.kind for question in questions}
         if len(kinds) != 1:
             raise QueueError(Problem.MALFORMED, f"round {round_}, {purpose}: one batch has one kind of question")
-        digest, wanted = round_digest(questions), labels_of or {}
+        digest, label_counts = round_digest(questions), labels_of or {}
         id_ = round_id(self._store.run, round_, purpose)
         row: dict[str, Any] = {"id": id_, "run": self._store.run, "round": round_, "purpose": purpose}
         row |= {"kind": questions[0].kind, "labels_each": labels_each, "priority": priority, "deadline_ms": deadline_ms}
         row |= {"opened_ms": self._store.clock(), "state": "open", "content_sha256": digest, "waits_s": waits_s}
 
         def add(connection: Connection) -> str:
-            opened = self._opened(connection, round_, purpose)
-            if opened is not None:
-                _demand_same(opened, digest, labels_each)
-                self._wait_as_long(connection, opened, waits_s, by)
-                return str(opened.id)
+            batch = self._opened(connection, round_, purpose)
+            if batch is not None:
+                _demand_same(batch, digest, labels_each)
+                self._wait_as_long(connection, batch, waits_s, by)
+                return str(batch.id)
             self._demand_room(connection, purpose)
             connection.execute(insert(question_round).values(**row))
             rows = [
-                task_row(id_, position, one, wanted.get(one.item, labels_each))
-                for position, one in enumerate(questions)
+                task_row(id_, position, question, label_counts.get(question.item, labels_each))
+                for position, question in enumerate(questions)
             ]
             for start in range(0, len(rows), CHUNK):
                 connection.execute(insert(task), rows[start : start + CHUNK])
@@ -105,7 +105,7 @@ class Rounds:
         return self.status(self._store.write(add))
 
     def add_gold(self, questions: Sequence[Question], *, by: str) -> int:
-        """Adds control questions to the run's stock; one that is there already is left alone. Returns how many."""
+        """Adds control questions to the run's stock, unless their item is there already. Returns how many it added."""
         for question in questions:
             demand_gold(question)
 
@@ -113,10 +113,10 @@ class Rounds:
             added = 0
             for question in questions:
                 stock = self._gold_stock(connection, question.kind)
-                there = connection.execute(
+                result = connection.execute(
                     select(task.c.id).where(task.c.question_round == stock, task.c.item == question.item)
                 )
-                if there.first() is None:
+                if result.first() is None:
                     last = select(func.max(task.c.position)).where(task.c.question_round == stock)
                     position = (
                         int(connection.execute(select(func.coalesce(last.scalar_subquery(), -1))).scalar_one()) + 1
@@ -136,17 +136,17 @@ class Rounds:
     def progress(self) -> dict[str, int]:
         """Labels that the run's open batches have and want."""
         open_here = (question_round.c.run == self._store.run) & (question_round.c.state == "open")
-        mine = task.join(question_round, question_round.c.id == task.c.question_round)
+        tables = task.join(question_round, question_round.c.id == task.c.question_round)
         sums = [func.coalesce(func.sum(column), 0) for column in (task.c.seats, task.c.needed)]
-        counted = select(*sums).select_from(mine).where(open_here, task.c.gold.is_(None), task.c.state != DROPPED)
+        query = select(*sums).select_from(tables).where(open_here, task.c.gold.is_(None), task.c.state != DROPPED)
         with reading(self._store.engine) as connection:
-            labels, wanted = connection.execute(counted).one()
-        return {"labels": int(labels), "wanted": int(wanted)}
+            labels, needed = connection.execute(query).one()
+        return {"labels": int(labels), "wanted": int(needed)}
 
     def all(self) -> list[RoundStatus]:
         """Every batch of the run but control questions, the newest first."""
-        mine = (question_round.c.run == self._store.run) & ~question_round.c.purpose.startswith(GOLD)
-        query = status_query().where(mine).order_by(question_round.c.opened_ms.desc(), question_round.c.id)
+        of_run = (question_round.c.run == self._store.run) & ~question_round.c.purpose.startswith(GOLD)
+        query = status_query().where(of_run).order_by(question_round.c.opened_ms.desc(), question_round.c.id)
         with reading(self._store.engine) as connection:
             return [record_of(RoundStatus, row) for row in connection.execute(query)]
 
@@ -159,8 +159,8 @@ class Rounds:
 
         def apply(connection: Connection) -> None:
             self._lock(connection, id_, "open")
-            changed = update(question_round).where(question_round.c.id == id_).values(deadline_ms=deadline_ms)
-            connection.execute(changed)
+            statement = update(question_round).where(question_round.c.id == id_).values(deadline_ms=deadline_ms)
+            connection.execute(statement)
             self._record(connection, by, "round.extend", id_, reason, deadline_ms=deadline_ms)
 
         self._store.write(apply)
@@ -171,7 +171,7 @@ class Rounds:
         return self._change_blocked(id_, "round.unblock", by, reason, state="open", refusals=0)
 
     def drop_blocked(self, id_: str, *, by: str, reason: str = "") -> int:
-        """Asks questions no more that too many people refused: the batch does without their labels. -> how many"""
+        """Drops questions that too many people refused; the batch does without their labels. Returns how many."""
         return self._change_blocked(id_, "round.drop", by, reason, state=DROPPED)
 
     def _change_blocked(self, id_: str, action: str, by: str, reason: str, **values: Any) -> int:
@@ -267,13 +267,13 @@ class Rounds:
 
     def last_label_ms(self, id_: str) -> int:
         """When the newest label that counts was given; the opening if there is none."""
-        given = (
+        query = (
             select(func.max(answer.c.at_ms))
             .select_from(seat.join(task, task.c.id == seat.c.task).join(answer, answer.c.seq == seat.c.answer))
             .where(task.c.question_round == id_)
         )
         with reading(self._store.engine) as connection:
-            return int(connection.execute(given).scalar() or self._status(connection, id_).opened_ms)
+            return int(connection.execute(query).scalar() or self._status(connection, id_).opened_ms)
 
     # --- inside a transaction -------------------------------------------------------------------------------------
 
@@ -307,57 +307,56 @@ class Rounds:
 
     def _opened(self, connection: Connection, round_: int, purpose: str) -> Any:
         """The batch of this round and purpose, if there is one. A parent run may have opened it under its own id."""
-        mine = (question_round.c.run == self._store.run) & (question_round.c.round == round_)
-        return connection.execute(select(question_round).where(mine, question_round.c.purpose == purpose)).first()
+        of_round = (question_round.c.run == self._store.run) & (question_round.c.round == round_)
+        return connection.execute(select(question_round).where(of_round, question_round.c.purpose == purpose)).first()
 
     def _status(self, connection: Connection, id_: str) -> RoundStatus:
-        mine = (question_round.c.id == id_) & (question_round.c.run == self._store.run)
-        row = connection.execute(status_query().where(mine)).first()
+        own_batch = (question_round.c.id == id_) & (question_round.c.run == self._store.run)
+        row = connection.execute(status_query().where(own_batch)).first()
         if row is None:
             raise QueueError(Problem.NOT_FOUND, f"there is no batch {id_!r} in this run")
         return record_of(RoundStatus, row)
 
-    def _wait_as_long(self, connection: Connection, opened: Any, waits_s: float | None, by: str) -> None:
-        """A run that was started again with another time to wait has that time from now on."""
-        before = opened.waits_s
-        if before is None and opened.deadline_ms is not None:
-            before = (opened.deadline_ms - opened.opened_ms) / 1000  # a batch of an earlier version
-        if waits_s is None or waits_s == before or opened.state != "open":
+    def _wait_as_long(self, connection: Connection, batch: Any, waits_s: float | None, by: str) -> None:
+        """Moves the deadline to `waits_s` from now if the run waits another time than before."""
+        old_waits_s = batch.waits_s
+        if old_waits_s is None and batch.deadline_ms is not None:
+            old_waits_s = (batch.deadline_ms - batch.opened_ms) / 1000  # a batch of an earlier version
+        if waits_s is None or waits_s == old_waits_s or batch.state != "open":
             return
         values = {"waits_s": waits_s, "deadline_ms": self._store.clock() + int(waits_s * 1000)}
-        connection.execute(update(question_round).where(question_round.c.id == opened.id).values(**values))
-        self._record(connection, by, "round.extend", opened.id, "resumed with another people.deadline_s", **values)
+        connection.execute(update(question_round).where(question_round.c.id == batch.id).values(**values))
+        self._record(connection, by, "round.extend", batch.id, "resumed with another people.deadline_s", **values)
 
     def _record(self, connection: Connection, by: str, action: str, id_: str, reason: str, **data: Any) -> None:
-        """Into the audit log, with the reason that was given."""
+        """Writes to the audit log, with the reason if any."""
         if reason:
             data |= {"reason": reason}
         record_event(connection, self._store.clock(), by, action, id_, **data)
 
-    def _lock(self, connection: Connection, id_: str, wanted: str) -> None:
-        """Locks the batch for the transaction. Raises QueueError if it is in another state than `wanted`."""
+    def _lock(self, connection: Connection, id_: str, expected: str) -> None:
+        """Locks the batch for the transaction. Raises QueueError if it is in another state than `expected`."""
         query = select(question_round.c.state).where(
             question_round.c.id == id_, question_round.c.run == self._store.run
         )
         state = connection.execute(query.with_for_update()).scalar()
         if state is None:
             raise QueueError(Problem.NOT_FOUND, f"there is no batch {id_!r} in this run")
-        if state != wanted:
-            raise QueueError(Problem.ROUND_CLOSED, f"the batch is {state}, not {wanted}")
+        if state != expected:
+            raise QueueError(Problem.ROUND_CLOSED, f"the batch is {state}, not {expected}")
 
     def _end(self, connection: Connection, id_: str, state: str) -> None:
         """Ends all leases and closes the batch."""
         questions = select(task.c.id).where(task.c.question_round == id_)
-        out = (lease.c.state == "leased") & lease.c.task.in_(questions)
-        connection.execute(update(lease).where(out).values(state="expired"))
+        in_hands = (lease.c.state == "leased") & lease.c.task.in_(questions)
+        connection.execute(update(lease).where(in_hands).values(state="expired"))
         connection.execute(update(task).where(task.c.question_round == id_).values(leased=0))
         connection.execute(update(question_round).where(question_round.c.id == id_).values(state=state))
 
 
-def _demand_same(opened: Any, digest: str, labels_each: int) -> None:
-    if (opened.content_sha256, opened.labels_each) != (digest, labels_each):
+def _demand_same(batch: Any, digest: str, labels_each: int) -> None:
+    if (batch.content_sha256, batch.labels_each) != (digest, labels_each):
         raise QueueError(
             Problem.CONFLICT,
-            f"round {opened.round}, {opened.purpose} was opened with other questions: the run and its queue do not"
-            " agree",
+            f"round {batch.round}, {batch.purpose} was opened with other questions: the run and its queue do not agree",
         )

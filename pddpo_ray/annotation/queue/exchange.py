@@ -37,7 +37,7 @@ from pddpo_ray.journal.transactions import Store
 from pddpo_ray.parts.questions import TIE, contradicts_itself
 
 OF_SAFETY = task.c.asks.is_(None) & task.c.kind.not_in(OF_LIMITS_ALONE)
-"""Questions that are no limit's own."""
+"""Questions that belong to no limit."""
 INDEX = {"first": 0, "second": 1}
 NAMES = {Outcome.COUNTED: "counted", Outcome.SURPLUS: "surplus", Outcome.REFUSED: "skipped"}
 
@@ -105,17 +105,17 @@ def _questions(store: Store, *conditions: ColumnElement[bool]) -> list[OpenQuest
 def take_answers(store: Store, rules: Rules, source: str, answers: Iterable[GivenElsewhere]) -> Taken:
     """Hands answers from `source` to the queue. People get accounts of their own here, which cannot sign in."""
     answers_of_run, people = Answers(store, rules), _Accounts(store, source)
-    taken = Taken()
-    for one in answers:
-        kind = "label" if one.given else "abstain"
-        submission = Submission(kind, one.given, ms_spent=one.ms_spent, revealed=True)
+    report = Taken()
+    for reply in answers:
+        kind = "label" if reply.given else "abstain"
+        submission = Submission(kind, reply.given, ms_spent=reply.ms_spent, revealed=True)
         try:
-            receipt = answers_of_run.receive(people.of(one.who), key_of(source, one), one.question, submission)
+            receipt = answers_of_run.receive(people.of(reply.who), key_of(source, reply), reply.question, submission)
         except QueueError as error:
-            taken.not_taken.append(f"{one.who}, question {one.question[:12]}: {error}")
+            report.not_taken.append(f"{reply.who}, question {reply.question[:12]}: {error}")
             continue
-        taken.outcomes["repeated" if receipt.repeated else NAMES[receipt.outcome]] += 1
-    return taken
+        report.outcomes["repeated" if receipt.repeated else NAMES[receipt.outcome]] += 1
+    return report
 
 
 def key_of(source: str, one: GivenElsewhere) -> str:
@@ -179,8 +179,8 @@ class _Accounts:
             rows = connection.execute(select(annotator.c.id, annotator.c.handle)).all()
         self._ids = {row.handle: row.id for row in rows}
 
-    def of(self, who: str) -> Person:
-        handle = re.sub(r"[^\w .@-]", "-", f"{self._source} {who}")[:100]
+    def of(self, name: str) -> Person:
+        handle = re.sub(r"[^\w .@-]", "-", f"{self._source} {name}")[:100]
         if handle not in self._ids:
             self._ids[handle] = self._people.enlist_elsewhere(handle, by=self._source).id
         return Person(self._ids[handle], handle, Role.ANNOTATOR, sees_harmful=True, daily_cap=0, active=False)
@@ -193,8 +193,8 @@ Shown = tuple[str, tuple[str, ...]]
 def answers_in(
     rows: Iterable[Good], questions: Sequence[OpenQuestion], who: str, prompt: Render
 ) -> tuple[list[GivenElsewhere], list[str]]:
-    """Rows as answers of `who`, and the rows that are none, each with its file, line and reason. `prompt` gives a
-    prompt's turns the text under which the run asks about it.
+    """Rows as answers of `who`, and the rows that are none, each with its file, line and reason. `prompt` renders a
+    prompt's turns as the text that the run shows.
 
     Where several questions show the same texts, the first row that shows them answers the first question, and so on:
     the same file answers the same questions where `questions` are all of the run's, in order.
@@ -207,19 +207,19 @@ def answers_in(
     for row in rows:
         line = f"{row.file} line {row.line}"
         texts = tuple(sorted(answer.text for answer in row.example.answers))
-        same = waiting.get((prompt(row.example.prompt), texts))
-        if not same:
-            why = "no question of this run shows these texts"
-            if same is not None:
-                why = "earlier rows answered every question that shows these texts"
-            problems.append(f"{line}: {why}")
+        candidates = waiting.get((prompt(row.example.prompt), texts))
+        if not candidates:
+            reason = "no question of this run shows these texts"
+            if candidates is not None:
+                reason = "earlier rows answered every question that shows these texts"
+            problems.append(f"{line}: {reason}")
             continue
-        given = _given(row.example, same[-1])
-        missing = [name for name in _asked(same[-1]) if name not in given]
+        values = _given(row.example, candidates[-1])
+        missing = [name for name in _asked(candidates[-1]) if name not in values]
         if missing:
             problems.append(f"{line}: the row does not say {', '.join(missing)}; a tie or a gap is no answer")
             continue
-        answers.append(GivenElsewhere(same.pop().id, who, given))
+        answers.append(GivenElsewhere(candidates.pop().id, who, values))
     return answers, problems
 
 
@@ -229,17 +229,17 @@ def _asked(question: OpenQuestion) -> tuple[str, ...]:
 
 def _given(example: Example, question: OpenQuestion) -> dict[str, str]:
     """What the row says, in terms of the question's first and second answer."""
-    says = {True: "safe", False: "unsafe"}
+    words = {True: "safe", False: "unsafe"}
     if question.second is None:
         safe = example.answers[0].safe
-        return {} if safe is None else {"safety": says[safe]}
+        return {} if safe is None else {"safety": words[safe]}
     sides = ("first", "second") if example.answers[0].text == question.first else ("second", "first")
-    given = {}
+    values = {}
     if example.better is not None:
-        given["more_helpful"] = sides[example.better]
+        values["more_helpful"] = sides[example.better]
     if example.safer is not None:
-        given["more_harmful"] = sides[1 - example.safer]
-    for side, shown in zip(sides, example.answers, strict=True):
-        if shown.safe is not None:
-            given[f"{side}_safety"] = says[shown.safe]
-    return given
+        values["more_harmful"] = sides[1 - example.safer]
+    for side, response in zip(sides, example.answers, strict=True):
+        if response.safe is not None:
+            values[f"{side}_safety"] = words[response.safe]
+    return values

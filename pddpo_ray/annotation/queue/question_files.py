@@ -37,7 +37,7 @@ TEXT_MAX = 100_000
 
 @dataclass(frozen=True)
 class AskedRow:
-    """A question and where it stands: file and line."""
+    """A question, and its file and line."""
 
     question: Question
     where: str
@@ -45,10 +45,10 @@ class AskedRow:
 
 def read_questions(file: Path) -> list[AskedRow]:
     """The questions of a file, in order. Raises UserError with file and line for the first row that is none, and for
-    two rows that are one question."""
+    a question that comes twice."""
     if not file.is_file():
         raise UserError(f"{file}: there is no such file; give one with a JSON object a line")
-    asked: dict[str, AskedRow] = {}
+    by_item: dict[str, AskedRow] = {}
     with file.open("rb") as lines:
         for row in json_lines(lines, Limits()):
             where = f"{file.name} line {row.line}"
@@ -58,13 +58,13 @@ def read_questions(file: Path) -> list[AskedRow]:
                 question = _question(row.value)
             except RowError as error:
                 raise UserError(f"{where}: {error}") from error
-            if (earlier := asked.get(question.item)) is not None:
-                same = f"id {question.item}" if row.value.get("id") is not None else "question"
-                raise UserError(f"{where}: {earlier.where} has the same {same}; give each an `id` of its own")
-            asked[question.item] = AskedRow(question, where)
-    if not asked:
+            if (earlier := by_item.get(question.item)) is not None:
+                subject = f"id {question.item}" if row.value.get("id") is not None else "question"
+                raise UserError(f"{where}: {earlier.where} has the same {subject}; give each an `id` of its own")
+            by_item[question.item] = AskedRow(question, where)
+    if not by_item:
         raise UserError(f"{file} holds no questions; write one JSON object a line")
-    return list(asked.values())
+    return list(by_item.values())
 
 
 def _question(row: Mapping[str, Any]) -> Question:
@@ -76,14 +76,14 @@ def _question(row: Mapping[str, Any]) -> Question:
             " (with prompt, first and second)",
         )
     if unknown := sorted(set(row) - {*COMMON, *ANSWERS[kind]}):
-        known = ", ".join((*COMMON, *ANSWERS[kind]))
-        raise RowError("unknown-field", f"field `{unknown[0]}` is unknown; a {kind} row has {known}")
+        names = ", ".join((*COMMON, *ANSWERS[kind]))
+        raise RowError("unknown-field", f"field `{unknown[0]}` is unknown; a {kind} row has {names}")
     prompt, turns = _prompt(row)
     answers = [text(row, name) for name in ANSWERS[kind]]
-    if longest := next((one for one in (prompt, *answers) if len(one) > TEXT_MAX), None):
+    if longest := next((value for value in (prompt, *answers) if len(value) > TEXT_MAX), None):
         raise RowError("too-long", f"a text has {len(longest):,} characters; at most {TEXT_MAX:,} can be shown")
-    named = identity(row)
-    item = _digest([kind, prompt, *answers]) if named is None else named
+    id_ = identity(row)
+    item = _digest([kind, prompt, *answers]) if id_ is None else id_
     if not item.strip() or len(item) > ID_MAX:
         raise RowError("wrong-id", f"`id` has {len(item)} characters; it must have 1 to {ID_MAX}, and not spaces alone")
     second = answers[1] if len(answers) > 1 else None
@@ -93,11 +93,11 @@ def _question(row: Mapping[str, Any]) -> Question:
 
 
 def _prompt(row: Mapping[str, Any]) -> tuple[str, Turns]:
-    """The text that is kept, and the turns of a prompt that is a conversation."""
+    """The prompt as stored text, and its turns where it is a conversation."""
     if not isinstance(row.get("prompt"), list):
         return text(row, "prompt"), ()
-    said = messages(row["prompt"], "prompt")
-    return for_reading(said), tuple((turn.role, turn.content) for turn in said) if len(said) > 1 else ()
+    dialogue = messages(row["prompt"], "prompt")
+    return for_reading(dialogue), tuple((turn.role, turn.content) for turn in dialogue) if len(dialogue) > 1 else ()
 
 
 def _digest(content: list[str]) -> str:

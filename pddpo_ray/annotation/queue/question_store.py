@@ -3,7 +3,7 @@
     store = begin(Path("questions.annotation"))
     added = add_questions(store, read_questions(Path("questions.jsonl")), labels_each=2)
 
-What was added stays: adding a file again adds its new rows alone, as further batches, so that nothing is asked twice.
+Adding a file again adds only its new rows, as further batches, so that nothing is asked twice.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ RULES = Rules(backlog_max=1_000_000_000)
 PURPOSES = {"safety": "safety", "pair": "compare"}
 """Of the batches, by the kind of their questions."""
 WORDS = {"kind": "kind", "prompt": "prompt", "first": "answer", "second": "second answer", "turns": "turns"}
-"""What may not change about a question, and how a message calls it."""
+"""Columns that may not change once asked, and their names in messages."""
 
 
 @dataclass(frozen=True)
 class Added:
-    """Of a file's questions, how many are new and how many were asked before; `others`: asked, and not in the file."""
+    """Of a file's questions, how many are new and how many known; `others`: asked before, but not in the file."""
 
     new: int
     known: int
@@ -54,14 +54,14 @@ def begin(folder: Path) -> Store:
     engine = open_database(database)
     try:
         with engine.begin() as connection:
-            held = connection.execute(select(run.c.id, run.c.recipe)).all()
-            if not held:
-                id_, whole = new_identity(), {"recipe": QUESTIONS_ALONE, "fixed_settings": QUESTIONS_ALONE}
-                connection.execute(insert(run).values(id=id_, name=folder.name, created_ms=now_ms(), **whole))
+            rows = connection.execute(select(run.c.id, run.c.recipe)).all()
+            if not rows:
+                id_, recipes = new_identity(), {"recipe": QUESTIONS_ALONE, "fixed_settings": QUESTIONS_ALONE}
+                connection.execute(insert(run).values(id=id_, name=folder.name, created_ms=now_ms(), **recipes))
                 return Store(engine, id_)
-        if [one.recipe for one in held] != [QUESTIONS_ALONE]:
+        if [row.recipe for row in rows] != [QUESTIONS_ALONE]:
             raise UserError(f"{folder} holds a run: name a new folder with --store, or serve the run with --run")
-        return Store(engine, held[0].id)
+        return Store(engine, rows[0].id)
     except BaseException:
         engine.dispose()
         raise
@@ -72,16 +72,16 @@ def add_questions(store: Store, rows: list[AskedRow], *, labels_each: int) -> Ad
 
     Raises UserError, before anything is added, for a known id with other texts.
     """
-    asked = _asked(store)
-    for one in rows:
-        _demand_unchanged(one, asked.get(one.question.item))
-    new = [one.question for one in rows if one.question.item not in asked]
+    stored_rows = _asked(store)
+    for row in rows:
+        _demand_unchanged(row, stored_rows.get(row.question.item))
+    new = [row.question for row in rows if row.question.item not in stored_rows]
     rounds, number = Rounds(store, RULES), _last_round(store) + 1
     for kind, purpose in PURPOSES.items():
         if questions := [question for question in new if question.kind == kind]:
             rounds.open(number, purpose, questions, labels_each=labels_each, by="command line")
-    known = len(rows) - len(new)
-    return Added(len(new), known, len(asked) - known)
+    known_count = len(rows) - len(new)
+    return Added(len(new), known_count, len(stored_rows) - known_count)
 
 
 def _asked(store: Store) -> dict[str, Any]:
@@ -95,14 +95,14 @@ def _asked(store: Store) -> dict[str, Any]:
         return {row.item: row for row in connection.execute(query)}
 
 
-def _demand_unchanged(one: AskedRow, before: Any) -> None:
+def _demand_unchanged(row: AskedRow, before: Any) -> None:
     if before is None:
         return
-    now = _stored(one.question)
-    changed = [word for name, word in WORDS.items() if getattr(before, name) != now[name]]
-    if changed:
+    now = _stored(row.question)
+    changes = [word for name, word in WORDS.items() if getattr(before, name) != now[name]]
+    if changes:
         raise UserError(
-            f"{one.where}: question {one.question.item} was asked with another {' and '.join(changed)}, and labels are"
+            f"{row.where}: question {row.question.item} was asked with another {' and '.join(changes)}, and labels are"
             " about what was asked; give the changed question an `id` of its own"
         )
 

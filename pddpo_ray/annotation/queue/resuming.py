@@ -40,7 +40,7 @@ class Resumer:
         self._rounds = Rounds(Store(engine, run_id), Rules())
         self._look_s = look_s
         self._taken = self._frozen()
-        """Batches that the run has taken already."""
+        """Batches frozen at the start or by the last resumed run."""
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="resume", daemon=True)
         self.exits: list[int] = []
@@ -59,7 +59,7 @@ class Resumer:
         return not self._thread.is_alive()
 
     def ready(self) -> bool:
-        """Nobody drives the run, all that it asks now is answered, and something of that is new to it."""
+        """Whether nobody drives the run, all its questions are answered, and some answers are new."""
         batches = self._rounds.all()
         waiting = [status for status in batches if status.state != "frozen"]
         answered = all(status.state == "open" and status.complete for status in waiting)

@@ -54,11 +54,11 @@ def worked_ms(given: Sequence[tuple[int, int]], idle_ms: int) -> list[int]:
     A question that was handed out again after the answer (the answer was taken back) has lost its first time: such an
     answer counts from the one before it, and as nothing if it is the first.
     """
-    pauses, before = [], None
+    pauses, previous_ms = [], None
     for got, at in given:
-        known = [time for time in (before, got if got <= at else None) if time is not None]
-        pauses.append(min(at - max(known), idle_ms) if known else 0)
-        before = at
+        starts = [time for time in (previous_ms, got if got <= at else None) if time is not None]
+        pauses.append(min(at - max(starts), idle_ms) if starts else 0)
+        previous_ms = at
     return pauses
 
 
@@ -72,18 +72,18 @@ class WorkLog:
     def days(self) -> list[Day]:
         """By person and day, in this order."""
         by_day: dict[tuple[str, str], list[_Stretch]] = {}
-        for one in self._stretches():
-            day = datetime.fromtimestamp(one.at_ms / 1000, UTC).date().isoformat()
-            by_day.setdefault((one.handle, day), []).append(one)
+        for stretch in self._stretches():
+            day = datetime.fromtimestamp(stretch.at_ms / 1000, UTC).date().isoformat()
+            by_day.setdefault((stretch.handle, day), []).append(stretch)
         days = []
-        for (handle, day), mine in sorted(by_day.items()):
-            labels, worked = sum(one.label for one in mine), sum(one.ms for one in mine)
-            days.append(Day(handle, day, labels, len(mine) - labels, worked / 1000, mine[0].rate))
+        for (handle, day), stretches in sorted(by_day.items()):
+            labels, worked = sum(stretch.label for stretch in stretches), sum(stretch.ms for stretch in stretches)
+            days.append(Day(handle, day, labels, len(stretches) - labels, worked / 1000, stretches[0].rate))
         return days
 
     def seconds(self, round_id: str) -> float:
         """Work of all people for one batch."""
-        return sum(one.ms for one in self._stretches() if one.round == round_id) / 1000
+        return sum(stretch.ms for stretch in self._stretches() if stretch.round == round_id) / 1000
 
     def _stretches(self) -> list[_Stretch]:
         query = (
@@ -104,11 +104,11 @@ class WorkLog:
         for number, row in enumerate(rows):
             people.setdefault(row.annotator, []).append(number)
         stretches = []
-        for mine in people.values():
-            times = worked_ms([(rows[n].leased_ms, rows[n].at_ms) for n in mine], self._idle_ms)
+        for numbers in people.values():
+            times = worked_ms([(rows[n].leased_ms, rows[n].at_ms) for n in numbers], self._idle_ms)
             stretches += [
                 _Stretch(row.handle, row.hourly_rate, row.question_round, row.at_ms, row.kind == "label", ms)
-                for row, ms in zip((rows[n] for n in mine), times, strict=True)
+                for row, ms in zip((rows[n] for n in numbers), times, strict=True)
             ]
         return stretches
 
@@ -118,10 +118,10 @@ def as_csv(days: Sequence[Day], rate: float) -> str:
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
     lines.writerow(["person", "day", "answers", "refusals", "minutes", "pay", "rate"])
-    for one in days:
+    for day in days:
         # A handle that a spreadsheet would read as a formula is quoted.
-        handle = f"'{one.handle}" if one.handle[:1] in "=+-@" else one.handle
-        paid = rate if one.rate is None else one.rate
-        worked = [f"{one.seconds / 60:.2f}", f"{paid * one.seconds / 3600:.2f}", f"{paid:.2f}"]
-        lines.writerow([handle, one.day, one.answers, one.refusals, *worked])
+        handle = f"'{day.handle}" if day.handle[:1] in "=+-@" else day.handle
+        day_rate = rate if day.rate is None else day.rate
+        amounts = [f"{day.seconds / 60:.2f}", f"{day_rate * day.seconds / 3600:.2f}", f"{day_rate:.2f}"]
+        lines.writerow([handle, day.day, day.answers, day.refusals, *amounts])
     return text.getvalue()

@@ -1,4 +1,4 @@
-"""A lead decides where people differ about a pair: what is trained on then is the lead's word, not the first label.
+"""A lead decides where people differ about a pair: training then uses the lead's answer instead of the first label.
 
 Labels about safety stay as they are: their disagreement is what the cost estimate measures.
 """
@@ -30,12 +30,12 @@ class Adjudications:
         not_found, malformed, round_closed."""
 
         def apply(connection: Connection) -> None:
-            asked = (
+            query = (
                 select(task.c.kind, task.c.seats, question_round.c.state)
                 .join(question_round, question_round.c.id == task.c.question_round)
                 .where(task.c.id == task_id, question_round.c.run == self._store.run, task.c.gold.is_(None))
             )
-            row = connection.execute(asked.with_for_update(read=True, of=question_round)).first()
+            row = connection.execute(query.with_for_update(read=True, of=question_round)).first()
             if row is None:
                 raise QueueError(Problem.NOT_FOUND, f"there is no question {task_id!r} in this run")
             if row.kind != "pair":
@@ -50,7 +50,7 @@ class Adjudications:
         self._store.write(apply)
 
     def newest(self, round_id: str) -> dict[str, dict[str, object]]:
-        """What stands, by question of a batch: the answer, by whom (a handle) and why."""
+        """The newest decision per question of a batch: answer, author (a handle), reason."""
         query = (
             select(adjudication, annotator.c.handle)
             .join(task, task.c.id == adjudication.c.task)
@@ -65,12 +65,12 @@ class Adjudications:
             }
 
 
-def _demand_whole(given: Mapping[str, str]) -> None:
-    asked = GOLD_ANSWERS["pair"]
-    if set(given) != set(asked):
-        raise QueueError(Problem.MALFORMED, f"a pair is decided by {', '.join(asked)}; got {', '.join(given)}")
-    for name, value in given.items():
-        if value not in asked[name]:
-            raise QueueError(Problem.MALFORMED, f"{name} is {' or '.join(asked[name])}, not {value!r}")
-    if contradicts_itself(given):
+def _demand_whole(answer: Mapping[str, str]) -> None:
+    fields = GOLD_ANSWERS["pair"]
+    if set(answer) != set(fields):
+        raise QueueError(Problem.MALFORMED, f"a pair is decided by {', '.join(fields)}; got {', '.join(answer)}")
+    for name, value in answer.items():
+        if value not in fields[name]:
+            raise QueueError(Problem.MALFORMED, f"{name} is {' or '.join(fields[name])}, not {value!r}")
+    if contradicts_itself(answer):
         raise QueueError(Problem.MALFORMED, "this calls the only safe answer the more harmful one")

@@ -52,14 +52,14 @@ def imbalances(store: Store) -> list[str]:
     Per question: seats taken and leases out equal their counters, nobody sits twice or without an answer of their own,
     a withdrawn answer has no seat, and a question is satisfied exactly when its seats are full.
     """
-    mine = task.join(question_round, question_round.c.id == task.c.question_round)
+    tables = task.join(question_round, question_round.c.id == task.c.question_round)
     seats = select(seat.c.task, func.count().label("n")).group_by(seat.c.task).subquery()
     leases = (
         select(lease.c.task, func.count().label("n")).where(lease.c.state == "leased").group_by(lease.c.task).subquery()
     )
     books = (
         select(task, func.coalesce(seats.c.n, 0).label("sitting"), func.coalesce(leases.c.n, 0).label("out"))
-        .select_from(mine.outerjoin(seats, seats.c.task == task.c.id).outerjoin(leases, leases.c.task == task.c.id))
+        .select_from(tables.outerjoin(seats, seats.c.task == task.c.id).outerjoin(leases, leases.c.task == task.c.id))
         .where(question_round.c.run == store.run)
     )
     wrong_seats = (

@@ -93,7 +93,7 @@ def state_of(status: RoundStatus, now_ms: int) -> BatchState:
 def choices(status: RoundStatus, now_ms: int) -> list[Decision]:
     """What may be decided about a batch now."""
     allowed = LEADS_TO[state_of(status, now_ms)]
-    return [one for one in allowed if status.blocked or one not in NEEDS_BLOCKED]
+    return [decision for decision in allowed if status.blocked or decision not in NEEDS_BLOCKED]
 
 
 class Decisions:
@@ -106,7 +106,7 @@ class Decisions:
     def decide(
         self, id_: str, decision: Decision, *, by: str, reason: str = "", deadline_ms: int | None = None
     ) -> RoundStatus:
-        """Does it and returns the batch as it is then. `deadline_ms` belongs to `extend`; None removes the deadline.
+        """Carries it out and returns the batch afterwards. `deadline_ms` is for `extend`; None removes the deadline.
 
         Raises QueueError: not_found; conflict where the batch's state does not allow it; malformed for a deadline that
         has passed.
@@ -148,7 +148,7 @@ class Decisions:
         now = self._store.clock()
         return {
             "situation": state_of(status, now).value,
-            "choices": [one.value for one in choices(status, now)],
+            "choices": [choice.value for choice in choices(status, now)],
             "outlook": self.outlook(status),
             "of_run": self._of_run,
         }
@@ -159,9 +159,9 @@ class Decisions:
         return JournalReader(self._store.engine, self._store.run).recipe != QUESTIONS_ALONE
 
     def _why_not(self, status: RoundStatus, decision: Decision, now: int) -> str:
-        state, allowed = state_of(status, now), [one.value for one in choices(status, now)]
-        named = f"round {status.round}, {status.purpose} is {state}"
+        state, allowed = state_of(status, now), [choice.value for choice in choices(status, now)]
+        prefix = f"round {status.round}, {status.purpose} is {state}"
         if decision in LEADS_TO[state]:
-            return f"{named} and has no blocked question: {decision} changes nothing"
+            return f"{prefix} and has no blocked question: {decision} changes nothing"
         nothing = "nothing, its run continues" if self._of_run else "nothing"
-        return f"{named}: {decision} is not possible; possible: {', '.join(allowed) or nothing}"
+        return f"{prefix}: {decision} is not possible; possible: {', '.join(allowed) or nothing}"

@@ -54,7 +54,7 @@ class FlagDecisions:
         self._people, self._leases, self._answers = People(store), Leases(store, rules), Answers(store, rules)
 
     def decide(self, person_id: str, decision: FlagDecision, *, by: str, reason: str, evidence: str = "") -> int:
-        """Does it; returns how many labels it took out of the count or let count. Raises QueueError: not_found,
+        """Carries the choice out; returns how many labels stopped counting or began to. Raises QueueError: not_found,
         malformed without a reason."""
         if not reason.strip():
             raise QueueError(Problem.MALFORMED, "say why: the reason is kept with the choice")
@@ -65,8 +65,8 @@ class FlagDecisions:
             self._demand(connection, person_id)
             moved = 0
             if decision in (FlagDecision.HOLD_BACK, FlagDecision.GO_ON):
-                held = decision is FlagDecision.HOLD_BACK
-                connection.execute(update(annotator).where(annotator.c.id == person_id).values(held=held))
+                hold = decision is FlagDecision.HOLD_BACK
+                connection.execute(update(annotator).where(annotator.c.id == person_id).values(held=hold))
             if decision is FlagDecision.GO_ON:
                 moved = self._let_count(connection, person_id)
             if decision is FlagDecision.ASK_AGAIN:
@@ -82,14 +82,14 @@ class FlagDecisions:
 
     def newest(self) -> dict[str, Decided]:
         """The newest choice about each person of the database, by id."""
-        made = select(audit_event).where(audit_event.c.action == ACTION).order_by(audit_event.c.seq)
+        query = select(audit_event).where(audit_event.c.action == ACTION).order_by(audit_event.c.seq)
         with reading(self._store.engine) as connection:
             names = {row.id: row.handle for row in connection.execute(select(annotator.c.id, annotator.c.handle))}
             return {
                 row.object: Decided(
                     row.data["decision"], names.get(row.actor, row.actor), row.data["reason"], row.at_ms
                 )
-                for row in connection.execute(made)
+                for row in connection.execute(query)
             }
 
     def _demand(self, connection: Connection, person_id: str) -> None:
@@ -97,8 +97,8 @@ class FlagDecisions:
             raise QueueError(Problem.NOT_FOUND, f"there is no person {person_id!r}")
 
     def _take_out(self, connection: Connection, person_id: str, by: str, reason: str) -> int:
-        """All of a person's labels that count in open batches."""
-        mine = (
+        """Takes out a person's counted labels of open batches."""
+        query = (
             select(answer)
             .join(seat, seat.c.answer == answer.c.seq)
             .join(task, task.c.id == answer.c.task)
@@ -107,14 +107,14 @@ class FlagDecisions:
             .where(question_round.c.state == "open")
             .order_by(task.c.id)
         )
-        rows = connection.execute(mine.with_for_update(read=True, of=question_round)).all()
+        rows = connection.execute(query.with_for_update(read=True, of=question_round)).all()
         for row in rows:
-            asked = connection.execute(select(task).where(task.c.id == row.task).with_for_update()).one()
-            self._answers.take_out(connection, asked, row, by=by, reason=reason)
+            question = connection.execute(select(task).where(task.c.id == row.task).with_for_update()).one()
+            self._answers.take_out(connection, question, row, by=by, reason=reason)
         return len(rows)
 
     def _let_count(self, connection: Connection, person_id: str) -> int:
-        """Answers that waited take free seats of open batches."""
+        """Counts waiting answers where open batches have seats."""
         waiting = (
             select(answer.c.task)
             .join(task, task.c.id == answer.c.task)

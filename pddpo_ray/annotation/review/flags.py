@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 
 CHANCES = {"agreement": 0.0085, "controls": 0.0005, "side": 0.0005, "speed": 0.0005}
-"""Of a false flag about one person in one run. Agreement has the most of it: where only few people label a question it
-says least per answer, while the others find within some ten answers whom they look for at any of these chances."""
+"""Chance of a false flag about one person in one run. Agreement gets the most: with few labels per question it learns
+least from an answer, while the other flags need some ten answers at any of these chances."""
 BARS = {name: -math.log(chance) for name, chance in CHANCES.items()}
 """A bet whose logarithm is higher raises its flag."""
 
@@ -31,12 +31,12 @@ CONTROL_ERROR, CONTROL_STAKES = 0.25, (0.5, 0.75, 0.95)
 SIDE_SHARE, SIDE_STAKES = 2 / 3, (0.95,)
 HASTY_SHARE, HASTY_STAKES = 0.2, (0.5, 0.9)
 OUTLIER = 2.5
-"""How strongly the agreement bet is on the label that differs most from the others, per answer that differs."""
+"""Of the agreement bet: an answer that differs from all others multiplies its label's stake by exp(2.5)."""
 CHARACTERS_A_SECOND = 150.0
 """Nobody reads faster than this, some 25 words; a second is the least for any answer."""
 
 Labels = Mapping[str, Mapping[str, Hashable]]
-"""Labels of one question by person: what each said, by name of what was asked."""
+"""Labels of one question, by person: each person's answers by field."""
 
 
 @dataclass(frozen=True)
@@ -65,16 +65,16 @@ def flags(person: str, record: Record) -> list[Flag]:
     """The flags that are up, in the order of `CHANCES`."""
     (wrong, controls), (left, sides), (hasty, answers) = record.controls, record.left, record.hasty
     differs, expected, shared = disagreement(record.questions, person)
-    known = share_bet(wrong, controls, CONTROL_ERROR, CONTROL_STAKES)
-    missed = f"{wrong} of {controls} controls wrong" if controls else "no controls yet"
+    control_bet = share_bet(wrong, controls, CONTROL_ERROR, CONTROL_STAKES)
+    control_text = f"{wrong} of {controls} controls wrong" if controls else "no controls yet"
     bets = {
         "agreement": (
             # different answers: under both nulls the product of two bets is a bet
-            known + sum(agreement_bet(one, person) for one in record.questions),
+            control_bet + sum(agreement_bet(labels, person) for labels in record.questions),
             f"differs from the others in {100 * differs:.0f} % on {shared} questions, where people differ in"
-            f" {100 * expected:.0f} %; {missed}",
+            f" {100 * expected:.0f} %; {control_text}",
         ),
-        "controls": (known, missed),
+        "controls": (control_bet, control_text),
         "side": (
             _either(share_bet(n, sides, SIDE_SHARE, SIDE_STAKES) for n in (left, sides - left)),
             f"{max(left, sides - left)} of {sides} times the {'left' if 2 * left >= sides else 'right'} answer",
@@ -112,26 +112,26 @@ def agreement_bet(labels: Labels, person: str) -> float:
     """
     if person not in labels or len(labels) < 2:
         return 0.0
-    weights = {one: math.exp(OUTLIER * len(said) * _differs(labels, one)) for one, said in labels.items()}
+    weights = {author: math.exp(OUTLIER * len(answer) * _differs(labels, author)) for author, answer in labels.items()}
     return math.log(len(labels) * weights[person] / sum(weights.values()))
 
 
 def disagreement(questions: Sequence[Labels], person: str) -> tuple[float, float, int]:
     """Mean share of the others' answers that a person's labels differ from; the same of an average label of those
     questions; and how many questions they are."""
-    mine = [one for one in questions if person in one and len(one) > 1]
-    if not mine:
+    shared_items = [labels for labels in questions if person in labels and len(labels) > 1]
+    if not shared_items:
         return 0.0, 0.0, 0
-    own = float(np.mean([_differs(one, person) for one in mine]))
-    average = float(np.mean([np.mean([_differs(one, other) for other in one]) for one in mine]))
-    return own, average, len(mine)
+    own_share = float(np.mean([_differs(labels, person) for labels in shared_items]))
+    average = float(np.mean([np.mean([_differs(labels, other) for other in labels]) for labels in shared_items]))
+    return own_share, average, len(shared_items)
 
 
 def _differs(labels: Labels, person: str) -> float:
     """Share of what the others said that this person's label differs from. -> [0, 1]"""
-    mine = labels[person]
-    differing = sum(said[name] != mine[name] for said in labels.values() for name in mine)
-    return differing / ((len(labels) - 1) * len(mine))
+    own_answers = labels[person]
+    differing = sum(answers[name] != own_answers[name] for answers in labels.values() for name in own_answers)
+    return differing / ((len(labels) - 1) * len(own_answers))
 
 
 def too_fast(seconds: float, characters: int) -> bool:

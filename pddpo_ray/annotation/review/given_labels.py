@@ -21,7 +21,7 @@ BACK = {"undo": "taken back", "void": "taken out"}
 class GivenLabel:
     """One label in stored form, with the texts that it is about and the version of the guidelines that it saw.
 
-    `state` is counts, surplus, taken back or taken out; of the last `by` (a handle) and `reason` say who and why.
+    `state` is counts, surplus, taken back or taken out; for the last, `by` (a handle) and `reason` hold who and why.
     `fixed` says why it can be taken out no more, and is empty where it can.
     """
 
@@ -79,9 +79,9 @@ def labels_of(store: Store, round_id: str, *, person: str | None, offset: int, l
         query = query.where(answer.c.annotator == person)
     with reading(store.engine) as connection:
         batch = connection.execute(select(question_round).where(question_round.c.id == round_id)).one()
-        read = keys_read(connection, round_id)
+        read_keys = keys_read(connection, round_id)
         rows = connection.execute(query.order_by(answer.c.seq.desc()).offset(offset).limit(limit)).all()
-    return [_label(row, why_fixed(batch, row.key in read)) for row in rows]
+    return [_label(row, why_fixed(batch, row.key in read_keys)) for row in rows]
 
 
 def _label(row: Any, fixed: str) -> GivenLabel:
@@ -102,9 +102,9 @@ def keys_read(connection: Connection, round_id: str) -> set[str]:
 
 def why_fixed(batch: Any, read: bool) -> str:
     """Why a label of this batch can be taken out of the count no more; empty where it can. `read`: by the run."""
-    named = f"round {batch.round}, {batch.purpose}"
+    batch_name = f"round {batch.round}, {batch.purpose}"
     if read:
-        return f"{named} is closed and the run has used this label: what it learned from it stays"
+        return f"{batch_name} is closed and the run has used this label: what it learned from it stays"
     if batch.state == "cancelled":
-        return f"{named} was stopped, so none of its labels count: reopen it first"
+        return f"{batch_name} was stopped, so none of its labels count: reopen it first"
     return ""

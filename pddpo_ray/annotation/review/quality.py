@@ -66,11 +66,11 @@ def pairwise_agreement(units: Units) -> float:
 
 def _coincidences(units: Units) -> tuple[Array, list[Hashable]]:
     """Coincidence table of each item with at least two labels. -> [items, values, values], values"""
-    kept = [list(labels) for labels in units if len(labels) >= 2]
-    values = sorted({label for labels in kept for label in labels}, key=repr)
+    items = [list(labels) for labels in units if len(labels) >= 2]
+    values = sorted({label for labels in items for label in labels}, key=repr)
     index = {value: number for number, value in enumerate(values)}
-    tables = np.zeros((len(kept), len(values), len(values)))
-    for table, labels in zip(tables, kept, strict=True):
+    tables = np.zeros((len(items), len(values), len(values)))
+    for table, labels in zip(tables, items, strict=True):
         counts = np.bincount([index[label] for label in labels], minlength=len(values)).astype(np.float64)
         table += (np.outer(counts, counts) - np.diag(counts)) / (len(labels) - 1)
     return tables, values
@@ -106,7 +106,7 @@ class AgreementWithOthers:
 def leave_one_out(items: Sequence[Votes], person: str) -> AgreementWithOthers:
     """Compares a person with all others by an exact permutation test.
 
-    If the person is one like the others, their label on an item is equally likely to be any of the item's labels. Let
+    If the person is like the others, their label on an item is equally likely to be any of the item's labels. Let
     T be the number of (item, other person) pairs that agree with them: its distribution under that hypothesis follows
     by convolution over items, with no assumption about how hard the items are. The p-value is P(T <= observed).
     """
@@ -114,17 +114,17 @@ def leave_one_out(items: Sequence[Votes], person: str) -> AgreementWithOthers:
     observed = pairs = answers = 0
     expected = 0.0
     for votes in items:
-        others = len(votes) - 1
-        if person not in votes or others < 1:
+        other_count = len(votes) - 1
+        if person not in votes or other_count < 1:
             continue
         counts = Counter(votes.values())
         observed += counts[votes[person]] - 1
-        chances = np.zeros(others + 1)
+        chances = np.zeros(other_count + 1)
         for count in counts.values():
             chances[count - 1] += count / len(votes)
-        expected += float(chances @ np.arange(others + 1))
+        expected += float(chances @ np.arange(other_count + 1))
         distribution = np.convolve(distribution, chances).astype(np.float64)
-        pairs += others
+        pairs += other_count
         answers += 1
     if not answers:
         return AgreementWithOthers(0, float("nan"), float("nan"), 1.0)
@@ -140,7 +140,7 @@ def share_with_interval(count: int, total: int, level: float = 0.95) -> tuple[fl
 
 
 VOTE = ("handle", "key", "given", "note", "guideline")
-"""What is told of each label of a disagreement."""
+"""Fields shown of each label of a disagreement."""
 RATE_WINDOW_MS = 3600 * 1000
 
 
@@ -178,25 +178,25 @@ class Quality:
 
     def people(self) -> list[dict[str, Any]]:
         """One row per person who answered anything: speed, controls, sides, agreement with the others, and flags."""
-        shown = func.length(task.c.prompt) + func.length(task.c.first) + func.coalesce(func.length(task.c.second), 0)
-        query = self._not_withdrawn().add_columns(lease.c.leased_ms, task.c.needed, shown.label("characters"))
+        length = func.length(task.c.prompt) + func.length(task.c.first) + func.coalesce(func.length(task.c.second), 0)
+        query = self._not_withdrawn().add_columns(lease.c.leased_ms, task.c.needed, length.label("characters"))
         with reading(self._store.engine) as connection:
             rows = connection.execute(query.join(lease, lease.c.id == answer.c.lease)).all()
             people = {row.id: row for row in connection.execute(select(annotator))}
         counting = [row for row in rows if row.counts and row.gold is None]
         votes, whole = _votes(counting), _whole(counting)
-        mine: dict[str, list[Any]] = {}
+        by_person: dict[str, list[Any]] = {}
         for row in rows:
-            mine.setdefault(row.annotator, []).append(row)
-        found = []
-        for id_ in sorted(mine, key=lambda one: str(people[one].handle)):
-            here = people[id_].daily_cap > 0  # who answers in another tool is not timed here
-            hasty = self._hasty(mine[id_]) if here else (0, 0)
-            found.append(
+            by_person.setdefault(row.annotator, []).append(row)
+        entries = []
+        for id_ in sorted(by_person, key=lambda person_id: str(people[person_id].handle)):
+            timed = people[id_].daily_cap > 0  # people of other tools are not timed here
+            hasty = self._hasty(by_person[id_]) if timed else (0, 0)
+            entries.append(
                 {"id": id_, "handle": people[id_].handle, "held": people[id_].held, "active": people[id_].active}
-                | _person(mine[id_], votes, whole, hasty, id_)
+                | _person(by_person[id_], votes, whole, hasty, id_)
             )
-        return found
+        return entries
 
     def _hasty(self, rows: Sequence[Any]) -> tuple[int, int]:
         """Labels of one person that came before their texts can have been read, by the server's clock, and all."""
@@ -261,8 +261,8 @@ class Quality:
         for step in JournalReader(self._store.engine, self._store.run).dual_steps():
             low, high = interval(step.estimate) or (None, None)
             numbers = {"value": step.estimate.value, "low": low, "high": high}
-            moved = {"multiplier_before": step.multiplier_before, "multiplier_after": step.multiplier_after}
-            steps.append({"round": step.round, "constraint": step.constraint, **numbers, **moved})
+            multipliers = {"multiplier_before": step.multiplier_before, "multiplier_after": step.multiplier_after}
+            steps.append({"round": step.round, "constraint": step.constraint, **numbers, **multipliers})
         return steps
 
     def export(self, round_id: str, after: int, limit: int) -> list[dict[str, Any]]:
@@ -280,15 +280,15 @@ class Quality:
             .limit(limit)
         )  # fmt: skip
         names = ("seq", "key", "item", "prompt", "first", "second", "kind", "given", "reason", "outcome", "withdrawn")
-        more = ("late", "ms_spent", "guideline", "provenance", "at_ms")
+        more_names = ("late", "ms_spent", "guideline", "provenance", "at_ms")
         with reading(self._store.engine) as connection:
             return [
-                {"annotator": row.handle, **{name: getattr(row, name) for name in names + more}}
+                {"annotator": row.handle, **{name: getattr(row, name) for name in names + more_names}}
                 for row in connection.execute(query)
             ]
 
     def _not_withdrawn(self) -> Select[Any]:
-        """What people did and did not take back, in this run."""
+        """Answers of this run that were not withdrawn."""
         taken_back = exists().where(withdrawal.c.answer == answer.c.seq)
         return (
             select(answer, task.c.kind.label("task_kind"), task.c.gold, COUNTS.label("counts"))
@@ -300,10 +300,10 @@ class Quality:
 
     def flagged(self) -> dict[str, list[str]]:
         """Names of the flags that are up, by handle."""
-        return {one["handle"]: [flag["name"] for flag in one["flags"]] for one in self.people() if one["flags"]}
+        return {row["handle"]: [flag["name"] for flag in row["flags"]] for row in self.people() if row["flags"]}
 
     def _labels(self) -> Select[Any]:
-        """Labels that count: surplus answers, and copies of labels that were imported as such, are none of them."""
+        """Labels that count: those with a seat, and not of control questions."""
         return self._not_withdrawn().where(COUNTS, task.c.gold.is_(None))
 
 
@@ -316,7 +316,7 @@ def _refused(task_id: str, rows: Sequence[Any]) -> dict[str, Any]:
 
 
 def _votes(rows: Sequence[Any]) -> list[dict[str, str]]:
-    """Each question's labels by person, of what people's agreement is told on."""
+    """Each question's labels by person, in the field of `AGREED_ON`."""
     votes: dict[str, dict[str, str]] = {}
     for row in rows:
         if field := AGREED_ON.get(row.task_kind):
@@ -327,11 +327,11 @@ def _votes(rows: Sequence[Any]) -> list[dict[str, str]]:
 def _whole(rows: Sequence[Any]) -> list[Labels]:
     """Labels by person of each question that has all that it wanted."""
     labels: dict[str, dict[str, dict[str, str]]] = {}
-    wanted: dict[str, int] = {}
+    label_counts: dict[str, int] = {}
     for row in rows:
         labels.setdefault(row.task, {})[row.annotator] = row.given
-        wanted[row.task] = row.needed
-    return [by_person for key, by_person in labels.items() if len(by_person) == wanted[key] > 1]
+        label_counts[row.task] = row.needed
+    return [by_person for key, by_person in labels.items() if len(by_person) == label_counts[key] > 1]
 
 
 def _person(
@@ -343,7 +343,7 @@ def _person(
     helpful, sides = (_sides(labels, names) for names in (("more_helpful",), ("more_helpful", "more_harmful")))
     left, low, high = share_with_interval(sides.count("left"), len(sides))
     record = Record(
-        questions=[one for one in whole if id_ in one],
+        questions=[question for question in whole if id_ in question],
         controls=(len(gold) - right, len(gold)),
         left=(helpful.count("left"), len(helpful)),
         hasty=hasty,
@@ -365,14 +365,14 @@ def _person(
 
 def _sides(labels: Sequence[Any], names: Sequence[str]) -> list[str]:
     """Sides of the screen that were chosen in pairs, without ties."""
-    shown = [screen_form("pair", row.given, row.swap) for row in labels if row.task_kind == "pair"]
-    return [one[name] for one in shown for name in names if one[name] in ("left", "right")]
+    screens = [screen_form("pair", row.given, row.swap) for row in labels if row.task_kind == "pair"]
+    return [screen[name] for screen in screens for name in names if screen[name] in ("left", "right")]
 
 
 def _split(rows: Sequence[Any]) -> float:
     """Share of labels that are not the commonest one, averaged over what was asked."""
     shares = []
     for name in STORED[rows[0].task_kind]:
-        given = [row.given[name] for row in rows]
-        shares.append(1 - max(map(given.count, given)) / len(given))
+        values = [row.given[name] for row in rows]
+        shares.append(1 - max(map(values.count, values)) / len(values))
     return float(np.mean(shares))
