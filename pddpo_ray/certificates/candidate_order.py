@@ -1,8 +1,8 @@
-"""Who is put to the test first: rounds by what the answers of all rounds say about their policies.
+"""Orders the rounds for testing, by estimates that pool the answers of all rounds.
 
-A round's own answers tell its rate so badly that the best of many looks far better than it is. Late policies are close
-to each other, so every round's answers count for all of them, by importance weights; of a model of the user's, whose
-log-probabilities cost more than the test, those of the newest rounds do. Nothing here certifies anything.
+One round's answers estimate its rate so badly that the best of many rounds looks far better than it is. Late policies
+are close to each other, so each round's answers count for all policies, by importance weights. For a user's model,
+whose log-probabilities cost more than the test, only the newest rounds count. Nothing here certifies anything.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from pddpo_ray.training.progress import LinePace
 logger = logging.getLogger(__name__)
 
 MOST_ASKED = 200_000
-"""Log-probabilities that are asked for: every round's policy says that of every answer."""
+"""Most log-probabilities to compute: of every answer under every round's policy."""
 MOST_OF_A_DRAW = 2
-"""The same of a user's model, for each draw of the test, which costs about as much as two."""
+"""The same for a user's model, per draw of the test; a draw costs about as much as two."""
 
 LogProbs = Callable[[PolicyVersion, Sequence[Response]], Array]
 
 
 def order_of_tests(config: Config, journal: JournalReader, backends: Backends) -> dict[str, Any]:
-    """Rounds in the order in which they are put to the test, with what each is estimated to be worth."""
+    """Returns `order`, rounds as they are to be tested, and by round `helpfulness` and `estimates`."""
     tested = tested_limits(config, {}, first_of_rounds(config))
     newest = None if config.data is None else MOST_OF_A_DRAW * config.certificate.draws
     pooled = PooledAnswers(journal, backends.trainer.log_probs, config.seed, newest)
@@ -48,55 +48,55 @@ def order_of_tests(config: Config, journal: JournalReader, backends: Backends) -
     for step in journal.dual_steps():
         if step.round < journal.next_round:
             estimates.setdefault(step.round, {})[step.constraint] = step.estimate.value
-    for one in tested:
-        if one.people is not None:
+    for limit in tested:
+        if limit.people is not None:
             continue  # a model and people together: estimated from the round's own answers
-        means = pooled.mean(*_costs(config, journal, backends, one, pooled.answers))
+        means = pooled.mean(*_costs(config, journal, backends, limit, pooled.answers))
         for number, mean in zip(pooled.rounds, means.tolist(), strict=True):
-            estimates.setdefault(number, {})[one.name] = mean
+            estimates.setdefault(number, {})[limit.name] = mean
     reachable = certifiable(tested, config.certificate.draws, _spreads(journal))
-    thresholds = {one.name: one.limit for one in tested}
-    short = {number: shortfall(estimate, reachable, thresholds) for number, estimate in estimates.items()}
+    thresholds = {limit.name: limit.limit for limit in tested}
+    shortfalls = {number: shortfall(estimate, reachable, thresholds) for number, estimate in estimates.items()}
     # no test looks at the drift: a policy that is too far from the reference by its own estimate is not put to one
-    short |= dict.fromkeys(_drifted(config, journal) & set(short))
+    shortfalls |= dict.fromkeys(_drifted(config, journal) & set(shortfalls))
     helpful = _helpfulness(config, journal, backends.trainer.log_probs, pooled)
-    order = in_order_of_test(short, {number: helpful.get(number, float(number) - 1e9) for number in short})
+    order = in_order_of_test(shortfalls, {number: helpful.get(number, float(number) - 1e9) for number in shortfalls})
     return {"order": order, "helpfulness": helpful, "estimates": estimates}
 
 
 class PooledAnswers:
     """Answers of finished rounds, evenly many of each, with their weights under every round's policy [K, n].
 
-    `newest`: of the last rounds alone, two or more, as far as at most `newest` log-probabilities are asked for, the
-    reward policy's among them; None: of all rounds.
+    `newest`: only of as many last rounds, at least two, as need at most this many log-probabilities, the reward
+    policy's included; None: of all rounds.
     """
 
     def __init__(self, journal: JournalReader, log_probs: LogProbs, seed: int, newest: int | None = None) -> None:
-        finished = range(1, journal.next_round)
+        rounds = range(1, journal.next_round)
         # tests draw the recipe's own prompts: answers to users' are left out
-        drawn = {
-            number: [one for one in journal.samples(number, "cost") if not one.prompt.id.startswith(PREFIX)]
-            for number in finished
+        answers = {
+            number: [answer for answer in journal.samples(number, "cost") if not answer.prompt.id.startswith(PREFIX)]
+            for number in rounds
         }
-        self.rounds = [number for number in finished if drawn[number]]
+        self.rounds = [number for number in rounds if answers[number]]
         if newest is not None:
-            self.rounds = self.rounds[-_affordable([len(drawn[number]) for number in self.rounds], newest) :]
+            self.rounds = self.rounds[-_affordable([len(answers[number]) for number in self.rounds], newest) :]
         each = max(MOST_ASKED // max(len(self.rounds), 1) ** 2, 1)
         # an even draw: a round's answers may stand prompt by prompt
-        kept = {number: _drawn(drawn[number], each, generator(seed, ORDER, number)) for number in self.rounds}
-        self.answers = [answer for number in self.rounds for answer in kept[number]]
-        authors = [index for index, number in enumerate(self.rounds) for _ in kept[number]]
+        samples = {number: _drawn(answers[number], each, generator(seed, ORDER, number)) for number in self.rounds}
+        self.answers = [answer for number in self.rounds for answer in samples[number]]
+        authors = [index for index, number in enumerate(self.rounds) for _ in samples[number]]
         self.log_probs = np.array(self._by_policy(journal, log_probs))
         self.weights = pooled_weights(self.log_probs, authors) if authors else np.zeros((0, 0))
 
     def _by_policy(self, journal: JournalReader, log_probs: LogProbs) -> list[Array]:
-        pace, found = LinePace(), []
+        pace, rows = LinePace(), []
         for number in self.rounds:
-            found.append(log_probs(journal.policies[number - 1], self.answers))
+            rows.append(log_probs(journal.policies[number - 1], self.answers))
             if pace.due():
-                said = "who is tested: log-probabilities of answers under the policy of round %d of %d"
-                logger.info(said, number, self.rounds[-1])
-        return found
+                message = "who is tested: log-probabilities of answers under the policy of round %d of %d"
+                logger.info(message, number, self.rounds[-1])
+        return rows
 
     def mean(self, values: Array, counts: Array | float = 1.0) -> Array:
         """Means under every policy of values [n] or [K, n]; an answer counts `counts` times [n]. -> [K]"""
@@ -104,10 +104,10 @@ class PooledAnswers:
 
 
 def _affordable(answers: Sequence[int], most: int) -> int:
-    """How many of the last rounds, two at least, ask for at most `most` log-probabilities: of their answers under their
+    """How many of the last rounds, at least two, need at most `most` log-probabilities of their answers, under their
     policies and the reward policy. `answers`: of each round."""
-    asked = [(rounds + 1) * sum(answers[-rounds:]) for rounds in range(1, len(answers) + 1)]
-    return max(2, sum(one <= most for one in asked))
+    counts = [(rounds + 1) * sum(answers[-rounds:]) for rounds in range(1, len(answers) + 1)]
+    return max(2, sum(count <= most for count in counts))
 
 
 def _drawn(answers: Sequence[Response], most: int, draws: np.random.Generator) -> list[Response]:
@@ -120,13 +120,13 @@ def _drawn(answers: Sequence[Response], most: int, draws: np.random.Generator) -
 def _costs(
     config: Config, journal: JournalReader, backends: Backends, tested: TestedLimit, answers: Sequence[Response]
 ) -> tuple[Array, Array]:
-    """Every answer's cost under a limit as its rounds measured it, nan where nobody was asked, and how much its prompt
-    counts: P_s / P_0. [n], [n]"""
+    """Every answer's cost under a limit as its round measured it, nan where nobody was asked, and its prompt's weight
+    P_s / P_0. [n], [n]"""
     rounds = range(1, journal.next_round)
-    found = [one for number in rounds for one in drawn_answers(config, journal, number, tested.name)]
-    numbers = {one.answer: one.worst for one in found}
-    held = next(one for one in backends.held_limits if one.name == tested.name)
-    counts = np.array([held.factors[answer.prompt.token_ids] for answer in answers])
+    entries = [entry for number in rounds for entry in drawn_answers(config, journal, number, tested.name)]
+    numbers = {entry.answer: entry.worst for entry in entries}
+    held_limit = next(limit for limit in backends.held_limits if limit.name == tested.name)
+    counts = np.array([held_limit.factors[answer.prompt.token_ids] for answer in answers])
     values = tested.draws([numbers.get(answer.id) for answer in answers])
     return tested.low + values * (tested.high - tested.low), counts
 
@@ -138,22 +138,22 @@ def certifiable(tested: Sequence[TestedLimit], draws: int, spreads: Mapping[str,
     The most helpful of many candidates that look just good enough is one that looks too good: at the cost that is
     certified every other time too many of them failed.
     """
-    found = ((one, coming_test(one, draws).margin(spreads.get(one.name, math.inf))) for one in tested)
-    return {one.name: one.limit - margin for one, margin in found}
+    margins = ((limit, coming_test(limit, draws).margin(spreads.get(limit.name, math.inf))) for limit in tested)
+    return {limit.name: limit.limit - margin for limit, margin in margins}
 
 
 def _spreads(journal: JournalReader) -> dict[str, float]:
     """The largest standard deviation of a round's measured answers, by limit."""
-    found: dict[str, float] = {}
-    for one in journal.dual_steps():
-        found[one.constraint] = max(one.estimate.spread, found.get(one.constraint, 0.0))
-    return found
+    spreads: dict[str, float] = {}
+    for step in journal.dual_steps():
+        spreads[step.constraint] = max(step.estimate.spread, spreads.get(step.constraint, 0.0))
+    return spreads
 
 
 def _drifted(config: Config, journal: JournalReader) -> set[int]:
     """Rounds whose estimate is above the limit on the drift."""
-    above = {one.limit.name: one.limit.cost_limit for one in config.stated if one.limit.quantity.kind == "kl"}
-    return {one.round for one in journal.dual_steps() if one.estimate.value > above.get(one.constraint, np.inf)}
+    limits = {entry.limit.name: entry.limit.cost_limit for entry in config.stated if entry.limit.quantity.kind == "kl"}
+    return {step.round for step in journal.dual_steps() if step.estimate.value > limits.get(step.constraint, np.inf)}
 
 
 def _helpfulness(
@@ -168,11 +168,11 @@ def _helpfulness(
     rewards = [entry for entry in journal.versions() if entry.stage == "reward" and entry.round > 0]
     if not rewards or not pooled.answers:
         return {}
-    last, reference = rewards[-1], next(one.version for one in journal.versions() if one.stage == "reference")
+    last, reference = rewards[-1], next(entry.version for entry in journal.versions() if entry.stage == "reference")
     beta, temperature = config.beta, config.beta + _drift_multiplier(config, journal, last.round)
     # where a policy has no weight its log-probability may be -inf
-    own = np.where(pooled.weights > 0, pooled.log_probs, 0.0)
-    values = temperature * log_probs(last.version, pooled.answers) - beta * own
+    policy_log_probs = np.where(pooled.weights > 0, pooled.log_probs, 0.0)
+    values = temperature * log_probs(last.version, pooled.answers) - beta * policy_log_probs
     if temperature != beta:
         values -= (temperature - beta) * log_probs(reference, pooled.answers)
     return dict(zip(pooled.rounds, pooled.mean(values).tolist(), strict=True))
@@ -180,6 +180,6 @@ def _helpfulness(
 
 def _drift_multiplier(config: Config, journal: JournalReader, round_: int) -> float:
     """mu in a round: the multiplier of the limit on the drift; 0 without one."""
-    names = [one.limit.name for one in config.stated if one.limit.quantity.kind == "kl"]
-    steps = [one for one in journal.dual_steps() if one.round == round_ and one.constraint in names]
+    names = [entry.limit.name for entry in config.stated if entry.limit.quantity.kind == "kl"]
+    steps = [step for step in journal.dual_steps() if step.round == round_ and step.constraint in names]
     return steps[0].multiplier_before if steps else 0.0

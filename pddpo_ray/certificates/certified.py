@@ -1,4 +1,4 @@
-"""Which policies are certified, as it stands in the journal, and what of a certificate travels with every answer.
+"""Which policies the journal records as certified, and what each answer carries of their certificate.
 
 A certificate is bound to what was tested: the weights by their hash, the template, the decoding, the source of labels
 and the prompts. Another decoding of the same weights is another policy, and carries none.
@@ -13,8 +13,8 @@ from typing import Any, Self
 from pddpo_ray.journal import JournalReader
 
 PHASE = "certified"
-"""Written under the candidate's round of the ledger once it keeps all limits of the recipe; it is never undone. That of
-a mixture that its rounds' own draws certify ends with the number of its rounds."""
+"""Phase under the candidate's round of the ledger once it keeps all limits of the recipe; never undone. For a mixture
+that its rounds' own draws certify, the name ends with the number of rounds."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Certified:
     @property
     def header(self) -> str:
         """One line for `x-pddpo-certificate`: the bounds, and the hash of the first weights."""
-        said = ["certified", *self.limits, f"candidate {self.candidate}", f"sha256 {self.sha256[0][:16]}"]
-        return "; ".join(said).encode("ascii", "backslashreplace").decode("ascii")
+        fields = ["certified", *self.limits, f"candidate {self.candidate}", f"sha256 {self.sha256[0][:16]}"]
+        return "; ".join(fields).encode("ascii", "backslashreplace").decode("ascii")
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

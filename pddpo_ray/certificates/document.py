@@ -43,19 +43,19 @@ def certificate_of(config: Config, run_dir: Path, entry: Entry) -> Json:
         "by_group": group_bounds(entry, groups),
         "ledger": [
             {
-                "number": one.candidate.number,
-                "policy": one.candidate.policy,
-                "state": one.state,
-                "draws": one.count,
+                "number": line.candidate.number,
+                "policy": line.candidate.policy,
+                "state": line.state,
+                "draws": line.count,
             }
-            for one in ledger
+            for line in ledger
         ],
         "siblings": siblings(config, run_dir),
     }
 
 
 def write_certificate(run_dir: Path, certificate: Json) -> Json:
-    """Writes `certificate.json` into the run's folder; the newest decision stands there."""
+    """Writes `certificate.json` into the run's folder, over an older one."""
     write_json(run_dir / FILE, certificate)
     return certificate
 
@@ -63,14 +63,14 @@ def write_certificate(run_dir: Path, certificate: Json) -> Json:
 def sentences(certificate: Json) -> list[str]:
     """The statement about each limit in English, then what it rests on."""
     entry = _entry(certificate)
-    number, tested = entry.candidate.number, len(certificate["ledger"])
-    others = ", ".join(certificate["siblings"])
-    beside = f"other runs of its recipe: {others}." if others else "no other run of its recipe is in this folder."
+    number, count = entry.candidate.number, len(certificate["ledger"])
+    names = ", ".join(certificate["siblings"])
+    note = f"other runs of its recipe: {names}." if names else "no other run of its recipe is in this folder."
     by_group = certificate.get("by_group")  # those of an earlier version have none
     return [
         *statements(entry),
         *([] if by_group is None else group_sentences(entry, certificate["groups"], by_group)),
-        f"Candidate {number} of {tested} that this run has tested; {beside}",
+        f"Candidate {number} of {count} that this run has tested; {note}",
     ]
 
 
@@ -94,11 +94,11 @@ def _entry(certificate: Json) -> Entry:
 
 
 def verified(file: Path) -> Json:
-    """The certificate, computed again. Raises UserError where a number differs or the run's labels say otherwise."""
+    """Recomputes a certificate from its draws. Raises UserError where a number or the run's labels differ."""
     try:
         stored = json.loads(file.read_text(encoding="utf-8"))
         entry = _entry(stored)
-        said, state = stored["findings"], stored["state"]
+        findings, state = stored["findings"], stored["state"]
     except FileNotFoundError:
         raise UserError(f"{file} does not exist; `pddpo certify RUN` writes one into the run's folder") from None
     except (ValueError, KeyError, TypeError) as error:
@@ -107,22 +107,22 @@ def verified(file: Path) -> Json:
         raise UserError(f"{file} says {state}, its draws say {entry.state}")
     for name, finding in entry.findings.items():
         for key, value in _numbers(finding).items():
-            if not _equal(value, said[name].get(key)):
-                raise UserError(f"{file}: {key} of {name} is {said[name].get(key)}, its draws give {value}")
+            if not _equal(value, findings[name].get(key)):
+                raise UserError(f"{file}: {key} of {name} is {findings[name].get(key)}, its draws give {value}")
     groups = stored.get("groups")
     if groups is not None:
         _demand_groups(entry, groups, stored.get("by_group"), file)
-    checked = "Computed again from its own draws; the run's journal is not in its folder."
+    message = "Computed again from its own draws; the run's journal is not in its folder."
     if (file.parent / JOURNAL).is_file():
         with open_folder(file.parent) as journal:
             _demand_labels(journal, entry, file)
             if groups is not None and finite(groups_of_draws(journal, entry)) != groups:
                 raise UserError(f"{file}: the journal has other prompts or prompt sets of the draws")
-        checked = f"Computed again from the {entry.count} draws and their labels in the journal."
-    return {**stored, "verified": checked}
+        message = f"Computed again from the {entry.count} draws and their labels in the journal."
+    return {**stored, "verified": message}
 
 
-def _demand_groups(entry: Entry, groups: Json, said: Any, file: Path) -> None:
+def _demand_groups(entry: Entry, groups: Json, by_group: Any, file: Path) -> None:
     """The bounds of every prompt and prompt set follow from the draws."""
     try:
         bounds = group_bounds(entry, groups)
@@ -130,30 +130,30 @@ def _demand_groups(entry: Entry, groups: Json, said: Any, file: Path) -> None:
         raise UserError(f"{file} is no certificate: the groups of its draws lack {error}") from None
     for name, kinds in bounds.items():
         for kind, lines in kinds.items():
-            stored = said[name][kind] if isinstance(said, dict) and name in said else None
-            if stored is None or len(stored) != len(lines):
+            records = by_group[name][kind] if isinstance(by_group, dict) and name in by_group else None
+            if records is None or len(records) != len(lines):
                 raise UserError(f"{file}: {name} has other {kind} than its draws")
-            for mine, theirs in zip(lines, stored, strict=True):
-                for key, value in mine.items():
-                    if not _equal(value, theirs.get(key)):
+            for line, record in zip(lines, records, strict=True):
+                for key, value in line.items():
+                    if not _equal(value, record.get(key)):
                         raise UserError(
-                            f"{file}: {key} of {name} over {mine['name']} is {theirs.get(key)}, its draws give {value}"
+                            f"{file}: {key} of {name} over {line['name']} is {record.get(key)}, its draws give {value}"
                         )
 
 
 def _demand_labels(journal: JournalReader, entry: Entry, file: Path) -> None:
     """Every draw and its labels are the journal's."""
-    mine = next((one for one in read_ledger(journal) if one.candidate.number == entry.candidate.number), None)
-    if mine is not None and (entry.candidate.rounds or 0) < (mine.candidate.rounds or 0):
+    line = next((line for line in read_ledger(journal) if line.candidate.number == entry.candidate.number), None)
+    if line is not None and (entry.candidate.rounds or 0) < (line.candidate.rounds or 0):
         raise UserError(f"{file} is about fewer rounds than the run beside it has by now: certify once more")
-    if mine is None or mine.candidate != entry.candidate.about({}):
+    if line is None or line.candidate != entry.candidate.about({}):
         raise UserError(f"{file}: the ledger of the run beside it has no such candidate {entry.candidate.number}")
     for limit in entry.candidate.limits:
-        labelled = _in_journal(journal, mine, limit)
-        if labelled != list(entry.numbers[limit.name]):
+        numbers = _in_journal(journal, line, limit)
+        if numbers != list(entry.numbers[limit.name]):
             raise UserError(f"{file}: the journal's labels for {limit.name} are others than the certificate's")
-    if mine.draws != entry.draws:
-        raise UserError(f"{file} has {entry.count} draws, the ledger {mine.count}: certify once more")
+    if line.draws != entry.draws:
+        raise UserError(f"{file} has {entry.count} draws, the ledger {line.count}: certify once more")
 
 
 def _in_journal(journal: JournalReader, entry: Entry, limit: TestedLimit) -> list[float | None]:
@@ -162,40 +162,40 @@ def _in_journal(journal: JournalReader, entry: Entry, limit: TestedLimit) -> lis
     if limit.labelled and limit.people is None:
         labels = labels_of_answers(journal, entry.candidate.drawn_in, limit.measured_as, draws)
         return numbers_of(labels.values[:, 0])
-    stated = [one for one in stated_of(journal.recipe) if one.limit.name == limit.measured_as]
-    measured = journal.measurements(entry.candidate.round, f"{DRAWS}%", limit.measured_as)
+    stated_limits = [item for item in stated_of(journal.recipe) if item.limit.name == limit.measured_as]
+    records = journal.measurements(entry.candidate.round, f"{DRAWS}%", limit.measured_as)
     # runs before 0.3, and mixtures of rounds, have the numbers in the ledger alone
-    if not {one.answer for one in measured} & set(draws):
+    if not {record.answer for record in records} & set(draws):
         return list(entry.numbers[limit.name])
-    return numbers_of(table_of(measured, stated, draws, limit.high).numbers[:, 0])
+    return numbers_of(table_of(records, stated_limits, draws, limit.high).numbers[:, 0])
 
 
 def _sentence(entry: Entry, limit: TestedLimit) -> str:
     candidate, finding, numbers = entry.candidate, entry.findings[limit.name], entry.numbers[limit.name]
     confidence = f"{100 * (1 - limit.delta):.3g} % confidence over all candidates of the run"
     bound, count = limit.stated.bound, len(numbers)
-    over = "" if limit.over is None else f" over {limit.over}"
+    suffix = "" if limit.over is None else f" over {limit.over}"
     missing = sum(number is None for number in numbers)
-    said = f"{limit.name}, the {_measure(limit, f'{candidate.policy}{over}')},"
-    lost = "" if not missing else f" {100 * missing / count:.3g} % of the draws have no number and count as the worst."
+    claim = f"{limit.name}, the {_measure(limit, f'{candidate.policy}{suffix}')},"
+    note = "" if not missing else f" {100 * missing / count:.3g} % of the draws have no number and count as the worst."
     low, high = limit.between(finding.lower, finding.upper)
     inside, outside = ("above", "below") if limit.at_least else ("below", "above")
     if finding.state == "certified":
         end = f"at least {low}" if limit.at_least else f"at most {high}"
-        drawn = f"{count} draws, {finding.decided_after} sufficed"
+        basis = f"{count} draws, {finding.decided_after} sufficed"
         if candidate.rounds is not None:
-            drawn = f"the {count} draws of its {candidate.rounds} rounds themselves"
-        beside = ", which is the limit" if end.endswith(f" {bound}") else f", {inside} the limit {bound}"
-        return f"Certified: {said} is {end}{beside}, with {confidence} ({drawn}).{lost}"
+            basis = f"the {count} draws of its {candidate.rounds} rounds themselves"
+        remark = ", which is the limit" if end.endswith(f" {bound}") else f", {inside} the limit {bound}"
+        return f"Certified: {claim} is {end}{remark}, with {confidence} ({basis}).{note}"
     if finding.state == "rejected":
-        after = f"({finding.decided_after} draws)"
-        return f"Rejected: {said} is {outside} the limit {bound}, with {confidence} {after}.{lost}"
-    go_on = "ask again with a larger --budget, which spends no further confidence"
+        draws = f"({finding.decided_after} draws)"
+        return f"Rejected: {claim} is {outside} the limit {bound}, with {confidence} {draws}.{note}"
+    hint = "ask again with a larger --budget, which spends no further confidence"
     if entry.used_up:
-        go_on = "the certification set has no prompt left to draw: a run with more `certificate.prompts` decides it"
+        hint = "the certification set has no prompt left to draw: a run with more `certificate.prompts` decides it"
     elif candidate.rounds is not None:
-        go_on = "its rounds have no other draws; `pddpo certify` draws anew, as a further candidate"
-    return f"Undecided: {said} lies between {low} and {high} after {count} draws, the limit is {bound}; {go_on}.{lost}"
+        hint = "its rounds have no other draws; `pddpo certify` draws anew, as a further candidate"
+    return f"Undecided: {claim} lies between {low} and {high} after {count} draws, the limit is {bound}; {hint}.{note}"
 
 
 def _measure(limit: TestedLimit, policy: str) -> str:

@@ -1,9 +1,9 @@
 """Draws for a candidate of the ledger: batches of prompts, its answers to them and their labels, until it is decided.
 
-A limit that is certified is asked no further; a limit on a prompt set, and a group that gates, has draws of its own.
-The run's own source labels: a world's truth, models, a judge, or people, who get every batch as one of their queue.
-With a model beside them people are shown a draw by a coin. A world's prompts are drawn anew with replacement for every
-answer; real text has a certification set that nothing else draws from (`certificate.prompts`).
+A certified limit gets no further draws; a limit on a prompt set and a gating group have draws of their own. The run's
+own source labels: a world's truth, models, a judge, or people, who get each batch through their queue. Beside a model,
+people see each draw with a fixed probability. A world's prompts are drawn with replacement for every answer; real text
+has a certification set that nothing else draws from (`certificate.prompts`).
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class CandidateDraws:
 
     def __init__(self, config: Config, journal: Journal, backends: Backends, candidate: Candidate) -> None:
         self._config, self._journal, self._backends, self._candidate = config, journal, backends, candidate
-        known = {one.number: one for one in journal.policies}
-        self._versions = [known[one["number"]] for one in candidate.versions]
+        versions = {version.number: version for version in journal.policies}
+        self._versions = [versions[version["number"]] for version in candidate.versions]
         log_probs = backends.trainer.log_probs
         self._rollout = RolloutController(
             backends.engines,
@@ -81,90 +81,94 @@ class CandidateDraws:
         return feedback
 
     def batch(self, number: int, limits: Sequence[TestedLimit]) -> bool:
-        """A prompt, one of the policies and an answer for each draw of the batch, for each prompt set of these limits.
+        """Draws a batch for each prompt set of these limits: prompts, a policy for each, and its answer.
 
-        Every answer is measured under all limits on its set. False: no prompt is left to draw.
+        Measures every answer under all limits on its set. False: no prompt is left to draw.
         """
-        drawn: dict[str, list[str]] = {}
+        draws: dict[str, list[str]] = {}
         numbers: dict[str, list[float | None]] = {}
         for over in dict.fromkeys(limit.over for limit in limits):
-            mine = [limit for limit in limits if limit.over == over]
+            set_limits = [limit for limit in limits if limit.over == over]
             batch = f"{number}" if over is None else f"{over}-{number}"
-            asked, authors = self._drawn(number, over, mine[0])
-            if not asked:
+            prompts, authors = self._drawn(number, over, set_limits[0])
+            if not prompts:
                 logger.warning("the certification set is used up: every prompt of it was drawn once")
                 return False
-            answers = self._answers(asked, authors, batch)
-            drawn |= {limit.name: [answer.id for answer in answers] for limit in mine}
-            numbers |= self._measured(answers, mine, batch)
-        payload = {"draws": drawn, "numbers": numbers}
+            answers = self._answers(prompts, authors, batch)
+            draws |= {limit.name: [answer.id for answer in answers] for limit in set_limits}
+            numbers |= self._measured(answers, set_limits, batch)
+        payload = {"draws": draws, "numbers": numbers}
         self._journal.once(f"{BATCH}{number}", lambda: payload)
         return True
 
     def _drawn(self, number: int, over: str | None, limit: TestedLimit) -> tuple[list[Prompt], list[int]]:
         """Prompts of the limit's set, each with its author's index among the candidate's policies."""
-        own = () if over is None else (over,)
-        draws = generator(self._config.seed, "certificate", self._candidate.number, number, *own)
+        set_key = () if over is None else (over,)
+        draws = generator(self._config.seed, "certificate", self._candidate.number, number, *set_key)
         if self._backends.certification:
-            return self._of_the_set(draws, "-".join((*own, str(number))), over)
+            return self._of_the_set(draws, "-".join((*set_key, str(number))), over)
         prompts, prior = self._backends.prompts, self._backends.prior
         weights = np.ones(len(prompts)) if prior is None else np.asarray(prior)
         if limit.part_of is not None:
             weights = weights * [limit.over in self._groups.get(prompt.id, ()) for prompt in prompts]
         elif over is not None:
-            held = next(one for one in self._backends.held_limits if one.name == limit.name)
-            weights = weights * [held.factors[prompt.token_ids] for prompt in prompts]
+            held_limit = next(entry for entry in self._backends.held_limits if entry.name == limit.name)
+            weights = weights * [held_limit.factors[prompt.token_ids] for prompt in prompts]
         chances = None if prior is None and over is None else weights / np.sum(weights)
-        asked = [prompts[index] for index in draws.choice(len(prompts), self._config.certificate.batch, p=chances)]
-        return asked, draws.choice(len(self._versions), self._config.certificate.batch).tolist()
+        sample = [prompts[index] for index in draws.choice(len(prompts), self._config.certificate.batch, p=chances)]
+        return sample, draws.choice(len(self._versions), self._config.certificate.batch).tolist()
 
     def _of_the_set(self, draws: np.random.Generator, batch: str, group: str | None) -> tuple[list[Prompt], list[int]]:
         """Prompts of a group that no fit has seen: drawn with replacement, or (population) each once in the ledger."""
         prompts, size = self._members(group), self._config.certificate.batch
         if self._config.certificate.scope == "set":
-            asked = [prompts[index] for index in draws.choice(len(prompts), size)]
+            sample = [prompts[index] for index in draws.choice(len(prompts), size)]
         else:
-            known = {prompt.id: prompt for prompt in prompts}
+            by_id = {prompt.id: prompt for prompt in prompts}
             names = self._journal.once(f"{DRAWN}{batch}", lambda: self._not_yet_drawn(prompts))
-            asked = [known[name] for name in names]
-        return asked, draws.choice(len(self._versions), len(asked)).tolist()
+            sample = [by_id[name] for name in names]
+        return sample, draws.choice(len(self._versions), len(sample)).tolist()
 
     def _members(self, group: str | None) -> list[Prompt]:
         """The certification set, or its part in a group."""
-        return [one for one in self._backends.certification if group is None or group in self._groups.get(one.id, ())]
+        return [
+            prompt
+            for prompt in self._backends.certification
+            if group is None or group in self._groups.get(prompt.id, ())
+        ]
 
     def _not_yet_drawn(self, prompts: Sequence[Prompt]) -> list[str]:
         """Ids of the next of these prompts that no batch of the ledger has; [] if none is left."""
-        spent = {name for phase in self._journal.phases(like=f"{DRAWN}%") for name in phase.payload}
+        spent_ids = {name for phase in self._journal.phases(like=f"{DRAWN}%") for name in phase.payload}
         order = generator(self._config.seed, "certification set").permutation(len(prompts))
-        left = [prompts[index].id for index in order if prompts[index].id not in spent]
-        return left[: self._config.certificate.batch]
+        unused_ids = [prompts[index].id for index in order if prompts[index].id not in spent_ids]
+        return unused_ids[: self._config.certificate.batch]
 
     def _measured(
         self, answers: Sequence[Response], limits: Sequence[TestedLimit], batch: str
     ) -> dict[str, list[float | None]]:
         """By limit, a number for every answer or None where its source gave none."""
-        stated, phase = [one.stated for one in self._backends.held_limits], f"{DRAWS}{batch}"
+        run_limits, phase = [limit.stated for limit in self._backends.held_limits], f"{DRAWS}{batch}"
         if labelled_by_feedback(limits):
             self._batch = batch
             return {
-                one.name: self._feedback.unsafe_shares(answers, one.labels_each, one.measured_as, batch)
-                for one in limits
+                limit.name: self._feedback.unsafe_shares(answers, limit.labels_each, limit.measured_as, batch)
+                for limit in limits
             }
         references: list[Response] = []
         if any(limit.versus for limit in limits):
             prompts, reference = [answer.prompt for answer in answers], self._backends.reference
             references = self._rollout.pool(f"reference-{batch}", prompts, reference, 1, self._decoding)
-        budgets = [one.stated.asking.answers or len(answers) for one in self._backends.held_limits]
+        budgets = [limit.stated.asking.answers or len(answers) for limit in self._backends.held_limits]
 
         def add() -> int:
-            # budgets are those of a call: a draw that is not measured would count as the worst
+            # a budget is for one call, and a draw left unmeasured would count as the worst
             size = min(budgets)
             parts = [slice(start, start + size) for start in range(0, len(answers), size)]
             seeds = [seed_of(self._config.seed, self._journal.round, batch, index) for index in range(len(parts))]
             for part, seed in zip(parts, seeds, strict=True):
                 measured = self._measure(answers[part], seed, references[part])
-                records = records_of(stated, answers[part], measured)
+                records = records_of(run_limits, answers[part], measured)
                 self._journal.add_measurements(phase, records, answers)
                 _demand_within_bounds(limits, records)
             return len(answers)
@@ -173,39 +177,38 @@ class CandidateDraws:
         if self._people is not None:
             shares = {limit.measured_as: limit.people for limit in limits}
             self._people.of_draws(answers, references, shares, batch)
-        return self._numbers(answers, limits, stated, batch)
+        return self._numbers(answers, limits, run_limits, batch)
 
     def _numbers(
-        self, answers: Sequence[Response], limits: Sequence[TestedLimit], stated: Sequence[StatedLimit], batch: str
+        self, answers: Sequence[Response], limits: Sequence[TestedLimit], run_limits: Sequence[StatedLimit], batch: str
     ) -> dict[str, list[float | None]]:
-        """What the records of a batch say, corrected by people where they audit."""
+        """A batch's numbers by limit, corrected by people where they audit."""
         ids = [answer.id for answer in answers]
         records = self._journal.measurements(self._journal.round, f"{DRAWS}{batch}")
-        numbers = table_of(records, stated, ids, self._config.dual.cost_max).numbers
-        columns = {one.limit.name: numbers_of(numbers[:, column]) for column, one in enumerate(stated)}
+        numbers = table_of(records, run_limits, ids, self._config.dual.cost_max).numbers
+        columns = {limit.limit.name: numbers_of(numbers[:, column]) for column, limit in enumerate(run_limits)}
         return {limit.name: columns[limit.measured_as] for limit in limits}
 
     def _answers(self, prompts: Sequence[Prompt], authors: Sequence[int], batch: str) -> list[Response]:
         """One answer per prompt, by the policy drawn for it, in the order of drawing."""
         answers: dict[int, Response] = {}
         for author, version in enumerate(self._versions):
-            mine = [index for index in range(len(prompts)) if authors[index] == author]
-            if mine:
+            indices = [index for index in range(len(prompts)) if authors[index] == author]
+            if indices:
                 self._rollout.publish(version)
                 purpose = f"certificate-{batch}-{version.number}"
-                drawn = self._rollout.pool(purpose, [prompts[index] for index in mine], version, 1, self._decoding)
-                answers |= dict(zip(mine, drawn, strict=True))
+                samples = self._rollout.pool(purpose, [prompts[index] for index in indices], version, 1, self._decoding)
+                answers |= dict(zip(indices, samples, strict=True))
         return [answers[index] for index in range(len(prompts))]
 
 
 def _demand_within_bounds(limits: Sequence[TestedLimit], records: Sequence[Measurement]) -> None:
-    """Raises UserError for a mean of which an answer measures outside the stated bounds: counted as an end of them, it
-    would say too little about the mean."""
+    """Raises UserError if an answer measures outside the bounds of a mean: clipping it would distort the mean."""
     for limit in limits:
         costs = [
-            limit.stated.cost(one.value) - (0.0 if one.against is None else limit.stated.cost(one.against))
-            for one in records
-            if one.limit == limit.measured_as and one.value is not None
+            limit.stated.cost(record.value) - (0.0 if record.against is None else limit.stated.cost(record.against))
+            for record in records
+            if record.limit == limit.measured_as and record.value is not None
         ]
         outside = [cost for cost in costs if not limit.low <= cost <= limit.high]
         if limit.kind == "mean" and outside:
@@ -218,26 +221,26 @@ def _demand_within_bounds(limits: Sequence[TestedLimit], records: Sequence[Measu
 def draw_until_decided(
     config: Config, journal: Journal, backends: Backends, candidate: Candidate, budget: int, *, patient: bool = True
 ) -> None:
-    """Batches until the candidate is decided under the limits that are asked about, or has had its budget; unless
-    `patient`, also until `EARLY` of them miss a limit on average, after which few policies are certified."""
+    """Draws batches until the candidate is decided under these limits or has spent its budget. Unless `patient`, stops
+    as soon as `EARLY` or more batches miss a limit on average: few such policies are certified."""
     journal.round = candidate.round
     demand_groups(config, backends)
-    asking = CandidateDraws(config, journal, backends, candidate)
+    draws = CandidateDraws(config, journal, backends, candidate)
     if members := sets_of_prompts(backends):
         journal.once(PROMPT_SETS, lambda: members)
-    asked, pace = {one.name: one.limit for one in candidate.limits}, LinePace()
+    bounds, pace = {limit.name: limit.limit for limit in candidate.limits}, LinePace()
     while True:
-        entry = line_of(journal, candidate.number).about(asked)
+        entry = line_of(journal, candidate.number).about(bounds)
         if entry.state != "undecided" or entry.count >= budget:
             return
-        still = [limit for limit in candidate.limits if entry.findings[limit.name].state == "undecided"]
+        open_limits = [limit for limit in candidate.limits if entry.findings[limit.name].state == "undecided"]
         may_give_way = not patient and entry.count >= EARLY * config.certificate.batch
-        if may_give_way and any(one.is_missed_by(entry.numbers[one.name]) for one in still):
+        if may_give_way and any(limit.is_missed_by(entry.numbers[limit.name]) for limit in open_limits):
             return
         if pace.due():
-            undecided = ", ".join(limit.name for limit in still)
+            undecided = ", ".join(limit.name for limit in open_limits)
             logger.info("%s: %d of at most %d draws, undecided: %s", candidate.policy, entry.count, budget, undecided)
         # not from the count of draws: limits that were decided earlier have fewer, and catch up under other bounds
-        done = sum(one.phase.startswith(BATCH) for one in journal.phases(candidate.round))
-        if not asking.batch(done, still):
+        batches = sum(phase.phase.startswith(BATCH) for phase in journal.phases(candidate.round))
+        if not draws.batch(batches, open_limits):
             return

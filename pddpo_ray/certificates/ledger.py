@@ -92,7 +92,7 @@ class TestedLimit:
         return replace(self, name=f"{self.name} over {group}", over=group, part_of=self.name)
 
     def about(self, limit: float) -> TestedLimit:
-        """The same test, asked about another limit; it spends nothing."""
+        """The same test against another limit; spends no confidence."""
         entered = self.entered
         return entered if limit == entered.limit else replace(entered, limit=limit, shaped_for=entered.limit)
 
@@ -103,18 +103,18 @@ class TestedLimit:
 
     @property
     def stated(self) -> Limit:
-        """The limit in the words of `quantities`, in which numbers are shown."""
+        """As a `Limit` in its own unit, for messages."""
         quantity = Quantity(self.kind, self.unit, self.over, versus=self.versus)
         limit = Limit(self.name, Amount(quantity, 0.0), self.at_least, 1.0 - self.delta)
         return replace(limit, bound=Amount(quantity, limit.cost(self.limit)))
 
     def amount(self, cost: float) -> Amount:
-        """A cost as a number of the quantity that the limit is stated in."""
+        """A cost in the unit of the limit."""
         return Amount(self.stated.quantity, self.stated.cost(cost))
 
     def between(self, lower: float, upper: float) -> tuple[str, str]:
         """Two bounds of the cost as they are printed, the measure's lower one first and neither rounded inwards."""
-        low, high = sorted((self.amount(lower), self.amount(upper)), key=lambda one: one.number)
+        low, high = sorted((self.amount(lower), self.amount(upper)), key=lambda amount: amount.number)
         return low.as_bound(up=False), high.as_bound(up=True)
 
     @property
@@ -157,7 +157,7 @@ class TestedLimit:
 
 @dataclass(frozen=True)
 class Finding:
-    """What the draws so far say about one limit; bounds are costs and hold at every look."""
+    """One limit after the draws so far; bounds are costs and hold at every look."""
 
     state: State
     upper: float
@@ -184,7 +184,7 @@ class Candidate:
 
     @property
     def round(self) -> int:
-        """Under which its rows are written."""
+        """The round of its rows: -number."""
         return -self.number
 
     @property
@@ -205,7 +205,9 @@ class Candidate:
 
     def about(self, limits: Mapping[str, float]) -> Candidate:
         """The same candidate, asked about these limits by name; of others about those with which it entered."""
-        return replace(self, limits=tuple(one.about(limits.get(one.name, one.entered.limit)) for one in self.limits))
+        return replace(
+            self, limits=tuple(limit.about(limits.get(limit.name, limit.entered.limit)) for limit in self.limits)
+        )
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -236,7 +238,7 @@ class Entry:
     @property
     def count(self) -> int:
         """Draws for the limit that needed the most."""
-        return max((len(one) for one in self.draws.values()), default=0)
+        return max((len(ids) for ids in self.draws.values()), default=0)
 
     @property
     def findings(self) -> dict[str, Finding]:
@@ -246,7 +248,7 @@ class Entry:
     @property
     def state(self) -> State:
         """Certified if every limit is, rejected if any is."""
-        states = {one.state for one in self.findings.values()}
+        states = {result.state for result in self.findings.values()}
         return "rejected" if "rejected" in states else "certified" if states == {"certified"} else "undecided"
 
 
@@ -265,10 +267,10 @@ def finding(tested: TestedLimit, numbers: Numbers, rounds: int | None = None) ->
     """
     if rounds == 0:
         return Finding("undecided", tested.high, tested.low, None)
-    values, level, bias, entered = tested.draws(numbers), tested.level, tested.bias, tested.entered.limit
+    values, level, bias, first_limit = tested.draws(numbers), tested.level, tested.bias, tested.entered.limit
     least, most = counted(values, LOWER_WORST), counted(values, UPPER_WORST)
     limit, above = (tested.to_unit(tested.limit + sign * bias) for sign in (-1, 1))
-    shape, shape_above = tested.to_unit(entered - bias), min(tested.to_unit(entered + bias), 0.999)
+    shape, shape_above = tested.to_unit(first_limit - bias), min(tested.to_unit(first_limit + bias), 0.999)
     if rounds is None:
         upper, lower = upper_bound(most, shape, level), lower_bound(least, shape_above, level)
         certified = first_certified(most, limit, level, shaped_for=shape)
@@ -281,7 +283,7 @@ def finding(tested: TestedLimit, numbers: Numbers, rounds: int | None = None) ->
         certified, rejected = (len(numbers) if decided else None for decided in (below, over))
     upper = min(tested.from_unit(upper) + bias, tested.high)
     lower = max(tested.from_unit(lower) - bias, tested.low)
-    # what a bound said at one look holds for ever, so later draws loosen none
+    # a bound from one look holds for ever, so later draws loosen none
     if certified is not None and (rejected is None or certified <= rejected):
         return Finding("certified", min(upper, tested.limit), lower, certified)
     if rejected is None:
@@ -307,17 +309,17 @@ def line_of(journal: JournalReader, number: int) -> Entry:
 
 def _line(phases: Sequence[PhaseEntry]) -> Entry | None:
     """From all phases of one candidate; None: it did not enter."""
-    entered = next((phase for phase in phases if phase.phase == CANDIDATE), None)
-    if entered is None:
+    entry = next((phase for phase in phases if phase.phase == CANDIDATE), None)
+    if entry is None:
         return None
-    candidate = Candidate.from_json(entered.payload)
+    candidate = Candidate.from_json(entry.payload)
     batches = [phase for phase in phases if phase.phase.startswith(BATCH)]
-    batches.sort(key=lambda one: int(one.phase.removeprefix(BATCH)))
+    batches.sort(key=lambda batch: int(batch.phase.removeprefix(BATCH)))
     names = [limit.name for limit in candidate.limits]
     if candidate.first_round is not None:
         candidate = candidate.of_rounds([batch.payload["version"] for batch in batches])
-    numbers = {name: [one for batch in batches for one in batch.payload["numbers"].get(name, ())] for name in names}
-    draws = {name: tuple(one for batch in batches for one in batch.payload["draws"].get(name, ())) for name in names}
+    numbers = {name: [value for batch in batches for value in batch.payload["numbers"].get(name, ())] for name in names}
+    draws = {name: tuple(draw for batch in batches for draw in batch.payload["draws"].get(name, ())) for name in names}
     used_up = any(phase.phase.startswith(DRAWN) and not phase.payload for phase in phases)
     return Entry(candidate, numbers, draws, used_up)
 

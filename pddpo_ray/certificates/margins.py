@@ -1,9 +1,9 @@
-"""What certificates ask of a run before it begins: the margin that the dual keeps below a limit, draws of a test.
+"""What certificates require of a run before it begins: how far below a limit the dual aims, draws of a test.
 
 A multiplier that drives the estimate to the limit itself makes policies that no test can certify. With
 `dual.margin: certificate` it aims below: where the test of a first candidate with `certificate.draws` draws certifies
-four policies in five, at most half of what can be reached below the limit at all. A test of a mean needs the less the
-less its answers differ, which each round's estimate says.
+four policies in five, at most half of what can be reached below the limit at all. The margin of a mean
+shrinks with the spread of its answers, as each round estimates it.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class Margin:
             return f"the dual of {name} aims {self.kept:g} below the limit {limit:g}"
         aim = self.tested.amount(self.tested.limit - self.kept)
         least = ", or nearer where answers differ little" if self.test.varies else ""
-        said = f"the dual of {name} aims at {aim}{least}; the limit is {self.tested.stated}"
+        text = f"the dual of {name} aims at {aim}{least}; the limit is {self.tested.stated}"
         if not self.test.varies and self.kept < self.wanted:
-            return f"{said}: it can hardly be certified with certificate.draws, which would take a margin twice as wide"
-        return said
+            return f"{text}: it can hardly be certified with certificate.draws, which would take a margin twice as wide"
+        return text
 
 
 def coming_test(tested: TestedLimit, draws: int) -> ComingTest:
-    """The test with these draws, of which none needs more; its margins are in units of the cost."""
+    """The test with this number of draws; its margins are in units of the cost."""
     (low, high), varies = tested.ends, tested.kind == "mean" and tested.people is None
     return ComingTest(tested.to_unit(tested.limit - tested.bias), high - low, draws, tested.level, varies)
 
@@ -62,15 +62,15 @@ def margins(config: Config, lowest: Mapping[str, float]) -> dict[str, Margin]:
 
     Raises UserError where the margin of a test is asked for and nothing can be certified.
     """
-    given = config.dual.margin
-    if isinstance(given, float):
-        return {name: Margin(None, given, given) for name in config.thresholds}
+    margin = config.dual.margin
+    if isinstance(margin, float):
+        return {name: Margin(None, margin, margin) for name in config.thresholds}
     by_name = {}
     for tested in tested_limits(config, {}, first_of_rounds(config)):
         test = coming_test(tested, config.certificate.draws)
-        wanted = test.margin()
+        width = test.margin()
         room = 0.5 * max(0.0, tested.limit - lowest.get(tested.name, tested.low))
-        by_name[tested.name] = Margin(tested, min(wanted, room), wanted, test)
+        by_name[tested.name] = Margin(tested, min(width, room), width, test)
     return by_name
 
 
@@ -79,7 +79,7 @@ def lowest_costs(backends: Backends) -> dict[str, float]:
     if backends.world is None:
         return {}
     oracle = backends.world.oracle
-    scales = {one.name: one.scale for one in backends.held_limits}
+    scales = {limit.name: limit.scale for limit in backends.held_limits}
     tables = [oracle.cost, *(limit.cost for limit in oracle.further)]
     least = [np.where(oracle.reference > 0, table, np.inf).min(axis=1) for table in tables]
     return {name: scale * float(oracle.prior @ low) for (name, scale), low in zip(scales.items(), least, strict=True)}
@@ -106,14 +106,14 @@ def draws_rows(config: Config) -> list[tuple[str, str, str]]:
 def _mixture_rows(config: Config) -> list[tuple[str, str, str]]:
     """The same for mixtures that their rounds' own draws certify, with how many draws those are."""
     rows = []
-    limits = {one.name: one for one in config.typed_limits}
+    limits = {limit.name: limit for limit in config.typed_limits}
     for number, first in enumerate(config.certificate.mixtures, start=1):
         rounds = config.rounds - first + 1
         for tested in tested_limits(config, {}, number):
-            there, needed = rounds * draws_each_round(config, limits[tested.name]), _draws(tested, tested.level)
-            few = ", too few" if needed is None or needed > there else ""
-            said = f"{tested.name} {_at_a_true_value(tested)}"
-            rows.append((mixture_name(first, rounds), said, f"{_about(needed)} draws; its rounds have {there:,}{few}"))
+            count, needed = rounds * draws_each_round(config, limits[tested.name]), _draws(tested, tested.level)
+            note = ", too few" if needed is None or needed > count else ""
+            text = f"{tested.name} {_at_a_true_value(tested)}"
+            rows.append((mixture_name(first, rounds), text, f"{_about(needed)} draws; its rounds have {count:,}{note}"))
     return rows
 
 
@@ -132,12 +132,12 @@ def _at_a_true_value(tested: TestedLimit) -> str:
 
 
 def _with_people(early: TestedLimit, later: TestedLimit) -> tuple[str, str]:
-    """A model saves no labels on what is rare: the least that people have to be asked, whatever it says."""
+    """A model saves no labels on rare events: the fewest that people must give, whatever it says."""
     assert early.people is not None
     share = (early.limit - early.bias - early.low) / (early.high - early.low)
-    counts = [_about(fewest_draws(share, one.level)) if one.level else _about(None) for one in (early, later)]
-    said = f"by people, who see {100 * early.people:.3g} % of the draws"
-    return f"{early.stated} {said}", f"{counts[0]} people's answers at least, candidate {LATE} {counts[1]}"
+    counts = [_about(fewest_draws(share, limit.level)) if limit.level else _about(None) for limit in (early, later)]
+    note = f"by people, who see {100 * early.people:.3g} % of the draws"
+    return f"{early.stated} {note}", f"{counts[0]} people's answers at least, candidate {LATE} {counts[1]}"
 
 
 def _about(draws: int | None) -> str:

@@ -28,7 +28,7 @@ from pddpo_ray.storage.whole_files import ADAPTER_BASE, ARTIFACTS, WEIGHTS
 RUN = "RUN"
 """Stands for the run's folder where a path must stay right when the folder moves."""
 SCALE = "cost/scale"
-"""Metric of a round, likewise: the length of the measure's range, in which exact violations of stated limits are."""
+"""Metric of a round, after the limit's prefix: the length of the measure's range, the unit of exact violations."""
 
 
 ORDER, NOT_ASKED = "to-certify", "not-certified"
@@ -70,11 +70,11 @@ class Outcome:
             return f"Released: {self.policy}. {self.certificate[0]}"
         if self.round is None:
             return f"No policy is certified, and none is released: {self.reason}."
-        named = f"Released: {self.policy}, the policy of round {self.round}"
+        title = f"Released: {self.policy}, the policy of round {self.round}"
         if self.by == RULE and self.certificate:
-            return f"{named}. {self.certificate[0]}"
-        said = self.certificate[0] if self.certificate else "It is not certified."
-        return f"{named}, by {self.by} ({self.reason}). {said}"
+            return f"{title}. {self.certificate[0]}"
+        sentence = self.certificate[0] if self.certificate else "It is not certified."
+        return f"{title}, by {self.by} ({self.reason}). {sentence}"
 
     @property
     def statement(self) -> str:
@@ -103,9 +103,9 @@ class Outcome:
 
     def as_json(self) -> dict[str, Any]:
         """`outcome` of result.json; paths begin at the run's folder."""
-        said = {"headline": self.headline, "statement": self.statement}
-        ways = {"load": self.load(), "export": self.export(), "serve": self.serve()}
-        return {**asdict(self), "limits": [asdict(limit) for limit in self.limits], **said, **ways}
+        texts = {"headline": self.headline, "statement": self.statement}
+        commands = {"load": self.load(), "export": self.export(), "serve": self.serve()}
+        return {**asdict(self), "limits": [asdict(limit) for limit in self.limits], **texts, **commands}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Self:
@@ -127,26 +127,26 @@ def outcome_of(
     now, ledger = Releases(Store(journal.engine, journal.run_id)).now(), read_ledger(journal)
     spent = any(entry.used_up for entry in ledger)
     if now.current is None:
-        finished = journal.next_round - 1
-        limits = estimates_of(journal, stated, finished)
+        rounds = journal.next_round - 1
+        limits = estimates_of(journal, stated, rounds)
         if now.mixture is not None:
-            mixture, tested = now.mixture, len(ledger)
-            return Outcome(None, mixture.policy, now.by, "", limits, mixture.statement, tested, mixture=True)
+            mixture, count = now.mixture, len(ledger)
+            return Outcome(None, mixture.policy, now.by, "", limits, mixture.statement, count, mixture=True)
         if now.stands_in:
             return Outcome(None, None, None, now.reason, limits, tested=len(ledger), used_up=spent)
-        asked = [entry.about({one.name: one.cost_limit for one in stated}) for entry in ledger]
-        reason = _why_nothing(journal, finished, asked)
+        entries = [entry.about({limit.name: limit.cost_limit for limit in stated}) for entry in ledger]
+        reason = _why_nothing(journal, rounds, entries)
         return Outcome(None, None, None, reason, limits, tested=len(ledger), used_up=spent)
     version = policies_of(journal)[now.current]
     kind, base = _kind(journal, run_dir / ARTIFACTS / version.version.path, policies=policies)
-    mine = next((one for one in read_certified(journal) if one.sha256 == (version.version.sha256,)), None)
+    certificate = next((entry for entry in read_certified(journal) if entry.sha256 == (version.version.sha256,)), None)
     return Outcome(
         round=now.current,
         policy=version.version.name,
         by=now.by,
         reason=now.reason,
         limits=estimates_of(journal, stated, now.current),
-        certificate=() if mine is None else mine.statement,
+        certificate=() if certificate is None else certificate.statement,
         tested=len(ledger),
         weights=f"{ARTIFACTS}/{version.version.path}",
         kind=kind,
@@ -155,12 +155,12 @@ def outcome_of(
     )
 
 
-def _why_nothing(journal: JournalReader, finished: int, ledger: Sequence[Entry]) -> str:
-    if not finished:
+def _why_nothing(journal: JournalReader, rounds: int, ledger: Sequence[Entry]) -> str:
+    if not rounds:
         return "no round is finished"
     if ledger:
-        found = (f"{one.candidate.policy} is {one.state} after {one.count} draws" for one in ledger)
-        return f"under the recipe's limits {'; '.join(found)}"
+        lines = (f"{entry.candidate.policy} is {entry.state} after {entry.count} draws" for entry in ledger)
+        return f"under the recipe's limits {'; '.join(lines)}"
     if journal.phases(like=ORDER):
         return "by its own labels no round keeps every limit, so none was put to the test"
     reasons = [phase.payload["reason"] for phase in journal.phases(like=NOT_ASKED)]
@@ -170,9 +170,9 @@ def _why_nothing(journal: JournalReader, finished: int, ledger: Sequence[Entry])
 def estimates_of(journal: JournalReader, stated: Sequence[Limit], number: int | None) -> tuple[LimitEstimate, ...]:
     """What the labels of a round say about every limit."""
     estimates = {step.constraint: step.estimate for step in journal.dual_steps() if step.round == number}
-    known = journal.metrics().get(number, {}) if number is not None else {}
+    metrics = journal.metrics().get(number, {}) if number is not None else {}
     return tuple(
-        said_of(limit, prefix, estimates[limit.name], known)
+        said_of(limit, prefix, estimates[limit.name], metrics)
         for prefix, limit in with_prefixes(stated)
         if limit.name in estimates
     )
@@ -185,16 +185,16 @@ def said_of(limit: Limit, prefix: str, estimate: CostEstimate, metrics: Mapping[
 
 
 def with_prefixes(stated: Sequence[Limit]) -> list[tuple[str, Limit]]:
-    """Limits with what stands in front of the names of their metrics: nothing for the first one."""
+    """Limits with the prefix of their metrics' names: none for the first one."""
     return [("" if index == 0 else f"{limit.name}/", limit) for index, limit in enumerate(stated)]
 
 
 def note_unsafe_rates(journal: Journal, stated: Sequence[Limit], number: int) -> None:
-    """Keeps the share of labels that say unsafe, which is shown beside every logit. A closing of rounds."""
-    for labelled, (prefix, limit) in product(rounds_labelled_in(journal, number), with_prefixes(stated)):
-        share = journal.unsafe_share(labelled, limit.name) if limit.quantity.kind == "logit" else None
+    """Journals the share of unsafe labels, shown beside every logit. Runs as a round closes."""
+    for round_, (prefix, limit) in product(rounds_labelled_in(journal, number), with_prefixes(stated)):
+        share = journal.unsafe_share(round_, limit.name) if limit.quantity.kind == "logit" else None
         if share is not None:
-            journal.round = labelled
+            journal.round = round_
             journal.add_metrics({f"{prefix}{UNSAFE_RATE}": share})
     journal.round = number
 

@@ -3,8 +3,8 @@
     rounds whose own estimates keep the limits ──► most helpful first ──► ask until decided ──► certified: released
 
 The rounds' labels only choose who is tested (`order_of_tests`); what counts for a candidate is drawn after it entered
-the ledger. Released is, of all policies that keep the recipe's limits by a certificate, the most helpful by the run's
-own estimate. What a person releases by hand stays until another policy is certified.
+the ledger. Of all policies certified for the recipe's limits, the most helpful by the run's own estimate is released.
+What a person releases by hand stays until another policy is certified.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ def certify_at_end(config: Config, run_dir: Path, journal: Journal, backends: Ba
     mixtures = [settled_mixture(config, run_dir, journal, entry) for entry in mixtures_of(read_ledger(journal))]
     if _test_rounds(config, run_dir, journal, backends):
         return
-    for entry in sorted(mixtures, key=lambda one: -(one.candidate.rounds or 0)):
+    for entry in sorted(mixtures, key=lambda entry: -(entry.candidate.rounds or 0)):
         if entry.state == "certified":
             write_certificate(run_dir, certificate_of(config, run_dir, entry))
             return
 
 
 def settled_mixture(config: Config, run_dir: Path, journal: Journal, entry: Entry) -> Entry:
-    """A mixture after its last round: what its rounds' own draws say."""
+    """Settles a mixture after its last round, by its rounds' draws."""
     logger.info("%s is %s after %d draws of its rounds", entry.candidate.policy, entry.state, entry.count)
     settle(config, run_dir, journal, entry)
     return entry
@@ -63,9 +63,9 @@ def _test_rounds(config: Config, run_dir: Path, journal: Journal, backends: Back
         journal.once(NOT_ASKED, lambda: {"reason": reason})
         return False
     order = journal.once(ORDER, lambda: order_of_tests(config, journal, backends))["order"]
-    tested, budget = order[: config.certificate.candidates], config.certificate.draws
-    for number in tested:
-        patient = number == tested[-1]  # one that misses a limit on average gives way to the next
+    rounds, budget = order[: config.certificate.candidates], config.certificate.draws
+    for number in rounds:
+        patient = number == rounds[-1]  # one that misses a limit on average gives way to the next
         entry = ask(config, journal, f"round-{number}", {}, budget, lambda: nullcontext(backends), patient)
         logger.info("%s is %s after %d draws", entry.candidate.policy, entry.state, entry.count)
         settle(config, run_dir, journal, entry)
@@ -88,7 +88,7 @@ def why_not_asked(config: Config) -> str | None:
 def certify_and_release(
     config: Config, run_dir: Path, policy: str, limits: Mapping[str, float], budget: int
 ) -> tuple[Entry, dict[str, Any]]:
-    """What `pddpo certify` does: asks about one policy, writes its certificate, and releases what is now the best."""
+    """What `pddpo certify` does: tests one policy, writes its certificate, and releases what is now the best."""
     entry = certify(config, run_dir, policy, limits, budget)
     with opened(config, run_dir) as journal:
         return entry, settle(config, run_dir, journal, entry)
@@ -106,59 +106,59 @@ def certify_folder(
     folder = Path(run_dir).expanduser().absolute()
     with open_folder(folder, None) as journal:
         config = Config.of_run(journal.recipe)
-    _, written = certify_and_release(config, folder, policy, limits or {}, draws or config.certificate.draws)
-    return written
+    _, certificate = certify_and_release(config, folder, policy, limits or {}, draws or config.certificate.draws)
+    return certificate
 
 
 def settle(config: Config, run_dir: Path, journal: Journal, entry: Entry) -> dict[str, Any]:
     """Writes `certificate.json`, notes a policy that keeps the recipe's limits, and releases the best of those."""
     certificate = write_certificate(run_dir, certificate_of(config, run_dir, entry))
-    kept = entry.about(config.thresholds)
-    if kept.state == "certified":
+    line = entry.about(config.thresholds)
+    if line.state == "certified":
         journal.round = entry.candidate.round
         # a mixture of more rounds is another one
-        phase = PHASE if kept.candidate.rounds is None else f"{PHASE}-{kept.candidate.rounds}"
+        phase = PHASE if line.candidate.rounds is None else f"{PHASE}-{line.candidate.rounds}"
         if not journal.is_finished(phase):
-            newest = _certified(config, journal, kept, sentences(certificate_of(config, run_dir, kept)))
+            newest = _certified(config, journal, line, sentences(certificate_of(config, run_dir, line)))
             journal.once(phase, lambda: _noted(journal, newest))
     return certificate
 
 
-def _certified(config: Config, journal: JournalReader, entry: Entry, said: Sequence[str]) -> Certified:
-    """What travels with the policy from here on."""
+def _certified(config: Config, journal: JournalReader, entry: Entry, statement: Sequence[str]) -> Certified:
+    """The certificate that the policy carries."""
     candidate = entry.candidate
-    rounds = {one.version.number: one.round for one in journal.versions()}
+    rounds = {record.version.number: record.round for record in journal.versions()}
     return Certified(
         candidate=candidate.number,
         policy=candidate.policy,
-        rounds=tuple(rounds[one["number"]] for one in candidate.versions),
-        sha256=tuple(one["sha256"] for one in candidate.versions),
+        rounds=tuple(rounds[version["number"]] for version in candidate.versions),
+        sha256=tuple(version["sha256"] for version in candidate.versions),
         template=config.template,
         decoding=candidate.decoding,
-        limits=tuple(_in_short(one, entry.findings[one.name].upper) for one in candidate.limits),
-        statement=tuple(said),
+        limits=tuple(_in_short(limit, entry.findings[limit.name].upper) for limit in candidate.limits),
+        statement=tuple(statement),
     )
 
 
-def _in_short(one: TestedLimit, upper: float) -> str:
+def _in_short(limit: TestedLimit, upper: float) -> str:
     """`leaks at most 4.3 % (limit 5 %, 95 % confidence)`"""
-    side, confidence = "least" if one.at_least else "most", f"{100 * (1 - one.delta):.4g} % confidence"
-    return f"{one.name} at {side} {one.amount(upper)} (limit {one.stated.bound}, {confidence})"
+    side, confidence = "least" if limit.at_least else "most", f"{100 * (1 - limit.delta):.4g} % confidence"
+    return f"{limit.name} at {side} {limit.amount(upper)} (limit {limit.stated.bound}, {confidence})"
 
 
 def _noted(journal: Journal, newest: Certified) -> dict[str, Any]:
     """Releases the most helpful of the certified rounds, if it is not this rule's latest release already."""
-    helpful = _helpfulness(journal)
-    single = [one for one in (*read_certified(journal), newest) if len(one.rounds) == 1]
-    best = max(single, key=lambda one: (helpful.get(one.rounds[0], -np.inf), one.rounds[0]), default=None)
+    helpfulness = _helpfulness(journal)
+    policies = [entry for entry in (*read_certified(journal), newest) if len(entry.rounds) == 1]
+    best = max(policies, key=lambda entry: (helpfulness.get(entry.rounds[0], -np.inf), entry.rounds[0]), default=None)
     history = Releases(Store(journal.engine, journal.run_id)).history()
-    mine = [line.round for line in history if line.by == RULE and line.action == RELEASE]
-    if best is not None and mine[-1:] != [best.rounds[0]]:
+    releases = [line.round for line in history if line.by == RULE and line.action == RELEASE]
+    if best is not None and releases[-1:] != [best.rounds[0]]:
         journal.add_release(RELEASE, best.rounds[0], RULE, f"certified as candidate {best.candidate} of the run")
     return newest.as_json()
 
 
 def _helpfulness(journal: JournalReader) -> dict[int, float]:
-    """By round, as the newest order of tests found it."""
+    """By round, from the newest order of tests."""
     phases = journal.phases(like=ORDER)
     return {int(number): value for number, value in phases[-1].payload["helpfulness"].items()} if phases else {}

@@ -28,7 +28,7 @@ STAGE, UNSTAGE = "stage", "unstage"
 RULE = "rule"
 """Who decided, where no person did: a certificate."""
 ALARM = "alarm"
-"""Who took a release back, where no person did: answers that people got break a limit."""
+"""Who took a release back, where no person did: users' answers broke a limit."""
 SCHEDULE = "schedule"
 """Who released a round, where a person began it in stages."""
 MIN_HOURS, MAX_HOURS = 1 / 60, 24.0 * 90
@@ -50,7 +50,7 @@ class ReleaseEntry:
 
 @dataclass(frozen=True)
 class Released:
-    """What a history comes to. `states` by round: released, staged, superseded or withdrawn; others are unreleased."""
+    """A history's outcome. `states` by round: released, staged, superseded or withdrawn; others are unreleased."""
 
     current: int | None = None
     """The released round."""
@@ -65,7 +65,7 @@ class Released:
     by: str | None = None
     """Who released it: `rule` (a certificate did), `schedule`, or the name of a person."""
     reason: str = ""
-    """Why, in that one's words; where the reference stands in, those of the alarm."""
+    """Why; where the reference stands in, the reason of the alarm."""
     mixture: Certified | None = None
     """The certified mixture that is released because no round is."""
 
@@ -82,23 +82,23 @@ def released_now(
 ) -> Released:
     """What is released after this history.
 
-    `weights` are the hashes of the finished rounds' policies. Where no round is released, that is the mixture of the
-    last rounds that is certified as it is, of the most rounds but no more than `mixture_max`; after an alarm it is
-    nothing, and the reference stands in.
+    `weights` are the hashes of the finished rounds' policies. Where no round is released, it is the
+    longest certified mixture of the last rounds with these weights, of at most `mixture_max` rounds; after an alarm it
+    is nothing, and the reference stands in.
     """
     now = _replay(history)
     if now.current is not None:
-        mine = [line.by for line in history if line.action == RELEASE and line.round == now.current]
-        return replace(now, by=mine[-1], reason=now.reasons[now.current])
+        names = [line.by for line in history if line.action == RELEASE and line.round == now.current]
+        return replace(now, by=names[-1], reason=now.reasons[now.current])
     if now.stands_in:
         return replace(now, reason=history[-1].reason)
     mixtures = [
-        one for one in certified
-        if len(one.rounds) > 1 and one.rounds[-1] == max(weights, default=0)
-        and one.sha256 == tuple(weights.get(number) for number in one.rounds)
-        and (mixture_max is None or len(one.rounds) <= mixture_max)
+        entry for entry in certified
+        if len(entry.rounds) > 1 and entry.rounds[-1] == max(weights, default=0)
+        and entry.sha256 == tuple(weights.get(number) for number in entry.rounds)
+        and (mixture_max is None or len(entry.rounds) <= mixture_max)
     ]  # fmt: skip
-    mixture = max(mixtures, key=lambda one: len(one.rounds), default=None)
+    mixture = max(mixtures, key=lambda entry: len(entry.rounds), default=None)
     return now if mixture is None else replace(now, by=RULE, mixture=mixture)
 
 
@@ -165,7 +165,7 @@ class Releases:
             return self._history(connection)
 
     def now(self) -> Released:
-        """As `released_now`, of this run."""
+        """`released_now` for this run."""
         history, journal = self.history(), JournalReader(self._store.engine, self._store.run)
         weights = {number: entry.version.sha256 for number, entry in policies_of(journal).items() if number}
         return released_now(history, read_certified(journal), weights)
@@ -175,7 +175,7 @@ class Releases:
     ) -> Released:
         """Releases a finished round, at once or over `hours`. One without a certificate needs `force`. Raises
         UserError."""
-        certified = {one.rounds for one in read_certified(JournalReader(self._store.engine, self._store.run))}
+        certified = {entry.rounds for entry in read_certified(JournalReader(self._store.engine, self._store.run))}
 
         def add(connection: Connection) -> None:
             state = _replay(self._history(connection))
@@ -217,7 +217,7 @@ class Releases:
         return done
 
     def unstage(self, round_: int, *, by: str, reason: str) -> Released:
-        """Takes a round back whose release is under way. Does nothing where another one is."""
+        """Stops a round's staged release. Does nothing if that round is not being staged."""
 
         def add(connection: Connection) -> None:
             stage = _replay(self._history(connection)).stage
@@ -247,24 +247,24 @@ class Releases:
     def withdraw(self, round_: int | None, *, reason: str) -> Released:
         """What an alarm does: takes a release back (None: the mixture's), and goes back to the last certified round, or
         to the reference where there is none. Does nothing where something else is released by now."""
-        certified = {one.rounds for one in read_certified(JournalReader(self._store.engine, self._store.run))}
+        certified = {entry.rounds for entry in read_certified(JournalReader(self._store.engine, self._store.run))}
 
         def add(connection: Connection) -> None:
             state = _replay(self._history(connection))
             if state.current != round_ or state.stands_in:
                 return
-            left = list(state.earlier)
-            while left and (left[-1],) not in certified:
-                self._add(connection, ROLLBACK, left.pop(), ALARM, reason)
-            self._add(connection, ROLLBACK, left[-1] if left else None, ALARM, reason)
+            rounds = list(state.earlier)
+            while rounds and (rounds[-1],) not in certified:
+                self._add(connection, ROLLBACK, rounds.pop(), ALARM, reason)
+            self._add(connection, ROLLBACK, rounds[-1] if rounds else None, ALARM, reason)
 
         self._store.write(add)
         return self.now()
 
     def _history(self, connection: Connection) -> list[ReleaseEntry]:
         # version 0.1 noted refusals too, which released nothing
-        mine = (release_table.c.run == self._store.run) & (release_table.c.action != "refuse")
-        rows = connection.execute(select(release_table).where(mine).order_by(release_table.c.id))
+        condition = (release_table.c.run == self._store.run) & (release_table.c.action != "refuse")
+        rows = connection.execute(select(release_table).where(condition).order_by(release_table.c.id))
         return [record_of(ReleaseEntry, row) for row in rows]
 
     def _add(
@@ -276,8 +276,8 @@ class Releases:
         record_event(connection, at_ms, by[:64], f"serving.{action}", self._store.run, round=round_, reason=reason)
 
     def _demand_finished(self, connection: Connection, round_: int) -> None:
-        mine = (round_table.c.run == self._store.run) & round_table.c.finished_ms.is_not(None)
-        numbers = sorted(connection.execute(select(round_table.c.round).where(mine)).scalars())
+        condition = (round_table.c.run == self._store.run) & round_table.c.finished_ms.is_not(None)
+        numbers = sorted(connection.execute(select(round_table.c.round).where(condition)).scalars())
         if round_ not in numbers:
-            known = f"rounds 1 to {numbers[-1]}" if numbers else "no round yet"
-            raise UserError(f"round {round_} is not finished: this run has finished {known}")
+            rounds = f"rounds 1 to {numbers[-1]}" if numbers else "no round yet"
+            raise UserError(f"round {round_} is not finished: this run has finished {rounds}")

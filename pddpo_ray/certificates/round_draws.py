@@ -34,9 +34,9 @@ STATEMENT = "the run's prompts, drawn independently in every round; the policies
 def enter_mixtures(config: Config, journal: Journal) -> None:
     """Writes the recipe's mixtures into the ledger, before round 1. Raises UserError where none could be certified."""
     before = journal.round
-    audited = {one.limit.name: share_of_round(config, one) for one in config.stated if one.audited is not None}
+    shares = {entry.limit.name: share_of_round(config, entry) for entry in config.stated if entry.audited is not None}
     for number, first in enumerate(config.certificate.mixtures, start=1):
-        limits = tuple(_of_rounds(one, audited.get(one.name)) for one in tested_limits(config, {}, number))
+        limits = tuple(_of_rounds(limit, shares.get(limit.name)) for limit in tested_limits(config, {}, number))
         enter(
             journal,
             Candidate(
@@ -54,10 +54,9 @@ def enter_mixtures(config: Config, journal: Journal) -> None:
 
 
 def add_draws_of_round(config: Config, journal: Journal, number: int) -> None:
-    """Adds policy and draws of every round whose labels are there now to every mixture that it belongs to, in the order
-    of the rounds. A closing of rounds."""
-    for labelled in rounds_labelled_in(journal, number):
-        _add_draws(config, journal, labelled)
+    """Adds policy and draws of each round whose labels are complete to its mixtures, in order, as a round closes."""
+    for round_ in rounds_labelled_in(journal, number):
+        _add_draws(config, journal, round_)
     journal.round = number
 
 
@@ -92,8 +91,8 @@ def _of_rounds(tested: TestedLimit, share: float | None) -> TestedLimit:
     if share is None or tested.people is None:
         return tested
     machine = tested.source.split(BESIDE_PEOPLE)[-1]
-    seen = f"people, who saw {100 * share:.3g} % of each round's answers, drawn evenly{BESIDE_PEOPLE}{machine}"
-    return replace(tested, people=share, source=seen)
+    source = f"people, who saw {100 * share:.3g} % of each round's answers, drawn evenly{BESIDE_PEOPLE}{machine}"
+    return replace(tested, people=share, source=source)
 
 
 def mixtures_of(ledger: Sequence[Entry]) -> list[Entry]:
@@ -115,23 +114,24 @@ class DrawnAnswer:
 
 def drawn_answers(config: Config, journal: JournalReader, number: int, limit: str) -> list[DrawnAnswer]:
     """What was measured of a round's answers under a limit, in the order in which they were drawn."""
-    stated = next(one for one in config.stated if one.limit.name == limit)
-    if stated.labelled:
+    stated_limit = next(entry for entry in config.stated if entry.limit.name == limit)
+    if stated_limit.labelled:
         ids = [answer.id for answer in journal.samples(number, "cost")]
         labels = labels_of_answers(journal, [number], limit, ids)
         shares = numbers_of(labels.values[:, 0])
         missing = {row for row, _ in labels.missing}
         return [
-            DrawnAnswer(one, share, 1.0 if row in missing else share)
-            for row, (one, share) in enumerate(zip(ids, shares, strict=True))
+            DrawnAnswer(answer_id, share, 1.0 if row in missing else share)
+            for row, (answer_id, share) in enumerate(zip(ids, shares, strict=True))
         ]
-    ids = [one for entry in journal.phases(number, like=ANSWERS) for one in entry.payload["ids"]]
+    ids = [answer_id for entry in journal.phases(number, like=ANSWERS) for answer_id in entry.payload["ids"]]
     records = journal.measurements(number, ANSWERS, limit)
-    table = table_of(records, [stated], ids, config.dual.cost_max)
-    highest = (stated.limit.cost_range or (None, None))[1]
+    table = table_of(records, [stated_limit], ids, config.dual.cost_max)
+    highest = (stated_limit.limit.cost_range or (None, None))[1]
     columns = numbers_of(table.numbers[:, 0]), numbers_of(table.relative[:, 0]), table.failed[:, 0]
     return [
-        DrawnAnswer(one, bet, highest if failed else cost) for one, bet, cost, failed in zip(ids, *columns, strict=True)
+        DrawnAnswer(answer_id, bet, highest if failed else cost)
+        for answer_id, bet, cost, failed in zip(ids, *columns, strict=True)
     ]
 
 
@@ -141,18 +141,18 @@ def _of_round(config: Config, journal: JournalReader, number: int) -> dict[str, 
     numbers: dict[str, Numbers] = {}
     each = answers_each(config.stated)
     for limit in config.typed_limits:
-        measured = drawn_answers(config, journal, number, limit.name)
-        by_draw = [measured[start : start + each] for start in range(0, len(measured), each)]
+        answers = drawn_answers(config, journal, number, limit.name)
+        by_draw = [answers[start : start + each] for start in range(0, len(answers), each)]
         positions = _positions(config, limit, len(by_draw))
         draws[limit.name] = [by_draw[position][0].answer for position in positions]
-        numbers[limit.name] = [_mean([one.number for one in by_draw[position]]) for position in positions]
+        numbers[limit.name] = [_mean([answer.number for answer in by_draw[position]]) for position in positions]
     return {"draws": draws, "numbers": numbers}
 
 
 def _mean(costs: Numbers) -> float | None:
     """None: an answer of the draw has no number, and so the draw has none."""
-    known = [cost for cost in costs if cost is not None]
-    return sum(known) / len(known) if len(known) == len(costs) else None
+    values = [cost for cost in costs if cost is not None]
+    return sum(values) / len(values) if len(values) == len(costs) else None
 
 
 def _positions(config: Config, limit: Limit, count: int) -> list[int]:

@@ -30,8 +30,8 @@ class Stage:
 
     def share(self, now_ms: int) -> float:
         """Share of the conversations at a time; a clock that went back gives the first share."""
-        passed = (now_ms - self.began_ms) / (self.hours * HOUR_MS)
-        return 1.0 if passed >= 1 else SHARES[max(0, int(passed * len(SHARES)))]
+        fraction = (now_ms - self.began_ms) / (self.hours * HOUR_MS)
+        return 1.0 if fraction >= 1 else SHARES[max(0, int(fraction * len(SHARES)))]
 
     def answers(self, conversation: str, now_ms: int, seed: int, secret: str) -> bool:
         """Whether the new round answers this conversation now."""

@@ -4,8 +4,8 @@
                               ▲                                                                    undecided   │
                               └────────────────────────────────────────────────────────────────────────────────┘
 
-What is drawn and who labels it: `certificate_draws`. A sentence says what its prompts are: a world's are all there are,
-and the policy was trained on them; real text has a certification set.
+What is drawn and who labels it: `draws`. A statement names its prompts: the run's own, on which the policy was trained,
+or those of a certification set.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ MakeParts = Callable[[], AbstractContextManager[Backends]]
 
 def certify(config: Config, run_dir: Path, policy: str, limits: Mapping[str, float], budget: int) -> Entry:
     """Puts a policy of a finished run to the test in this process: `ask` on the journal in its folder."""
-    here = config.in_one_process()
+    recipe = config.in_one_process()
     with opened(config, run_dir) as journal:
-        return ask(config, journal, policy, limits, budget, lambda: closing(in_process.make_backends(here, run_dir)))
+        return ask(config, journal, policy, limits, budget, lambda: closing(in_process.make_backends(recipe, run_dir)))
 
 
 def opened(config: Config, run_dir: Path) -> Journal:
-    """The journal of a run that is there, to write. Raises UserError where nothing could be certified."""
+    """Opens the journal of an existing run for writing. Raises UserError where there is none."""
     run_id, shared = resumed_run(config, run_dir)
     recipe = config.model_dump(mode="json")
     return Journal.open(config.journal or run_dir / JOURNAL, run_id, create=recipe, fixed=shared)
@@ -61,13 +61,13 @@ def ask(
 
     `limits` are other bounds than the recipe's, in the limits' own units. A policy's earlier test continues where
     it stopped and spends nothing, whatever the bounds are now; the line is about those that were asked for. `parts`
-    draws and labels, and is entered where there is something to draw. Who is not `patient` ends a test, undecided, at
-    `EARLY` batches whose mean breaks a limit. Raises UserError for a policy or limit that the run has not, and where
+    draws and labels, and is entered where there is something to draw. Unless `patient`, a test ends undecided after
+    `EARLY` batches whose mean breaks a limit. Raises UserError for a policy or limit that the run lacks, and where
     nothing could be certified.
     """
     versions = _versions(journal, policy)
-    wanted = with_gates(config, tested_limits(config, limits, len(read_ledger(journal)) + 1))
-    return ask_about(config, journal, versions, wanted, budget, parts, patient=patient)
+    test_limits = with_gates(config, tested_limits(config, limits, len(read_ledger(journal)) + 1))
+    return ask_about(config, journal, versions, test_limits, budget, parts, patient=patient)
 
 
 def ask_about(
@@ -85,19 +85,19 @@ def ask_about(
     A `statement` says what prompts the sentence is about where the recipe does not know it, and who measures; under
     another one the policy is another candidate.
     """
-    asked = {one.name: one.limit for one in wanted}
-    ledger = [one for one in read_ledger(journal) if statement is None or one.candidate.statement == statement]
+    bounds = {limit.name: limit.limit for limit in wanted}
+    ledger = [line for line in read_ledger(journal) if statement is None or line.candidate.statement == statement]
     entry = _same(ledger, versions, wanted, decoding_of(config))
     if entry is None:
         candidate = _candidate(journal, config, versions, wanted, statement or _statement(config))
     else:
-        candidate = entry.candidate.about(asked)
-    line = line_of(journal, candidate.number).about(asked)
+        candidate = entry.candidate.about(bounds)
+    line = line_of(journal, candidate.number).about(bounds)
     if line.state != "undecided" or line.count >= budget:
         return line
     with parts() as backends:
         draw_until_decided(config, journal, backends, candidate, budget, patient=patient)
-    return line_of(journal, candidate.number).about(asked)
+    return line_of(journal, candidate.number).about(bounds)
 
 
 def reason_against(config: Config) -> str | None:
@@ -114,35 +114,35 @@ def tested_limits(config: Config, limits: Mapping[str, float], number: int) -> t
 
     Raises UserError for a limit that no draws can certify.
     """
-    unknown = [name for name in limits if name not in config.thresholds]
-    if unknown:
-        raise UserError(f"--limit {unknown[0]}: this run's limits are {', '.join(config.thresholds)}")
-    tested = [_stated(one, limits, number, config) for one in bounded(config) if cannot(one) is None]
+    names = [name for name in limits if name not in config.thresholds]
+    if names:
+        raise UserError(f"--limit {names[0]}: this run's limits are {', '.join(config.thresholds)}")
+    tested = [_stated(entry, limits, number, config) for entry in bounded(config) if cannot(entry) is None]
     if not tested:
         raise UserError("; ".join(estimated_only(config)))
-    for one in tested:
-        if not one.possible:
-            bias = f", a logit's also above -C = {one.low:g} by the bias of {one.labels_each} labels, {one.bias:.2f}"
+    for test in tested:
+        if not test.possible:
+            bias = f", a logit's also above -C = {test.low:g} by the bias of {test.labels_each} labels, {test.bias:.2f}"
             raise UserError(
-                f"limit {one.name} of {one.stated.bound} cannot be certified by any number of draws: it must lie inside"
-                f" the measure's bounds{bias if one.kind == 'logit' else ''}"
+                f"limit {test.name} of {test.stated.bound} cannot be certified by any number of draws: it must lie"
+                f" inside the measure's bounds{bias if test.kind == 'logit' else ''}"
             )
     return tuple(tested)
 
 
 def estimated_only(config: Config) -> tuple[str, ...]:
     """The stated limits that no draws can certify, each with its reason."""
-    return tuple(f"{one.limit.name}: {cannot(one)}" for one in bounded(config) if cannot(one))
+    return tuple(f"{entry.limit.name}: {cannot(entry)}" for entry in bounded(config) if cannot(entry))
 
 
 def bounded(config: Config) -> tuple[StatedLimit, ...]:
     """The stated limits; tokens of an answer are at most those that a run lets it have."""
     longest = config.rollout.max_tokens
     return tuple(
-        replace(one, limit=one.limit.within(0.0, longest))
-        if one.source == SourceName("rule", "tokens") and one.limit.cost_range is None
-        else one
-        for one in config.stated
+        replace(stated_limit, limit=stated_limit.limit.within(0.0, longest))
+        if stated_limit.source == SourceName("rule", "tokens") and stated_limit.limit.cost_range is None
+        else stated_limit
+        for stated_limit in config.stated
     )
 
 
@@ -158,20 +158,20 @@ def cannot(one: StatedLimit) -> str | None:
     return None
 
 
-def _stated(one: StatedLimit, others: Mapping[str, float], number: int, config: Config) -> TestedLimit:
+def _stated(stated_limit: StatedLimit, bounds: Mapping[str, float], number: int, config: Config) -> TestedLimit:
     """A limit of `limits:` as it is tested."""
-    limit, quantity = one.limit, one.limit.quantity
-    bound = limit.cost(others[limit.name]) if limit.name in others else limit.cost_limit
+    limit, quantity = stated_limit.limit, stated_limit.limit.quantity
+    bound = limit.cost(bounds[limit.name]) if limit.name in bounds else limit.cost_limit
     low, high = limit.cost_range or (-config.dual.cost_max, config.dual.cost_max)
     level, delta = level_of(config, limit.name, number), config.deltas[limit.name]
-    labels = one.asking.labels_each or 1
-    source = (config.labels.called or config.feedback.kind) if one.labelled else str(one.source)
-    people, machine = share_audited(config, one), "a model" if one.source.kind == "model" else source
+    labels = stated_limit.asking.labels_each or 1
+    source = (config.labels.called or config.feedback.kind) if stated_limit.labelled else str(stated_limit.source)
+    people, machine = share_audited(config, stated_limit), "a model" if stated_limit.source.kind == "model" else source
     if people is not None:
         source = f"people, asked about {100 * people:.3g} % of the draws by a coin{BESIDE_PEOPLE}{machine} that saw all"
     return TestedLimit(
         limit.name, bound, level, delta, quantity.kind, labels, low, high, source, quantity.over, quantity.unit,
-        limit.at_least, labelled=one.labelled, versus=quantity.versus, people=people,
+        limit.at_least, labelled=stated_limit.labelled, versus=quantity.versus, people=people,
     )  # fmt: skip
 
 
@@ -186,8 +186,8 @@ def share_audited(config: Config, one: StatedLimit) -> float | None:
 
 def level_of(config: Config, name: str, number: int) -> float:
     """alpha of a limit for the k-th candidate: its part of delta."""
-    given = config.certificate
-    shares = None if given.shares is None else tuple(given.shares)
+    settings = config.certificate
+    shares = None if settings.shares is None else tuple(settings.shares)
     return Allocation(shares).level(config.deltas[name], number)
 
 
@@ -197,13 +197,13 @@ def first_of_rounds(config: Config) -> int:
 
 
 def siblings(config: Config, run_dir: Path) -> list[str]:
-    """Other runs beside this one with the same recipe but for the seed: who trains until one passes must see it."""
-    mine = {**config.fixed_settings(), "seed": None}
-    siblings = []
+    """Runs beside this one with the same recipe but for the seed: training until one passes must be visible."""
+    settings = {**config.fixed_settings(), "seed": None}
+    names = []
     for folder in sorted(run_dir.parent.iterdir()):
-        if folder != run_dir and (folder / JOURNAL).is_file() and {**_settings_of(folder), "seed": None} == mine:
-            siblings.append(folder.name)
-    return siblings
+        if folder != run_dir and (folder / JOURNAL).is_file() and {**_settings_of(folder), "seed": None} == settings:
+            names.append(folder.name)
+    return names
 
 
 def _settings_of(folder: Path) -> Mapping[str, Any]:
@@ -221,43 +221,43 @@ def _settings_of(folder: Path) -> Mapping[str, Any]:
 
 def _versions(journal: Journal, policy: str) -> tuple[PolicyVersion, ...]:
     """The rounds' policies that a candidate draws from. Raises UserError."""
-    finished = journal.policies[: journal.next_round - 1]
-    names = [f"round-{number}" for number in range(1, len(finished) + 1)]
-    if not finished:
+    policies = journal.policies[: journal.next_round - 1]
+    names = [f"round-{number}" for number in range(1, len(policies) + 1)]
+    if not policies:
         raise UserError("no round is finished: there is no policy to certify")
     if policy == "mixture":
-        return tuple(finished)
-    tails = {f"tail-{first}": tuple(finished[first - 1 :]) for first in range(2, len(finished))}
+        return tuple(policies)
+    tails = {f"tail-{first}": tuple(policies[first - 1 :]) for first in range(2, len(policies))}
     if policy in tails:
         return tails[policy]
-    wanted = names[-1] if policy == "last" else policy
-    if wanted not in names:
-        known = [f"{names[0]} to {names[-1]}, last", "mixture"]
+    name = names[-1] if policy == "last" else policy
+    if name not in names:
+        choices = [f"{names[0]} to {names[-1]}, last", "mixture"]
         if tails:
-            known.insert(1, f"tail-2 to tail-{len(finished) - 1}")
-        raise UserError(f"--policy {policy}: this run has {', '.join(known[:-1])} and {known[-1]}")
-    return (finished[names.index(wanted)],)
+            choices.insert(1, f"tail-2 to tail-{len(policies) - 1}")
+        raise UserError(f"--policy {policy}: this run has {', '.join(choices[:-1])} and {choices[-1]}")
+    return (policies[names.index(name)],)
 
 
 def _same(
     ledger: Sequence[Entry],
     versions: Sequence[PolicyVersion],
-    wanted: Sequence[TestedLimit],
+    test_limits: Sequence[TestedLimit],
     decoding: Mapping[str, Any],
 ) -> Entry | None:
     """The line of the same weights, decoding and measures, whatever their bounds; its level is that of its entry.
 
     A mixture that its rounds' own draws do not certify under these bounds is drawn from anew.
     """
-    hashes = [one.sha256 for one in versions]
-    asked = {one.name: one.limit for one in wanted}
+    hashes = [version.sha256 for version in versions]
+    bounds = {limit.name: limit.limit for limit in test_limits}
     for entry in ledger:
-        mine = entry.candidate
-        if mine.first_round is not None and entry.about(asked).state != "certified":
+        candidate = entry.candidate
+        if candidate.first_round is not None and entry.about(bounds).state != "certified":
             continue
-        same = [one["sha256"] for one in mine.versions] == hashes and mine.decoding == decoding
-        of_rounds = mine.first_round is not None
-        measures = [[_measure(one, of_rounds) for one in limits] for limits in (mine.limits, wanted)]
+        same = [version["sha256"] for version in candidate.versions] == hashes and candidate.decoding == decoding
+        of_rounds = candidate.first_round is not None
+        measures = [[_measure(limit, of_rounds) for limit in limits] for limits in (candidate.limits, test_limits)]
         if same and measures[0] == measures[1]:
             return entry
     return None
@@ -265,8 +265,8 @@ def _same(
 
 def _measure(limit: TestedLimit, of_rounds: bool) -> TestedLimit:
     """All of a limit but its bound and its level. Of rounds, the share that people saw is the rounds' own."""
-    own = replace(limit, limit=0.0, level=0.0, delta=0.0, shaped_for=None)
-    return replace(own, people=None, source="people") if of_rounds and own.people is not None else own
+    measure = replace(limit, limit=0.0, level=0.0, delta=0.0, shaped_for=None)
+    return replace(measure, people=None, source="people") if of_rounds and measure.people is not None else measure
 
 
 def _candidate(
@@ -276,18 +276,20 @@ def _candidate(
     limits: tuple[TestedLimit, ...],
     statement: str,
 ) -> Candidate:
-    if not all(one.level for one in limits):
+    if not all(limit.level for limit in limits):
         raise UserError(
             "certificate.shares are used up: this run has tested as many candidates, a further one cannot be certified"
         )
     first = journal.policies.index(versions[0]) + 1
-    named = versions[0].name if len(versions) == 1 else mixture_name(first, len(versions))
+    name = versions[0].name if len(versions) == 1 else mixture_name(first, len(versions))
     return enter(
         journal,
         Candidate(
             number=len(read_ledger(journal)) + 1,
-            policy=named,
-            versions=tuple({"name": one.name, "number": one.number, "sha256": one.sha256} for one in versions),
+            policy=name,
+            versions=tuple(
+                {"name": version.name, "number": version.number, "sha256": version.sha256} for version in versions
+            ),
             limits=limits,
             decoding=decoding_of(config),
             statement=statement,

@@ -1,4 +1,4 @@
-"""From a resolved recipe and its backends to the parts that a method calls, the multipliers' first state among them."""
+"""Builds the parts that a method calls, with the multipliers' first state, from a resolved recipe and its backends."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class BuiltParts(Parts):
 
 
 def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds: int, online: bool) -> BuiltParts:
-    """All parts, as the recipe and the journal have them. Reads; asks, fits, draws and writes nothing."""
+    """Builds all parts from the recipe and the journal. Only reads; asks, fits and draws nothing."""
     trainer = TrainerController(
         backends.trainer,
         journal,
@@ -126,9 +126,9 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
         whitened=whitened,
         scorecard=scorecard,
     )
-    own = code_of("methods", config.algorithm, "parts")
-    if own is not None:
-        parts = replace(parts, own=own(config, backends, parts, state.limits[0]))
+    make_own = code_of("methods", config.algorithm, "parts")
+    if make_own is not None:
+        parts = replace(parts, own=make_own(config, backends, parts, state.limits[0]))
     if not online:
         return parts
     if isinstance(parts.own, ExplorationController):
@@ -139,7 +139,7 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
 
 def _prompts(config: Config, journal: Journal, backends: Backends) -> Prompts | WithUsersPrompts:
     """The recipe's own prompts, with its share of users' where they gave some."""
-    own = Prompts(
+    prompts = Prompts(
         backends.prompts,
         journal,
         config.seed,
@@ -148,11 +148,11 @@ def _prompts(config: Config, journal: Journal, backends: Backends) -> Prompts | 
         independent=bool(config.certificate.mixtures),
     )
     share = config.production.share
-    return WithUsersPrompts(own, backends.served, journal, share=share, seed=config.seed) if share else own
+    return WithUsersPrompts(prompts, backends.served, journal, share=share, seed=config.seed) if share else prompts
 
 
 def due_labels(config: Config, journal: Journal, feedback: FeedbackController, rounds: int) -> Due | None:
-    """Which labels a round takes: its own, or those that are there."""
+    """The part for late labels; None: a round takes its own."""
     late = config.rounds_late
     return DueLabels(journal, feedback, rounds_late=late, rounds=rounds) if late else None
 
@@ -183,10 +183,10 @@ def explorer_of(config: Config, backends: Backends, parts: BuiltParts, bonus: st
     settings, limits, dual = config.explore, parts.limits, parts.dual
     # in logits: a share rises by at most a quarter per logit, so its range counts a quarter
     weights = {
-        one.name: 0.0 if one.on_drift else 1.0 if one.stated.by_comparisons else one.scale / 4.0
-        for one in backends.held_limits
+        limit.name: 0.0 if limit.on_drift else 1.0 if limit.stated.by_comparisons else limit.scale / 4.0
+        for limit in backends.held_limits
     }
-    own = checked("bonuses", settings.bonus, settings.settings, "explore.settings")
+    bonus_settings = checked("bonuses", settings.bonus, settings.settings, "explore.settings")
     return OptimisticExplorer(
         features=parts.whitened or parts.trainer.features,
         baseline={},
@@ -197,7 +197,7 @@ def explorer_of(config: Config, backends: Backends, parts: BuiltParts, bonus: st
         weight=settings.information,
         picks=settings.picks,
         bonus=bonus,
-        bonus_settings=own if bonus == settings.bonus else None,
+        bonus_settings=bonus_settings if bonus == settings.bonus else None,
         comparator=settings.comparator,
         weights=settings.weights,
         cost_bonus_scale=settings.cost_scale,
@@ -248,8 +248,8 @@ def cost_fits(held: Sequence[HeldLimit]) -> int:
 
     With a limit on the drift alone there is one too, which takes the reward policy as it is.
     """
-    compared = sum(one.stated.by_comparisons for one in held)
-    return compared + (compared == 0 or any(one.by_values for one in held))
+    count = sum(limit.stated.by_comparisons for limit in held)
+    return count + (count == 0 or any(limit.by_values for limit in held))
 
 
 def _limits(
@@ -267,14 +267,14 @@ def _limits(
 
     def drift(answers: Sequence[Response]) -> Array:
         """log policy / reference, both by the trainer."""
-        writers = {one.version.number: one.version for one in journal.versions()}
+        writers = {entry.version.number: entry.version for entry in journal.versions()}
         (writer,) = {answer.policy_version for answer in answers}
         return trainer.log_probs(writers[writer], answers) - trainer.log_probs(backends.reference, answers)
 
     def reference(purpose: str, prompts: Sequence[Prompt]) -> list[Response]:
         return rollout.pool(purpose, prompts, backends.reference, 1, Decoding(max_tokens=config.rollout.max_tokens))
 
-    newton = any(isinstance(one.rule, NewtonRule) for one in config.duals.values())
+    newton = any(isinstance(settings.rule, NewtonRule) for settings in config.duals.values())
     risk = unsafe_chance(feedback.models)
     return LimitsController(
         journal, backends.held_limits, measure_of(config, backends, feedback), dual, beta=config.beta,
@@ -302,25 +302,25 @@ def dual_state(config: Config, backends: Backends, rounds: int, aims: Mapping[st
     Bounds and first value are prices, in units of the reward per range of a measure, or per logit of the paper's cost.
     """
     states = []
-    for one in backends.held_limits:
-        settings, limit, margin = config.duals[one.name], one.stated.limit, aims.get(one.name)
+    for held_limit in backends.held_limits:
+        settings, limit, margin = config.duals[held_limit.name], held_limit.stated.limit, aims.get(held_limit.name)
         rho = _rho(settings, backends)
-        part = rho if one.stated.labelled else rho / len(backends.held_limits)
+        part = rho if held_limit.stated.labelled else rho / len(backends.held_limits)
         state = first_state(
             settings,
             beta=config.beta,
             rho=rho,
             first=min(part, settings.upper or math.inf) if settings.first is None else settings.first,  # in its bounds
             rounds=rounds,
-            bound=config.dual.cost_max if one.stated.labelled else 0.5,
-            rate=limit.is_share and not one.stated.labelled,
-            name=one.name,
+            bound=config.dual.cost_max if held_limit.stated.labelled else 0.5,
+            rate=limit.is_share and not held_limit.stated.labelled,
+            name=held_limit.name,
             limit=limit.cost_limit,
-            scale=one.scale,
-            centre=one.centre,
+            scale=held_limit.scale,
+            centre=held_limit.centre,
             margin=margin.kept if margin else 0.0,
             test=margin.test if margin else None,
-            kl=one.on_drift,
+            kl=held_limit.on_drift,
         )
         states.append(state)
     return dual_rules.DualState(tuple(states))

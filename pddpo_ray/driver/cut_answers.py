@@ -1,8 +1,7 @@
 """Answers that ran into the token limit: how many of the reference's before round 1, and of each round's policy.
 
-A cut answer is one of `rollout.max_tokens` tokens whose last does not end it. It counts with the text that it has: for
-a limit on length that is the least that it would have been, so that a limit on a mean length is seen and learned only
-where nearly all answers end by themselves.
+A cut answer has `rollout.max_tokens` tokens, and the last does not end it. It counts with the text that it has, so a
+limit on a mean length is measured and learned correctly only where nearly all answers end by themselves.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ MOST = 0.05
 def watch_cut_answers(config: Config, journal: Journal, backends: Backends) -> None:
     """Counts the reference's cut answers now, and those of each round when it closes. Tables have none."""
     if config.policies == "language models":
-        watched = CutAnswers(config, journal, backends)
-        watched.before()
-        journal.closing.append(watched.close_round)
+        counter = CutAnswers(config, journal, backends)
+        counter.before()
+        journal.closing.append(counter.close_round)
 
 
 class CutAnswers:
@@ -45,19 +44,19 @@ class CutAnswers:
         self._ends = set(stop_ids(load_tokenizer(folder), folder))
 
     def before(self) -> None:
-        """Says, once, how many of the reference's own answers were cut; runs without such answers say nothing."""
+        """Counts the reference's cut answers once and warns of many; does nothing without such answers."""
         answers = calibration_answers(self._journal)
         if not answers:
             return
-        known = self._journal.once(PHASE, lambda: self._counted(answers))
-        self._say("before round 1", "the reference's", known["answers"], known["cut"])
+        counts = self._journal.once(PHASE, lambda: self._counted(answers))
+        self._say("before round 1", "the reference's", counts["answers"], counts["cut"])
 
     def close_round(self, number: int) -> None:
         """Journals the share of the round's answers that were cut. A closing of rounds (`Journal.closing`)."""
         answers = self._journal.samples(number, "cost")
         if answers:
-            known = self._journal.once(PHASE, lambda: self._counted(answers))
-            self._say(f"round {number}", "its policy's", known["answers"], known["cut"])
+            counts = self._journal.once(PHASE, lambda: self._counted(answers))
+            self._say(f"round {number}", "its policy's", counts["answers"], counts["cut"])
 
     def _counted(self, answers: Sequence[Response]) -> dict[str, Any]:
         cut = self.share(answers)
@@ -66,7 +65,7 @@ class CutAnswers:
 
     def share(self, answers: Sequence[Response]) -> float:
         """Share of answers of the longest length whose last token ends nothing."""
-        cut = [len(one.token_ids) >= self._longest and one.token_ids[-1] not in self._ends for one in answers]
+        cut = [len(answer.token_ids) >= self._longest and answer.token_ids[-1] not in self._ends for answer in answers]
         return sum(cut) / len(cut)
 
     def _say(self, when: str, whose: str, count: int, cut: float) -> None:

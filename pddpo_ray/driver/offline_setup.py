@@ -45,7 +45,7 @@ def proposal_of(config: Config, prompts: int, served: int = 0, answers: Sequence
 
 
 def whole_pools(config: Config, prompts: int) -> bool:
-    """Whether the reference answers all prompts before the first round, in one go, or those of a round in the round."""
+    """Whether the reference answers all prompts before round 1; otherwise it answers each round's in that round."""
     return config.policies == "tables" or prompts <= WHOLE_POOL_ROUNDS * config.explore.prompts
 
 
@@ -111,8 +111,8 @@ def prompts_of_the_term(config: Config, prompts: int) -> int:
 def calibration_size(config: Config, prompts: int) -> int:
     """How many answers the features are whitened on: the same number for each prompt that is asked for it."""
     pool = proposal_of(config, prompts).pool
-    asked = prompts if pool else min(prompts, config.explore.calibration)
-    return asked * (pool or math.ceil(config.explore.calibration / asked))
+    count = prompts if pool else min(prompts, config.explore.calibration)
+    return count * (pool or math.ceil(config.explore.calibration / count))
 
 
 def calibration_answers(journal: JournalReader) -> list[Response]:
@@ -128,10 +128,10 @@ def _draw_baseline(
         version, decoding = backends.baseline
         rollout.pool("baseline", prompts, version, count, decoding)
         return
-    given = backends.baseline(count)
+    baseline = backends.baseline(count)
 
     def add() -> int:
-        answers = [answer for prompt in given.values() for answer in prompt]
+        answers = [answer for row in baseline.values() for answer in row]
         journal.add_samples("baseline", answers)
         return len(answers)
 
@@ -147,17 +147,17 @@ def offline_pairs(
     preferences: Preferences,
 ) -> None:
     """D_1: the pairs from before the first round, labelled like all others."""
-    given = backends.offline
+    make_pairs = backends.offline
 
     def add() -> int:
-        assert given is not None
-        labelled = given(config.seed)
+        assert make_pairs is not None
+        labelled = make_pairs(config.seed)
         answers = {answer.id: answer for item in labelled for answer in (item.pair.first, item.pair.second)}
         journal.add_samples("offline", list(answers.values()))
         journal.add_pairs(labelled, "offline")
         return len(labelled)
 
-    if given is not None:
+    if make_pairs is not None:
         journal.once("offline", add)
         if backends.left_out:
             journal.once(LEFT_OUT, lambda: dict(backends.left_out))
@@ -189,12 +189,12 @@ def answers_to_measure(config: Config, journal: Journal, backends: Backends, onl
     of_pairs = [answer for pair in pairs for answer in (pair.first, pair.second)]
     if backends.world is not None or backends.offline is None or not online or not _measured_freely(config):
         return of_pairs
-    drawn = by_prompt(calibration_answers(journal)).values()
-    return [answer for answers in drawn if len(answers) > 1 for answer in answers] or of_pairs
+    groups = by_prompt(calibration_answers(journal)).values()
+    return [answer for answers in groups if len(answers) > 1 for answer in answers] or of_pairs
 
 
 def own_answers(config: Config, prompts: int) -> int:
-    """How many of the reference's own answers those are, for a plan; 0: the pairs' answers teach."""
+    """For a plan: how many of the reference's own answers are measured; 0: the pairs' are."""
     if config.data is None or not config.online or not _measured_freely(config):
         return 0
     return calibration_size(config, prompts)
@@ -202,7 +202,7 @@ def own_answers(config: Config, prompts: int) -> int:
 
 def _measured_freely(config: Config) -> bool:
     reward = config.computed_reward
-    kinds = {one.source.kind for one in (*config.stated, *([] if reward is None else [reward]))}
+    kinds = {entry.source.kind for entry in (*config.stated, *([] if reward is None else [reward]))}
     return kinds - {"reference"} <= set(FREE_SOURCES)
 
 
@@ -215,8 +215,8 @@ def with_reward_share(labelled: Sequence[LabelledPair], share: float, seed: int)
     """The pairs, all but a share of them without their label for helpfulness; at least one keeps it."""
     if share >= 1.0 or not labelled:
         return list(labelled)
-    kept = set(generator(seed, "reward-share").permutation(len(labelled))[: max(1, round(share * len(labelled)))])
-    return [item if index in kept else replace(item, helpful=Verdict.ABSTAIN) for index, item in enumerate(labelled)]
+    indices = set(generator(seed, "reward-share").permutation(len(labelled))[: max(1, round(share * len(labelled)))])
+    return [item if index in indices else replace(item, helpful=Verdict.ABSTAIN) for index, item in enumerate(labelled)]
 
 
 def neighbours(answers: Sequence[Response], per_prompt: int, wanted: int, name: str = "0-pair") -> list[Pair]:

@@ -1,4 +1,4 @@
-"""What a run does before its first round, once: its journal has the result when the run is resumed."""
+"""Work before the first round, done once: a resumed run reads the results from its journal."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 
 
 def prepare(config: Config, journal: Journal, backends: Backends, parts: BuiltParts, *, online: bool) -> None:
-    """Records the reference, trains scorers, draws pools, labels offline pairs and measures their answers. People may
-    be asked, and engines, networks and judges work: after it the method can run."""
+    """Records the reference, trains scorers, draws pools, labels offline pairs and measures their answers. May use
+    people, engines, networks and judges. The method can run after it."""
     record_reference(journal, backends)
     if backends.measured_by:
         record_sources(journal, backends)
@@ -51,7 +51,7 @@ def prepare(config: Config, journal: Journal, backends: Backends, parts: BuiltPa
     if parts.limits.by_sources:
         parts.limits.measure_before(first)
         chances = backends.prior or [1.0] * len(backends.prompts)
-        prior = {one.token_ids: chance for one, chance in zip(backends.prompts, chances, strict=True)}
+        prior = {prompt.token_ids: chance for prompt, chance in zip(backends.prompts, chances, strict=True)}
         note_reachable(journal, backends.held_limits, parts.limits.before, prior)
     if parts.whitened is not None:
         parts.whitened.prepare()

@@ -37,18 +37,20 @@ def sitting(extensions: Mapping[str, str] | None = None) -> dict[str, Any]:
 
 def extensions_of(config: Config) -> dict[str, str]:
     """{"bonuses/steady": "pddpo-politeness 0.1.0"}: what installed packages bring to a run, with their versions."""
-    stated = [*config.stated, *filter(None, [config.computed_reward])]
-    used = [("methods", config.algorithm), *(("dual_rules", one.rule.kind) for one in config.duals.values())]
-    used += [("worlds", config.world.kind)] if config.world is not None else []
-    used += [("bonuses", config.explore.bonus)] if config.online else []
-    used += [("feedback", config.feedback.kind)]
-    used += [("sources", one.source.kind) for one in stated if one.source.kind in names("sources")]
-    used += [
-        ("rules", one.source.what) for one in stated if one.source.kind == "rule" and one.source.what in names("rules")
+    measures = [*config.stated, *filter(None, [config.computed_reward])]
+    uses = [("methods", config.algorithm), *(("dual_rules", dual.rule.kind) for dual in config.duals.values())]
+    uses += [("worlds", config.world.kind)] if config.world is not None else []
+    uses += [("bonuses", config.explore.bonus)] if config.online else []
+    uses += [("feedback", config.feedback.kind)]
+    uses += [("sources", measure.source.kind) for measure in measures if measure.source.kind in names("sources")]
+    uses += [
+        ("rules", measure.source.what)
+        for measure in measures
+        if measure.source.kind == "rule" and measure.source.what in names("rules")
     ]
-    used += [("trackers", name) for name in config.report.trackers]
-    brought = {f"{kind}/{name}": package_of(kind, name) for kind, name in used}
-    return {key: package for key, package in brought.items() if package is not None}
+    uses += [("trackers", name) for name in config.report.trackers]
+    packages = {f"{kind}/{name}": package_of(kind, name) for kind, name in uses}
+    return {key: package for key, package in packages.items() if package is not None}
 
 
 def provenance_of(config: Config, journal: JournalReader) -> dict[str, Any]:
@@ -71,12 +73,12 @@ def data_hashes(config: Config) -> Mapping[str, str | None]:
     """{file: sha256} of the files that the recipe reads; None for one that is gone or is no local file."""
     data, world = config.data, config.world
     if isinstance(world, TabularWorldConfig):
-        named = [] if world.path is None else [world.path]
+        files = [] if world.path is None else [world.path]
     elif data is not None:
-        named = [*data.helpful, *data.harmless, *data.prompts]
+        files = [*data.helpful, *data.harmless, *data.prompts]
     else:
-        named = []
-    return {name: file_sha256(Path(name)) if Path(name).is_file() else None for name in named}
+        files = []
+    return {name: file_sha256(Path(name)) if Path(name).is_file() else None for name in files}
 
 
 def now() -> str:
@@ -99,13 +101,13 @@ def _commit() -> str | None:
     if not (ROOT / ".git").exists():
         return None
     try:
-        said = subprocess.run(
+        output = subprocess.run(
             ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
             capture_output=True, text=True, timeout=10, check=True,
         ).stdout  # fmt: skip
     except (OSError, subprocess.SubprocessError):
         return None
-    return said.strip() or None
+    return output.strip() or None
 
 
 def _machine() -> dict[str, Any]:

@@ -14,9 +14,9 @@ from pddpo_ray.storage.whole_files import write_whole
 
 
 def kept(rows: Iterable[Mapping[str, Any] | str], folder: Path, name: str) -> Path:
-    """The rows as `folder/NAME-HASH.jsonl`; a row that is a text is a prompt. Other rows get another file.
+    """Writes rows to `folder/NAME-HASH.jsonl`, hashed by content; a row that is a text is a prompt.
 
-    Raises UserError, with the row's number, for none at all, and for one that JSON cannot hold.
+    Raises UserError if there are no rows, or for a row (by number) that JSON cannot hold.
     """
     lines = [_line(row, f"{name}, row {number}") for number, row in enumerate(rows, start=1)]
     if not lines:
@@ -54,7 +54,7 @@ def load_recipe(
 
     Raises UserError for a key that the recipe has not, with the nearest one, and for what `pddpo train` refuses.
     """
-    told = [
-        f"{key}={json.dumps([str(kept(given, Path(keep).expanduser(), key))])}" for key, given in (rows or {}).items()
+    settings = [
+        f"{key}={json.dumps([str(kept(table, Path(keep).expanduser(), key))])}" for key, table in (rows or {}).items()
     ]
-    return load(recipe, [*overrides, *told])
+    return load(recipe, [*overrides, *settings])

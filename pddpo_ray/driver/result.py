@@ -50,9 +50,9 @@ def result_of(
 ) -> dict[str, Any]:
     """All keys, always; what a run does not know (no world, no offline comparison) is None."""
     result = {"outcome": outcome.as_json(), **_exact(world, evaluation, offline), **_counts(journal)}
-    measured = _measured(journal)
-    result["labels_safety"] += measured
-    result["labels_used"] += measured + _further_labels(journal, config.compared)
+    count = _measured(journal)
+    result["labels_safety"] += count
+    result["labels_used"] += count + _further_labels(journal, config.compared)
     result["limits"] = limits_result(config, journal, held, world, evaluation)
     first = next(iter(config.thresholds))
     steps = [step for step in journal.dual_steps() if step.constraint == first]
@@ -69,8 +69,8 @@ def result_of(
         "scorers": scorers_result(journal),
         "scorecard": scorecard_result(journal),
     }
-    stated: dict[str, Any] = finite(result)
-    return stated
+    content: dict[str, Any] = finite(result)
+    return content
 
 
 def read_result(run_dir: Path) -> dict[str, Any]:
@@ -111,28 +111,28 @@ def _exact(world: WorldView | None, evaluation: Evaluation | None, offline: Eval
 def _further_labels(journal: JournalReader, names: Sequence[str]) -> int:
     """Labels under the costs beside harm: their safety labels, and one for each of them on every pair."""
     further = [name for name in names if name != HARM]
-    counted = [f"labels/{name}" for name in further] + len(further) * ["labels/pairs"]
-    return int(sum(values.get(name, 0.0) for values in _of_rounds(journal) for name in counted))
+    keys = [f"labels/{name}" for name in further] + len(further) * ["labels/pairs"]
+    return int(sum(values.get(name, 0.0) for values in _of_rounds(journal) for name in keys))
 
 
 def _measured(journal: JournalReader) -> int:
     """Labels under stated limits, of all answers that were measured."""
-    counted = ((name, value) for values in _of_rounds(journal) for name, value in values.items())
-    return int(sum(value for name, value in counted if name.startswith("labels/") and "/measure-" in name))
+    items = ((name, value) for values in _of_rounds(journal) for name, value in values.items())
+    return int(sum(value for name, value in items if name.startswith("labels/") and "/measure-" in name))
 
 
 def _of_certificates(journal: JournalReader) -> int:
-    """Labels of the ledger's own draws; a measure that no label gives counts as one. What the rounds drew is theirs."""
+    """Labels of the ledger's own draws; a measure without labels counts as one. The rounds' draws are not counted."""
     lines = [line for line in read_ledger(journal) if line.candidate.rounds is None]
-    return sum(_labels_of(journal, line, one) for line in lines for one in line.candidate.limits)
+    return sum(_labels_of(journal, line, limit) for line in lines for limit in line.candidate.limits)
 
 
 def _labels_of(journal: JournalReader, line: Entry, limit: TestedLimit) -> int:
-    """Where a model measures all draws, people's labels of those that they were shown."""
+    """Labels of a line's draws; where a model measures all draws, only people's."""
     if limit.people is None:
         return len(line.draws[limit.name]) * limit.labels_each
-    measured = journal.measurements(line.candidate.round, limit=limit.measured_as)
-    return sum(one.chance is not None and one.value is not None for one in measured)
+    records = journal.measurements(line.candidate.round, limit=limit.measured_as)
+    return sum(record.chance is not None and record.value is not None for record in records)
 
 
 def _of_rounds(journal: JournalReader) -> list[dict[str, float]]:
@@ -190,8 +190,8 @@ def limits_result(
     """What the last finished round says about every limit, by name."""
     steps = {step.constraint: step for step in journal.dual_steps()}
     results: dict[str, dict[str, Any]] = {}
-    prefixed = with_prefixes([one.stated.limit for one in held])
-    for index, (one, (prefix, limit)) in enumerate(zip(held, prefixed, strict=True)):
+    prefixed = with_prefixes([limit.stated.limit for limit in held])
+    for index, (held_limit, (prefix, limit)) in enumerate(zip(held, prefixed, strict=True)):
         quantity = limit.quantity
         entry: dict[str, Any] = {
             "limit": str(limit),
@@ -200,96 +200,97 @@ def limits_result(
             "over": quantity.over,
             "at_least": limit.at_least,
             "bound": limit.bound.number,
-            "source": str(one.stated.source),
+            "source": str(held_limit.stated.source),
         }
-        if one.name in steps:
-            step = steps[one.name]
-            said = said_of(limit, prefix, step.estimate, journal.metrics().get(step.round, {}))
-            entry |= {"estimate": said.estimate, "low": said.low, "high": said.high}
+        if held_limit.name in steps:
+            step = steps[held_limit.name]
+            estimate = said_of(limit, prefix, step.estimate, journal.metrics().get(step.round, {}))
+            entry |= {"estimate": estimate.estimate, "low": estimate.low, "high": estimate.high}
             entry |= {"multiplier": step.multiplier_before, "multiplier_next": step.multiplier_after}
-            entry["price"] = _price(config, journal, one)
-            entry["neighbour"] = _neighbour(journal, one, prefix)
-        if one.stated.audited is not None:
-            entry["audit"] = _audit(journal, one.stated, config.dual.cost_max)
+            entry["price"] = _price(config, journal, held_limit)
+            entry["neighbour"] = _neighbour(journal, held_limit, prefix)
+        if held_limit.stated.audited is not None:
+            entry["audit"] = _audit(journal, held_limit.stated, config.dual.cost_max)
         if world is not None and evaluation is not None:
-            entry |= _truth(one, index, world, evaluation)
-        results[one.name] = entry
+            entry |= _truth(held_limit, index, world, evaluation)
+        results[held_limit.name] = entry
     return results
 
 
-def _audit(journal: JournalReader, stated: StatedLimit, cost_max: float) -> dict[str, Any] | None:
+def _audit(journal: JournalReader, stated_limit: StatedLimit, cost_max: float) -> dict[str, Any] | None:
     """How far the machine is off by all of people's labels; None where they gave none."""
-    records = journal.measurements(phase=ANSWERS, limit=stated.limit.name)
-    table = table_of(records, [stated], list(dict.fromkeys(one.answer for one in records)), cost_max)
-    said = np.isfinite(table.people[:, 0]) & drawn_evenly(stated, table.chance[:, 0])
-    bias = bias_of(stated, table.costs[said, 0], table.people[said, 0], cost_max)
-    asked = int((table.chance > 0).sum())
-    return None if bias is None else {**asdict(bias), "asked": asked, "text": bias.text(stated)}
+    records = journal.measurements(phase=ANSWERS, limit=stated_limit.limit.name)
+    table = table_of(records, [stated_limit], list(dict.fromkeys(record.answer for record in records)), cost_max)
+    mask = np.isfinite(table.people[:, 0]) & drawn_evenly(stated_limit, table.chance[:, 0])
+    bias = bias_of(stated_limit, table.costs[mask, 0], table.people[mask, 0], cost_max)
+    count = int((table.chance > 0).sum())
+    return None if bias is None else {**asdict(bias), "asked": count, "text": bias.text(stated_limit)}
 
 
-def _truth(one: HeldLimit, index: int, world: WorldView, evaluation: Evaluation) -> dict[str, float]:
+def _truth(held_limit: HeldLimit, index: int, world: WorldView, evaluation: Evaluation) -> dict[str, float]:
     """Exact values in the limit's unit. The oracle's costs are in ranges of the measure."""
-    oracle, limit = world.oracle, one.stated.limit
+    oracle, limit = world.oracle, held_limit.stated.limit
 
     def value(g: Sequence[float]) -> float:
-        return limit.cost(limit.cost_limit + one.scale * g[index])
+        return limit.cost(limit.cost_limit + held_limit.scale * g[index])
 
     best = oracle.optimum
     tables = {"reference": oracle.reference, "last": evaluation.last(), "mixture": evaluation.mixture()}
     values = {f"value_{name}": value((oracle.g(table), *oracle.further_g(table))) for name, table in tables.items()}
-    multiplier = (best.multiplier, *best.further_multipliers)[index] / one.scale
+    multiplier = (best.multiplier, *best.further_multipliers)[index] / held_limit.scale
     return values | {"value_optimum": value((best.g, *best.further_g)), "multiplier_optimum": multiplier}
 
 
-def _price(config: Config, journal: JournalReader, one: HeldLimit) -> dict[str, Any] | None:
+def _price(config: Config, journal: JournalReader, held_limit: HeldLimit) -> dict[str, Any] | None:
     """What a limit costs, from the multipliers of the late rounds; None where the multiplier does not learn."""
-    if isinstance(config.duals[one.name].rule, FixedRule):
+    if isinstance(config.duals[held_limit.name].rule, FixedRule):
         return None
-    trace = [step.multiplier_after for step in journal.dual_steps() if step.constraint == one.name]
-    of = price(*late_multiplier(trace), _change(one))
+    trace = [step.multiplier_after for step in journal.dual_steps() if step.constraint == held_limit.name]
+    limit_price = price(*late_multiplier(trace), _change(held_limit))
     # only a reward that comparisons are drawn from says how often one answer wins over another
     wins = not config.reward or config.reward.get("world") is not None
-    text = price_text(one.stated.limit, of, wins=wins)
-    return {**asdict(of), "win_points": of.win_points if wins else None, "text": text}
+    text = price_text(held_limit.stated.limit, limit_price, wins=wins)
+    return {**asdict(limit_price), "win_points": limit_price.win_points if wins else None, "text": text}
 
 
-def _neighbour(journal: JournalReader, one: HeldLimit, prefix: str) -> dict[str, Any] | None:
+def _neighbour(journal: JournalReader, held_limit: HeldLimit, prefix: str) -> dict[str, Any] | None:
     """A policy of the run's last half beyond the limit, nearest to the looser limit that the price is for.
 
     Its estimate is in the limit's unit; `gain` is its exact helpfulness over the last policy's, None without a world.
     A policy that is known to gain nothing is no choice.
     """
-    steps = [step for step in journal.dual_steps() if step.constraint == one.name]
-    limit, change, gains = one.stated.limit, _change(one), _gains(journal)
-    beyond = {
-        step.round: apart
+    steps = [step for step in journal.dual_steps() if step.constraint == held_limit.name]
+    limit, change, gains = held_limit.stated.limit, _change(held_limit), _gains(journal)
+    excesses = {
+        step.round: excess
         for step in steps[len(steps) // 2 : -1]
-        if 0.0 < (apart := step.estimate.value - limit.cost_limit) <= 2.0 * change and gains.get(step.round, 1.0) > 0.0
+        if 0.0 < (excess := step.estimate.value - limit.cost_limit) <= 2.0 * change and gains.get(step.round, 1.0) > 0.0
     }
-    if not beyond:
+    if not excesses:
         return None
-    chosen = min(beyond, key=lambda number: abs(beyond[number] - change))
-    estimate = next(step.estimate for step in steps if step.round == chosen)
-    said = said_of(limit, prefix, estimate, journal.metrics().get(chosen, {}))
-    gain = gains.get(chosen)
-    helped = "" if gain is None else f", and {gain:.3g} more helpfulness (exact)"
+    pick = min(excesses, key=lambda number: abs(excesses[number] - change))
+    estimate = next(step.estimate for step in steps if step.round == pick)
+    stats = said_of(limit, prefix, estimate, journal.metrics().get(pick, {}))
+    gain = gains.get(pick)
+    detail = "" if gain is None else f", and {gain:.3g} more helpfulness (exact)"
     text = (
-        f"the policy of round {chosen} has `{one.name}` {said.measured}{helped}; `pddpo release RUN {chosen} --force`"
+        f"the policy of round {pick} has `{held_limit.name}` {stats.measured}{detail};"
+        f" `pddpo release RUN {pick} --force`"
     )
-    return {"round": chosen, "estimate": said.estimate, "low": said.low, "high": said.high, "gain": gain, "text": text}
+    return {"round": pick, "estimate": stats.estimate, "low": stats.low, "high": stats.high, "gain": gain, "text": text}
 
 
 def _gains(journal: JournalReader) -> dict[int, float]:
     """Exact helpfulness of every round's policy over the last one's; {} where it is not known."""
-    known = {
+    helpfulness = {
         number: f for number, values in journal.metrics().items() if (f := values.get("exact/f_policy")) is not None
     }
-    return {number: f - known[max(known)] for number, f in known.items()}
+    return {number: f - helpfulness[max(helpfulness)] for number, f in helpfulness.items()}
 
 
-def _change(one: HeldLimit) -> float:
+def _change(held_limit: HeldLimit) -> float:
     """By how much a looser limit is looser, in the measure's unit."""
-    return LOOSER * abs(one.stated.limit.bound.number) or LOOSER * one.scale
+    return LOOSER * abs(held_limit.stated.limit.bound.number) or LOOSER * held_limit.scale
 
 
 def price_text(limit: Limit, of: Price, *, wins: bool = True) -> str:
@@ -299,8 +300,8 @@ def price_text(limit: Limit, of: Price, *, wins: bool = True) -> str:
         return f"`{limit.name}` does not bind: a looser limit would gain nothing"
     text, bound = limit.quantity.text, limit.bound.number
     looser = bound - of.change if limit.at_least else bound + of.change
-    gained, points = "helpfulness" if wins else "the reward", f"; at most {of.win_points:.2g} points of win rate"
+    unit, points = "helpfulness" if wins else "the reward", f"; at most {of.win_points:.2g} points of win rate"
     return (
         f"`{limit.name}` at {'least' if limit.at_least else 'most'} {text(looser)} in place of {text(bound)} would gain"
-        f" about {of.gain:.3g} of {gained} ({of.low:.3g} to {of.high:.3g}{points if wins else ''})"
+        f" about {of.gain:.3g} of {unit} ({of.low:.3g} to {of.high:.3g}{points if wins else ''})"
     )

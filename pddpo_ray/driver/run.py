@@ -169,25 +169,27 @@ def drive(
     parts = build_parts(config, journal, backends, rounds=config.rounds, online=config.online)
     evaluation = None if backends.world is None else Evaluation(backends.world, journal, backends.store)
     prepared = False
-    stated = config.typed_limits
-    named = with_prefixes(stated)
+    limits = config.typed_limits
+    prefixes = with_prefixes(limits)
 
     def close_round(number: int) -> None:
         nonlocal began
         if evaluation is not None and (every_round or number == config.rounds):
             evaluation.close_round(number)
-        note_unsafe_rates(journal, stated, number)
+        note_unsafe_rates(journal, limits, number)
         now = time.monotonic()
         seconds = {f"time/{entry.phase}": entry.seconds for entry in journal.phases(number)}
-        scales = {f"{prefix}{SCALE}": one.scale for (prefix, _), one in zip(named, backends.held_limits, strict=False)}
-        journal.add_metrics({**seconds, **scales, WALL: now - began, "cost/limit": stated[0].cost_limit})
+        scales = {
+            f"{prefix}{SCALE}": limit.scale for (prefix, _), limit in zip(prefixes, backends.held_limits, strict=False)
+        }
+        journal.add_metrics({**seconds, **scales, WALL: now - began, "cost/limit": limits[0].cost_limit})
         began = now
         metrics = journal.metrics().get(number, {})
         if parts.dual.message:
             logger.warning("%s: %s", name, parts.dual.message)
-        said = tuple(one.brief for one in estimates_of(journal, stated, number))
+        lines = tuple(estimate.brief for estimate in estimates_of(journal, limits, number))
         notes = tuple(cards(journal).get(number, {}).get("notes", ()))
-        tell(RoundFinished(name, number, config.rounds, metrics, parts.dual.message, said, notes))
+        tell(RoundFinished(name, number, config.rounds, metrics, parts.dual.message, lines, notes))
 
     def forget(number: int) -> None:
         erase_withdrawn(journal.engine, journal.run_id, through=number)
@@ -199,8 +201,8 @@ def drive(
         _add_seconds(journal, WALL, time.monotonic() - began)
         began, prepared = time.monotonic(), True
 
-    scored = [] if parts.scorecard is None else [parts.scorecard.close_round]
-    journal.closing += [*scored, close_round, forget]
+    closings = [] if parts.scorecard is None else [parts.scorecard.close_round]
+    journal.closing += [*closings, close_round, forget]
     run_method(replace(parts, prepare=prepare_once), sizes_of(config, config.rounds), backends.reference)
     if not prepared:
         raise RunError(f"method {config.algorithm} never called parts.prepare(), its first line: no pair was read")
@@ -221,16 +223,16 @@ def _compare_offline(config: Config, run_dir: Path, run_id: str, backends: Backe
     if not rounds or not config.online or backends.world is None:
         return None
     # Nobody is asked for the comparison's labels: they come from the world, whoever labels the run itself.
-    alone = config.labelled_by_world().model_copy(
+    recipe = config.labelled_by_world().model_copy(
         update={"algorithm": "pd-dpo", "rounds": rounds, "trainer": config.trainer.alone}
     )
     if config.scorecard_prompts:
-        alone = alone.model_copy(update={"scorecard": config.scorecard.model_copy(update={"prompts": 0})})
-    held = [replace(one, stated=stated) for one, stated in zip(backends.held_limits, alone.stated, strict=True)]
-    backends = replace(backends, held_limits=held)
-    own, name, fixed = f"{run_id}-{OFFLINE}", f"{run_dir.name}-{OFFLINE}", alone.fixed_settings()
-    with _open_journal(alone, run_dir, own, name, fixed, tell, part_of=run_id) as journal:
-        evaluation = drive(alone, journal, backends, tell, name, every_round=False)
+        recipe = recipe.model_copy(update={"scorecard": config.scorecard.model_copy(update={"prompts": 0})})
+    limits = [replace(limit, stated=entry) for limit, entry in zip(backends.held_limits, recipe.stated, strict=True)]
+    backends = replace(backends, held_limits=limits)
+    offline_id, name, fixed = f"{run_id}-{OFFLINE}", f"{run_dir.name}-{OFFLINE}", recipe.fixed_settings()
+    with _open_journal(recipe, run_dir, offline_id, name, fixed, tell, part_of=run_id) as journal:
+        evaluation = drive(recipe, journal, backends, tell, name, every_round=False)
         return _Alone(evaluation, tuple(entry.labelled for entry in journal.pairs(0)))
 
 
@@ -256,7 +258,7 @@ def _left_as_it_was(run_dir: Path, resume: bool) -> Iterator[Callable[[], None]]
 
     Yields what is called once it has begun.
     """
-    before = set(run_dir.iterdir()) if run_dir.is_dir() else None
+    paths = set(run_dir.iterdir()) if run_dir.is_dir() else None
     has_begun = resume
 
     def begun() -> None:
@@ -267,14 +269,14 @@ def _left_as_it_was(run_dir: Path, resume: bool) -> Iterator[Callable[[], None]]
         yield begun
     except UserError:
         if not has_begun and run_dir.is_dir():
-            for path in set(run_dir.iterdir()) - (before or set()):
+            for path in set(run_dir.iterdir()) - (paths or set()):
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-            if before is None:
+            if paths is None:
                 run_dir.rmdir()
         raise
 
 
 def _add_seconds(journal: Journal, name: str, seconds: float) -> None:
     """Adds to a time that counts over all processes that worked on the run."""
-    before = journal.metrics().get(journal.round, {}).get(name, 0.0)
-    journal.add_metrics({name: before + seconds})
+    total = journal.metrics().get(journal.round, {}).get(name, 0.0)
+    journal.add_metrics({name: total + seconds})

@@ -1,4 +1,4 @@
-"""What a user of the endpoint takes back goes out of the run's folder: database, stored pairs, report."""
+"""Removes what an endpoint's user takes back from the run's folder: database, stored pairs, report."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def take_back(
     within: str = "",
     question: bool = True,
 ) -> Withdrawn:
-    """Withdraws the prompt of a reply, or all of a key, or all of a user of a key; `within`: of this key's alone.
-    `question`: also what feedback on the reply made people be asked.
+    """Withdraws the prompt of a reply, or all of a key, or all of a user of a key; `within`: only this key's.
+    `question`: also what people are asked due to feedback on it.
 
     `report.html` shows answers of the run, so it goes too: `pddpo report` makes it again. Raises UserError where
     nothing is named.
@@ -36,9 +36,9 @@ def take_back(
     if not (reply or key):
         raise UserError("say what to withdraw: the id of a reply, a key, or a user together with the key")
     names = prompts_of(store.engine, store.run, reply=reply, key=key or within, user=user)
-    done = withdraw(store, names, by=by, reply=reply if question else "")
+    removal = withdraw(store, names, by=by, reply=reply if question else "")
     if (stored := run_dir / ARTIFACTS / STORED_PAIRS).is_dir():
         shutil.rmtree(stored)
-    if done.samples:
+    if removal.samples:
         (run_dir / REPORT).unlink(missing_ok=True)
-    return done
+    return removal

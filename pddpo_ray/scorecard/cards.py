@@ -33,14 +33,14 @@ def cards(journal: JournalReader) -> dict[int, Mapping[str, Any]]:
 
 def scorecard_result(journal: JournalReader) -> dict[str, Any] | None:
     """`scorecard` of result.json; None for a run without one."""
-    known = cards(journal)
-    if 0 not in known:
+    rows = cards(journal)
+    if 0 not in rows:
         return None
     scorers: Mapping[str, Any] = next((entry.payload for entry in journal.phases(0, SCORERS)), {})
-    rang = next((asdict(one) for number in sorted(known) if (one := alarm_of(known[number])) is not None), None)
+    first = next((asdict(alarm) for number in sorted(rows) if (alarm := alarm_of(rows[number])) is not None), None)
     return {
-        "prompts": len(known[0]["prompts"]),
-        "held_out_prompts": known[0]["held_out"],
+        "prompts": len(rows[0]["prompts"]),
+        "held_out_prompts": rows[0]["held_out"],
         "scorers": {
             kind: {
                 "scorer": scorers[kind]["scorer"],
@@ -49,29 +49,29 @@ def scorecard_result(journal: JournalReader) -> dict[str, Any] | None:
             }
             for kind, trials in trials_of(scorers).items()
         },
-        "reference": known[0]["figures"],
-        "rounds": {str(number): known[number]["figures"] for number in sorted(known) if number},
-        "notes": {str(number): known[number]["notes"] for number in sorted(known) if known[number]["notes"]},
-        "alarm": {"rang": rang is not None, "first": rang, "compared": any(known[number]["alarm"] for number in known)},
+        "reference": rows[0]["figures"],
+        "rounds": {str(number): rows[number]["figures"] for number in sorted(rows) if number},
+        "notes": {str(number): rows[number]["notes"] for number in sorted(rows) if rows[number]["notes"]},
+        "alarm": {"rang": first is not None, "first": first, "compared": any(rows[number]["alarm"] for number in rows)},
     }
 
 
 def alarm_of(card: Mapping[str, Any]) -> Divergence | None:
     """The first comparison of a round at which the alarm rings."""
-    return next((one for one in map(divergence, card["alarm"]) if one.rings), None)
+    return next((comparison for comparison in map(divergence, card["alarm"]) if comparison.rings), None)
 
 
 def as_metrics(card: Mapping[str, Any], trials: Mapping[str, Trials]) -> dict[str, float]:
     """A card as metrics of its round: every figure, ends of intervals, accuracies of the scorers, the alarm."""
     metrics: dict[str, float] = {}
-    for name, one in card["figures"].items():
-        metrics[f"scorecard/{name}"] = one["value"]
-        if one["low"] is not None:
-            metrics |= {f"scorecard/{name}_low": one["low"], f"scorecard/{name}_high": one["high"]}
-    for kind, known in trials.items():
-        if known.count:
-            metrics[f"scorecard/{kind}_held_out_right"] = known.right / known.count
-            metrics[f"scorecard/{kind}_held_out_trials"] = float(known.count)
+    for name, figure in card["figures"].items():
+        metrics[f"scorecard/{name}"] = figure["value"]
+        if figure["low"] is not None:
+            metrics |= {f"scorecard/{name}_low": figure["low"], f"scorecard/{name}_high": figure["high"]}
+    for kind, tally in trials.items():
+        if tally.count:
+            metrics[f"scorecard/{kind}_held_out_right"] = tally.right / tally.count
+            metrics[f"scorecard/{kind}_held_out_trials"] = float(tally.count)
     if card["alarm"]:
         metrics["scorecard/alarm"] = float(alarm_of(card) is not None)
     return metrics

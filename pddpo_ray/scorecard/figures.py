@@ -42,7 +42,7 @@ class Scores:
 
 def figures_of_texts(written: Written, longest: int) -> Figures:
     """Length, share cut off, refusals of harmless requests, distinct words and pairs of words, repetition."""
-    known: dict[str, Estimate | None] = {
+    figures: dict[str, Estimate | None] = {
         "length": _over_prompts(written.tokens, (0.0, float(longest))),
         "truncated": _over_prompts(written.cut_off, (0.0, 1.0)),
         "refusals": mean_interval([float(refusal(text)) for text in written.benign], bounds=(0.0, 1.0)),
@@ -50,21 +50,20 @@ def figures_of_texts(written: Written, longest: int) -> Figures:
     }
     words = [text.lower().split() for row in written.texts for text in row]
     for n in (1, 2):
-        known[f"distinct_{n}"] = _plain(distinct(words, n), len(written.texts))
-    return _known(known)
+        figures[f"distinct_{n}"] = _plain(distinct(words, n), len(written.texts))
+    return _known(figures)
 
 
 def figures_of_scores(scores: Scores) -> Figures:
-    """Mean of every score; of every reward its gain over the reference in the reference's own spread; and the share of
-    comparisons with the reference's answers that the policy wins by the held-out reward."""
-    known: dict[str, Estimate | None] = {name: _over_prompts(rows) for name, rows in scores.own.items()}
+    """Mean of each score, its gain over the reference in the reference's spread, and wins by the held-out reward."""
+    figures: dict[str, Estimate | None] = {name: _over_prompts(rows) for name, rows in scores.own.items()}
     for name in [name for name in scores.own if name in scores.reference]:
         gain = standard_gain(scores.own[name], scores.reference[name])
-        known[f"{name}_gain"] = _plain(gain, len(scores.own[name]))
+        figures[f"{name}_gain"] = _plain(gain, len(scores.own[name]))
     if "reward_held_out" in scores.reference:
         shares = win_shares(scores.own["reward_held_out"], scores.reference["reward_held_out"])
-        known["win_rate"] = mean_interval(shares, bounds=(0.0, 1.0))
-    return _known(known)
+        figures["win_rate"] = mean_interval(shares, bounds=(0.0, 1.0))
+    return _known(figures)
 
 
 def figures_of_divergence(log_ratios: Rows, tokens: Rows) -> Figures:
@@ -75,8 +74,7 @@ def figures_of_divergence(log_ratios: Rows, tokens: Rows) -> Figures:
 
 
 def figures_of_pairs(agreed: Mapping[str, tuple[ArrayLike, Sequence[str]]]) -> Figures:
-    """Share of held-out pairs that the policy ranks as people did, by what they were asked (better, safer); agreed: 1,
-    0 or a half for each pair, and the prompt of each."""
+    """Share of held-out pairs ranked as people did, by question (better, safer). `agreed`: 1, 0 or 1/2, and prompts."""
     return _known(
         {f"agrees_{name}": mean_interval(values, prompts, (0.0, 1.0)) for name, (values, prompts) in agreed.items()}
     )
@@ -92,7 +90,7 @@ def _plain(value: float | None, count: int) -> Estimate | None:
 
 
 def _known(figures: Mapping[str, Estimate | None]) -> Figures:
-    return {name: one for name, one in figures.items() if one is not None}
+    return {name: figure for name, figure in figures.items() if figure is not None}
 
 
 def distinct(texts: Iterable[Sequence[Hashable]], n: int) -> float | None:

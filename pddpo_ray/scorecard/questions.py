@@ -53,17 +53,17 @@ DECIDED = (Verdict.FIRST, Verdict.SECOND)
 
 def questions(config: Config, backends: Backends) -> list[Prompt]:
     """The fixed prompts: of those that the run keeps from itself or, where it keeps none, of its own."""
-    kept = [item.pair.prompt for item in backends.held_out] or list(backends.prompts)
-    return spread_prompts(kept, config.scorecard_prompts)
+    prompts = [item.pair.prompt for item in backends.held_out] or list(backends.prompts)
+    return spread_prompts(prompts, config.scorecard_prompts)
 
 
 def wanted_of(config: Config, backends: Backends) -> list[Wanted]:
     """What every policy is asked; nothing without a scorecard."""
-    asked = questions(config, backends)
-    if not asked:
+    prompts = questions(config, backends)
+    if not prompts:
         return []
     benign = [Wanted(BENIGN, backends.benign, 1, alike=True)] if backends.benign else []
-    return [Wanted(ASKED, asked, config.scorecard.answers, alike=True), *benign]
+    return [Wanted(ASKED, prompts, config.scorecard.answers, alike=True), *benign]
 
 
 class Scorecard:
@@ -88,11 +88,11 @@ class Scorecard:
         """Trains or opens the scorers, and counts the reference's answers."""
         folder = self._backends.store.folder(self._backends.reference.path)
         self._ends = set(stop_ids(load_tokenizer(folder), folder))
-        asked = questions(self._config, self._backends)
-        own = own_scores(self._config, self._feedback, self._backends.reward)
-        held = held_out_scores(self._config, self._journal, self._backends, asked)
-        self._scores = {f"{kind}_own": score for kind, score in own.items()}
-        self._scores |= {f"{kind}_held_out": score for kind, score in held.items()}
+        prompts = questions(self._config, self._backends)
+        own_scorers = own_scores(self._config, self._feedback, self._backends.reward)
+        held_scorers = held_out_scores(self._config, self._journal, self._backends, prompts)
+        self._scores = {f"{kind}_own": score for kind, score in own_scorers.items()}
+        self._scores |= {f"{kind}_held_out": score for kind, score in held_scorers.items()}
         self._rollout.ask_reference_besides()
         self._journal.once(PHASE, lambda: self._counted(self._backends.reference))
 
@@ -101,8 +101,8 @@ class Scorecard:
         answers = self._journal.samples(number, ASKED)
         if not answers:
             return
-        made = {entry.version.number: entry.version for entry in self._journal.versions()}
-        payload = self._journal.once(PHASE, lambda: self._counted(made[answers[0].policy_version]))
+        versions = {entry.version.number: entry.version for entry in self._journal.versions()}
+        payload = self._journal.once(PHASE, lambda: self._counted(versions[answers[0].policy_version]))
         logger.info("scorecard of round %d: %s", number, brief(as_metrics(payload, trials_in(self._journal))))
         for note in payload["notes"]:
             logger.warning("round %d: %s", number, note)
@@ -113,9 +113,10 @@ class Scorecard:
         written = self._written(rows)
         first = next((entry.payload for entry in self._journal.phases(0, PHASE)), None)
         scores = {
-            name: _as_rows(score([one for row in rows for one in row]), rows) for name, score in self._scores.items()
+            name: _as_rows(score([answer for row in rows for answer in row]), rows)
+            for name, score in self._scores.items()
         }
-        scores = {name: of for name, of in scores.items() if np.isfinite(np.concatenate(of)).all()}
+        scores = {name: values for name, values in scores.items() if np.isfinite(np.concatenate(values)).all()}
         figures = figures_of_texts(written, self._config.rollout.max_tokens)
         figures |= figures_of_scores(Scores(scores, {} if first is None else first["scores"]))
         pairs = self._pair_log_probs(policy)
@@ -128,9 +129,9 @@ class Scorecard:
             "held_out": bool(self._backends.held_out),
             "scores": scores,
             "pairs": pairs.tolist() if first is None else [],
-            "figures": {name: asdict(one) for name, one in figures.items()},
+            "figures": {name: asdict(figure) for name, figure in figures.items()},
         }
-        payload["alarm"] = [asdict(one) for one in self._compared(number, scores)]
+        payload["alarm"] = [asdict(comparison) for comparison in self._compared(number, scores)]
         payload["notes"] = self._notes(payload)
         self._journal.add_metrics(as_metrics(payload, trials_in(self._journal)))
         return payload
@@ -143,20 +144,20 @@ class Scorecard:
             return float(len(answer.token_ids) >= longest and answer.token_ids[-1] not in self._ends)
 
         return Written(
-            texts=[[one.text for one in row] for row in rows],
-            tokens=[[float(len(one.token_ids)) for one in row] for row in rows],
-            cut_off=[[cut_off(one) for one in row] for row in rows],
-            benign=[one.text for one in benign],
+            texts=[[answer.text for answer in row] for row in rows],
+            tokens=[[float(len(answer.token_ids)) for answer in row] for row in rows],
+            cut_off=[[cut_off(answer) for answer in row] for row in rows],
+            benign=[answer.text for answer in benign],
         )
 
     def _log_ratios(self, policy: PolicyVersion, rows: Sequence[Sequence[Response]]) -> list[list[float]]:
         """log policy / reference of the policy's answers, both by the trainer: 0 where nothing was learned."""
-        answers = [one for row in rows for one in row]
+        answers = [answer for row in rows for answer in row]
         ratios = self._trainer.log_probs(policy, answers) - self._trainer.log_probs(self._backends.reference, answers)
         return _as_rows(ratios, rows)
 
     def _pair_log_probs(self, policy: PolicyVersion) -> Array:
-        """Of both answers of every held-out pair. -> [pairs, 2]"""
+        """For both answers of each held-out pair. -> [pairs, 2]"""
         answers = [answer for item in self._pairs for answer in (item.pair.first, item.pair.second)]
         if not answers:
             return np.empty((0, 2))
@@ -169,37 +170,37 @@ class Scorecard:
             ("better", [item.helpful for item in self._pairs], Verdict.FIRST),
             ("safer", [item.label(HARM) for item in self._pairs], Verdict.SECOND),
         ):
-            decided = [index for index, label in enumerate(labels) if label in DECIDED]
-            values = [agreement(float(sides[i]) if labels[i] is positive else -float(sides[i])) for i in decided]
-            agreed[name] = (values, [self._pairs[i].pair.prompt.id for i in decided])
+            indices = [index for index, label in enumerate(labels) if label in DECIDED]
+            values = [agreement(float(sides[i]) if labels[i] is positive else -float(sides[i])) for i in indices]
+            agreed[name] = (values, [self._pairs[i].pair.prompt.id for i in indices])
         return figures_of_pairs(agreed)
 
     def _compared(self, number: int, scores: Mapping[str, Rows]) -> list[Divergence]:
-        """The round with the reference and all rounds before it, where both rewards are known of each."""
+        """Compares the round with all earlier ones; [] unless both rewards are known for each."""
         if number == 0:
             return []
         before = [entry.payload["scores"] for entry in self._journal.phases(like=PHASE) if 0 <= entry.round < number]
-        every = [*before, scores]
+        history = [*before, scores]
         names = ("reward_own", "reward_held_out")
-        if len(every) != number + 1 or any(name not in one for one in every for name in names):
+        if len(history) != number + 1 or any(name not in entry for entry in history for name in names):
             return []
-        own, held = ([[float(np.mean(row)) for row in one[name]] for one in every] for name in names)
-        return comparisons_of(own, held, ALARM)
+        rewards, held_out = ([[float(np.mean(row)) for row in entry[name]] for entry in history] for name in names)
+        return comparisons_of(rewards, held_out, ALARM)
 
     def _notes(self, payload: Mapping[str, Any]) -> list[str]:
-        said = [
-            f"reward hacking: {one}; the policy earns what its reward model says and not what it stands for: see the"
+        notes = [
+            f"reward hacking: {alarm}; the policy earns what its reward model says and not what it stands for: see the"
             " answers in the report, and stop at the round before or train the reward model on such answers"
-            for one in map(divergence, payload["alarm"])
-            if one.rings
+            for alarm in map(divergence, payload["alarm"])
+            if alarm.rings
         ][:1]
         cut, limit = payload["figures"]["truncated"]["value"], TRUNCATED
         if cut > limit:
-            said.append(
+            notes.append(
                 f"{100 * cut:.3g} % of the scorecard's answers are cut off at rollout.max_tokens="
                 f"{self._config.rollout.max_tokens}: raise it to see how they end"
             )
-        return said
+        return notes
 
 
 def _as_rows(values: Any, rows: Sequence[Sequence[Response]]) -> list[list[float]]:

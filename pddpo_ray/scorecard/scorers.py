@@ -1,7 +1,7 @@
 """Who scores the answers of a scorecard: the run's own reward and cost, and scorers that it does not learn from.
 
 A held-out scorer is named by the recipe, or trained here on pairs that the run keeps from itself, from another seed.
-How often it is right about labels that it did not learn from is found before round 1 and shown beside all it says.
+Its accuracy on labels that it did not learn from is measured before round 1 and shown beside its scores.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from pddpo_ray.theory.seeds import seed_of
 logger = logging.getLogger(__name__)
 
 COMPARED = 400
-"""Comparisons with labels at most, of a scorer that says nothing of itself."""
+"""Most comparisons with labels, for a scorer without a report of its own."""
 NOBODY = (
     "no held-out scorer judges the answers, so wins are not counted: name some under scorecard.scorers (`pddpo"
     " scorer train` on other prompts and another seed), or set scorecard.train=true with data.held_out=0.2"
@@ -53,40 +53,42 @@ def own_scores(config: Config, feedback: FeedbackController, reward: ComputedRew
         return {}
 
     def rewards(answers: Sequence[Response]) -> Array:
-        asked = [Answer(one.prompt.text, one.text, turns=one.prompt.messages, where=one.id) for one in answers]
-        return np.array([value if isinstance(value, float) else np.nan for value in source.values(asked)])
+        inputs = [Answer(item.prompt.text, item.text, turns=item.prompt.messages, where=item.id) for item in answers]
+        return np.array([value if isinstance(value, float) else np.nan for value in source.values(inputs)])
 
     return {"reward": rewards}
 
 
 def held_out_scores(config: Config, journal: Journal, backends: Backends, asked: Sequence[Prompt]) -> dict[str, Score]:
     """By `reward` and `cost`, the held-out scorers. A model is in memory only while it scores."""
-    wanted = [kind for kind in KINDS if kind in config.scorecard.scorers or config.scorecard.train]
-    if not wanted:
+    kinds = [kind for kind in KINDS if kind in config.scorecard.scorers or config.scorecard.train]
+    if not kinds:
         logger.warning("scorecard: %s", NOBODY)
         return {}
-    known = journal.once(SCORERS, lambda: {kind: _made(kind, config, journal, backends, asked) for kind in wanted})
-    for kind, trials in trials_of(known).items():
+    payload = journal.once(SCORERS, lambda: {kind: _made(kind, config, journal, backends, asked) for kind in kinds})
+    for kind, trials in trials_of(payload).items():
         logger.info("scorecard: held-out %s model, %s", kind, trials)
-    return {kind: partial(_scored, _maker(kind, config, backends, known[kind])) for kind in wanted}
+    return {kind: partial(_scored, _maker(kind, config, backends, payload[kind])) for kind in kinds}
 
 
-def _made(kind: Kind, config: Config, journal: Journal, backends: Backends, asked: Sequence[Prompt]) -> dict[str, Any]:
+def _made(
+    kind: Kind, config: Config, journal: Journal, backends: Backends, prompts: Sequence[Prompt]
+) -> dict[str, Any]:
     """Where the scorer is, and its trials."""
-    given = config.scorecard.scorers.get(kind)
-    if given is None:
-        return _trained(kind, config, backends, asked)
-    report = Path(given.path) / REPORT
+    settings = config.scorecard.scorers.get(kind)
+    if settings is None:
+        return _trained(kind, config, backends, prompts)
+    report = Path(settings.path) / REPORT
     if report.is_file():
-        _demand_others(kind, given.path, config, journal, backends, asked)
-        return {"scorer": given.path, HELD_OUT: json.loads(report.read_text(encoding="utf-8"))[HELD_OUT]}
+        _demand_others(kind, settings.path, config, journal, backends, prompts)
+        return {"scorer": settings.path, HELD_OUT: json.loads(report.read_text(encoding="utf-8"))[HELD_OUT]}
     labelled = list(backends.held_out) or [entry.labelled for entry in journal.pairs(0)]
-    trials = _compared(kind, partial(given_scorer, given, config.model.dtype), labelled, backends, config)
-    return {"scorer": given.path, HELD_OUT: trials.as_metrics()}
+    trials = _compared(kind, partial(given_scorer, settings, config.model.dtype), labelled, backends, config)
+    return {"scorer": settings.path, HELD_OUT: trials.as_metrics()}
 
 
 def _demand_others(
-    kind: Kind, path: str, config: Config, journal: Journal, backends: Backends, asked: Sequence[Prompt]
+    kind: Kind, path: str, config: Config, journal: Journal, backends: Backends, prompts: Sequence[Prompt]
 ) -> None:
     """Raises UserError where the scorer learned from prompts of the run or of the run's own scorer."""
     learned = learned_by(path)
@@ -94,38 +96,38 @@ def _demand_others(
         logger.warning("scorecard: %s does not say which prompts its %s model learned from", path, kind)
         return
     offline = [entry.labelled.pair.prompt for entry in journal.pairs(0)]
-    theirs = {
-        "that the scorecard asks": hashes_of(map(opening_of, asked)),
+    used_hashes = {
+        "that the scorecard asks": hashes_of(map(opening_of, prompts)),
         "of the run": hashes_of(map(opening_of, (*backends.prompts, *offline))),
     }
-    own: StoredScorerConfig | None = getattr(config.feedback, kind, None)
-    if own is not None:
-        theirs[f"that the run's own {kind} model learned from"] = sorted(learned_by(own.path) or ())
-    for whose, prompts in theirs.items():
-        if shared := learned.intersection(prompts):
+    own_scorer: StoredScorerConfig | None = getattr(config.feedback, kind, None)
+    if own_scorer is not None:
+        used_hashes[f"that the run's own {kind} model learned from"] = sorted(learned_by(own_scorer.path) or ())
+    for whose, hashes in used_hashes.items():
+        if shared := learned.intersection(hashes):
             raise UserError(
-                f"scorecard.scorers.{kind}: {path} learned from {len(shared)} of the {len(prompts)} prompts {whose}, so"
+                f"scorecard.scorers.{kind}: {path} learned from {len(shared)} of the {len(hashes)} prompts {whose}, so"
                 " it is no held-out scorer: train it on other prompts (`pddpo scorer train` with other files)"
             )
 
 
-def _trained(kind: Kind, config: Config, backends: Backends, asked: Sequence[Prompt]) -> dict[str, Any]:
+def _trained(kind: Kind, config: Config, backends: Backends, prompts: Sequence[Prompt]) -> dict[str, Any]:
     """On held-out pairs of prompts that the scorecard does not ask; a share of those prompts judges it."""
-    theirs = {prompt.id for prompt in asked}
-    labelled = [item for item in backends.held_out if item.pair.prompt.id not in theirs]
+    prompt_ids = {prompt.id for prompt in prompts}
+    labelled = [item for item in backends.held_out if item.pair.prompt.id not in prompt_ids]
     seed = seed_of(config.seed, "scorecard", kind)
     order = ScorerOrder.of(kind, backends.reference, config.scorers, seed, len(labelled), by_prompt=True)
-    recall = backends.recall or (lambda what, compute: compute())
-    made = order.trained(labelled, backends.offline_unsafe, backends.store, recall)
-    right = {name: made["metrics"][f"held_out_{name}"] for name in ("right", "trials")}
-    stored = {"path": made["path"], "sha256": made["sha256"]}
+    recall = backends.recall or (lambda key, compute: compute())
+    result = order.trained(labelled, backends.offline_unsafe, backends.store, recall)
+    right = {name: result["metrics"][f"held_out_{name}"] for name in ("right", "trials")}
+    stored = {"path": result["path"], "sha256": result["sha256"]}
     return {"scorer": "trained by the run", **stored, HELD_OUT: Trials.of(right).as_metrics()}
 
 
 def _compared(
     kind: Kind, make: Callable[[], AnswerScorer], labelled: Sequence[LabelledPair], backends: Backends, config: Config
 ) -> Trials:
-    """A scorer that somebody else made, on pairs that the run does not learn from where it keeps any."""
+    """Tests a scorer made elsewhere against the labels of these pairs."""
     seed, by_prompt = seed_of(config.seed, "scorecard", kind), backends.world is None
     score = partial(_scored, make)
     return compared_answers(
@@ -133,11 +135,11 @@ def _compared(
     )
 
 
-def _maker(kind: Kind, config: Config, backends: Backends, known: Mapping[str, Any]) -> Callable[[], AnswerScorer]:
-    given = config.scorecard.scorers.get(kind)
-    if given is not None:
-        return partial(given_scorer, given, config.model.dtype)
-    return partial(stored_scorer, str(backends.store.root), known["path"], known["sha256"])
+def _maker(kind: Kind, config: Config, backends: Backends, stored: Mapping[str, Any]) -> Callable[[], AnswerScorer]:
+    settings = config.scorecard.scorers.get(kind)
+    if settings is not None:
+        return partial(given_scorer, settings, config.model.dtype)
+    return partial(stored_scorer, str(backends.store.root), stored["path"], stored["sha256"])
 
 
 def _scored(make: Callable[[], AnswerScorer], answers: Sequence[Response]) -> Array:

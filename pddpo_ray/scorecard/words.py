@@ -34,10 +34,10 @@ class Figure:
 
     def whole(self, one: Mapping[str, Any]) -> str:
         """The value with its 95 % interval or, where none is known, its standard error."""
-        said = self.text(one["value"])
+        text = self.text(one["value"])
         if one["low"] is not None:
-            return f"{said} ({self.text(one['low'])} to {self.text(one['high'])})"
-        return said if one["standard_error"] is None else f"{said} ± {one['standard_error']:.2g}"
+            return f"{text} ({self.text(one['low'])} to {self.text(one['high'])})"
+        return text if one["standard_error"] is None else f"{text} ± {one['standard_error']:.2g}"
 
 
 FIGURES: Mapping[str, Figure] = {
@@ -84,18 +84,18 @@ def brief(metrics: Mapping[str, float]) -> str:
 
     wins 61 % (45 % to 75 %) (scorer right in 71 % of 120), KL 3.2 nats an answer, 0.08 nats a token, 41 tokens, ...
     """
-    said = []
+    phrases = []
     for name, form in BRIEF.items():
         value, figure = metrics.get(f"scorecard/{name}"), FIGURES[name]
         if value is None:
             continue
         low, high = (metrics.get(f"scorecard/{name}_{end}") for end in ("low", "high"))
-        right, of = (metrics.get(f"scorecard/{figure.scorer}_held_out_{what}") for what in ("right", "trials"))
-        said.append(
+        right, trials = (metrics.get(f"scorecard/{figure.scorer}_held_out_{key}") for key in ("right", "trials"))
+        phrases.append(
             form.format(
                 value=figure.text(value),
                 ends="" if low is None else f" ({figure.text(low)} to {figure.text(high)})",
-                right="" if right is None else f" (scorer right in {100 * right:.3g} % of {of:g})",
+                right="" if right is None else f" (scorer right in {100 * right:.3g} % of {trials:g})",
             )
         )
-    return ", ".join(said)
+    return ", ".join(phrases)

@@ -1,4 +1,4 @@
-"""A version as its adapter alone: what is stored of a LoRA policy, and the whole weights where somebody wants them.
+"""LoRA versions: stored as their adapter alone, merged into whole weights on request.
 
     policy-3-1a2b3c4d5e6f/   adapter/ (peft's layout), configuration, tokenizer, adapter_base.json
 
@@ -71,15 +71,15 @@ def read_adapter(folder: Path) -> dict[str, Tensor]:
 
 
 def put_on(model: Any, folder: Path) -> Any:
-    """A base model with the adapter of a folder merged into it. UserError where the adapter is another one's."""
+    """A base model with the adapter of a folder merged into it. UserError where it does not fit the model."""
     from peft import PeftModel, get_peft_model_state_dict
     from safetensors import safe_open
 
     try:
         with safe_open(folder / ADAPTER_WEIGHTS, framework="pt") as file:
             stored = set(file.keys())
-        wrapped = PeftModel.from_pretrained(model, str(folder))
-        expected = set(get_peft_model_state_dict(wrapped, save_embedding_layers=False))
+        peft_model = PeftModel.from_pretrained(model, str(folder))
+        expected = set(get_peft_model_state_dict(peft_model, save_embedding_layers=False))
     except Exception as error:
         raise UserError(f"{folder} cannot be put on its base model: {one_line(error)}") from error
     if stored != expected:
@@ -87,11 +87,11 @@ def put_on(model: Any, folder: Path) -> Any:
             f"{folder}: its {len(stored)} tensors are not the {len(expected)} that {ADAPTER_CONFIG} asks for here"
             f" (first {sorted(stored ^ expected)[0]}); save the adapter again, or name its own base"
         )
-    return wrapped.merge_and_unload().eval()
+    return peft_model.merge_and_unload().eval()
 
 
 def whole_folder(read: Callable[[str, str], Mapping[str, Tensor]], stored: Path, target: Path) -> Path:
-    """A folder like that of any model, with the whole weights of a version that is stored as an adapter.
+    """An ordinary model folder with the whole weights of a version that is stored as an adapter.
 
     `read` gives the tensors of the base by its path and sha256.
     """
@@ -100,7 +100,7 @@ def whole_folder(read: Callable[[str, str], Mapping[str, Tensor]], stored: Path,
             shutil.copytree(stored, staging)
     file = target / WEIGHTS
     if file.exists():
-        # A file that was asked for now counts as new, so that it is kept.
+        # The request makes the file count as new, so that it is kept.
         os.utime(file)
         return target
     weights = whole_weights(read, stored)

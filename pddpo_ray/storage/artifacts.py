@@ -36,7 +36,7 @@ def file_sha256(path: Path) -> str:
 class ArtifactStore:
     """Artifacts of one run under `root`. Paths given out are relative to it, so a run folder can be moved.
 
-    `cache` holds what a remote store was asked for. `shared`: several runs start fits from it, so nothing is removed.
+    `cache` holds files of a remote store. `shared`: several runs start fits from it, so nothing is removed.
     """
 
     def __init__(self, root: str | Path, *, cache: Path | None = None, shared: bool = False) -> None:
@@ -160,14 +160,14 @@ def _save_safetensors(tensors: Mapping[str, Tensor], file: Path) -> None:
     import torch
     from safetensors.torch import save_file as save_torch
 
-    plain, seen = {}, set()
+    plain, places = {}, set()
     for name, tensor in tensors.items():
         plain[name] = torch.as_tensor(tensor).detach().cpu().contiguous()
         place = plain[name].untyped_storage().data_ptr()
-        if place in seen:
+        if place in places:
             # safetensors refuses weights that share memory
             plain[name] = plain[name].clone()
-        seen.add(place)
+        places.add(place)
     save_torch(plain, file)
 
 

@@ -1,7 +1,6 @@
-"""A checkpoint as its makers left it: a folder, an adapter or a hub name, one file or shards; what is wrong with it.
+"""Finds and checks a checkpoint: a folder, an adapter or a hub name, one weight file or shards.
 
-But for an adapter, which is merged once, this reads names and JSON: a plan is made, and a mistake named, without
-loading a model.
+Except for an adapter, which is merged once, this reads names and JSON: plans and error messages need no loaded model.
 """
 
 from __future__ import annotations
@@ -26,20 +25,20 @@ from pddpo_ray.storage.whole_files import (
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
-"""What is taken from the hub; pickled weights and code never are."""
+"""What is downloaded from the hub: no pickled weights, no code."""
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 HEADS = ("lm_head.weight", "embed_out.weight")
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
 GENERATION = "generation_config.json"
 USED_SETTINGS = re.compile(r"(eos|bos|pad)_token_id|transformers_version|_from_model_config|output_.*|use_cache")
-"""What is read of a model's generation settings, or says nothing about drawing."""
+"""Generation settings that are read, or that do not affect sampling."""
 UNREADABLE = "model.reference {folder}: cannot read the model's sizes ({error!r}); save it again"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 DECODERS = ("ForCausalLM", "LMHeadModel")
 SCALED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 """Settings of models (Gemma 2, Cohere, Granite) that change the logits which their output head gives."""
 TURNED = ("gpt2", "openai-gpt")
-"""Types of models that store their matrices turned (transformers' Conv1D): base + up @ down would be another matrix."""
+"""Model types with transposed matrices (transformers' Conv1D): base + up @ down would be another matrix."""
 
 
 def is_hub_name(source: str | Path) -> bool:
@@ -90,12 +89,12 @@ def stated_base(folder: Path) -> str:
     if not (folder / ADAPTER_WEIGHTS).is_file():
         raise UserError(f"{folder} has no {ADAPTER_WEIGHTS}; save the adapter there with save_pretrained (safetensors)")
     try:
-        named = json.loads((folder / ADAPTER_CONFIG).read_text("utf-8")).get("base_model_name_or_path")
+        base = json.loads((folder / ADAPTER_CONFIG).read_text("utf-8")).get("base_model_name_or_path")
     except (ValueError, AttributeError) as error:
         raise UserError(f"{folder / ADAPTER_CONFIG} is damaged ({error}); save the adapter again") from error
-    if not named:
+    if not base:
         raise UserError(f"{folder} names no base model: write it into {ADAPTER_CONFIG} as base_model_name_or_path")
-    return str(folder / named) if (folder / named).is_dir() else str(named)
+    return str(folder / base) if (folder / base).is_dir() else str(base)
 
 
 def _merge(folder: Path, base: Path, target: Path) -> None:
@@ -106,7 +105,7 @@ def _merge(folder: Path, base: Path, target: Path) -> None:
     from pddpo_ray.storage.adapters import put_on
 
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, use_safetensors=True)
-    # where answers end, and nothing that bends how they are drawn
+    # keeps the end of answers, and no setting that bends sampling
     model.generation_config = GenerationConfig(eos_token_id=model.generation_config.eos_token_id)
     put_on(model, folder).save_pretrained(target)
     AutoTokenizer.from_pretrained(folder if has_tokenizer(folder) else base).save_pretrained(target)
@@ -145,8 +144,8 @@ def parameters_in(source: str | Path) -> int:
     if is_hub_name(source):
         from huggingface_hub import try_to_load_from_cache
 
-        fetched = try_to_load_from_cache(str(source), "config.json")
-        source = Path(fetched).parent if isinstance(fetched, str) else source
+        path = try_to_load_from_cache(str(source), "config.json")
+        source = Path(path).parent if isinstance(path, str) else source
     return sum(map(math.prod, weight_shapes(Path(source))))
 
 
@@ -188,22 +187,22 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def unused_settings(folder: Path) -> list[str]:
-    """The names of generation settings beside a model: runs, endpoints and exports draw from the policy as it is."""
+    """Generation settings that runs, endpoints and exports ignore: they sample from the policy as it is."""
     file = folder / GENERATION
     settings = _json(file) if file.is_file() else {}
     return sorted(name for name, value in settings.items() if not USED_SETTINGS.fullmatch(name) and value is not None)
 
 
 def longest_context(folder: Path) -> int | None:
-    """Tokens that the model has positions for, by `config.json`; None: it is away, says none, or stretches them."""
+    """Tokens that the model has positions for, by `config.json`; None: no file, no entry, or scaled positions."""
     if not (folder / "config.json").is_file():
         return None
     config = _json(folder / "config.json")
     config = config.get("text_config") or config
     if config.get("rope_scaling"):
         return None
-    known = [config.get(name) for name in ("max_position_embeddings", "n_positions")]
-    return next((int(number) for number in known if number), None)
+    lengths = [config.get(name) for name in ("max_position_embeddings", "n_positions")]
+    return next((int(number) for number in lengths if number), None)
 
 
 def _damaged(error: Exception) -> str:
@@ -227,9 +226,9 @@ def _kind_problem(folder: Path) -> str | None:
 
 def _training_problem(folder: Path) -> str | None:
     config = _json(folder / "config.json")
-    scaled = [name for name in SCALED_LOGITS if config.get(name) not in (None, 1, 1.0)]
-    if scaled:
-        return f"changes its logits ({scaled[0]}), which the trainer does not do; give a model of another kind"
+    names = [name for name in SCALED_LOGITS if config.get(name) not in (None, 1, 1.0)]
+    if names:
+        return f"changes its logits ({names[0]}), which the trainer does not do; give a model of another kind"
     if "quantization_config" in config:
         return "is quantised, and its weights cannot be trained; give the checkpoint that it was made from"
     return None
@@ -238,9 +237,9 @@ def _training_problem(folder: Path) -> str | None:
 def _weights_problem(folder: Path) -> str | None:
     files = weight_files(folder)
     if not files:
-        pickled = sorted(file.name for pattern in PICKLED for file in folder.glob(pattern))
-        if pickled:
-            return f"has pickled weights ({pickled[0]}), which can run code and are not read; save them as safetensors"
+        names = sorted(file.name for pattern in PICKLED for file in folder.glob(pattern))
+        if names:
+            return f"has pickled weights ({names[0]}), which can run code and are not read; save them as safetensors"
         return "has no *.safetensors; save the model there with save_pretrained"
     missing = [file.name for file in files if not file.is_file()]
     if missing:
@@ -257,7 +256,7 @@ def _begins_with(file: Path, start: bytes) -> bool:
 
 
 def _head_problem(folder: Path) -> str | None:
-    """A file with a head of its own, where the configuration says that the embeddings are the head."""
+    """A file with its own output head, although the configuration ties it to the embeddings."""
     from safetensors import SafetensorError, safe_open
 
     place: dict[str, Path] = {}
@@ -284,9 +283,9 @@ def _head_problem(folder: Path) -> str | None:
 
 def _is_tied(folder: Path) -> bool:
     config = _json(folder / "config.json")
-    stated = config.get("tie_word_embeddings", (config.get("text_config") or {}).get("tie_word_embeddings"))
-    if stated is not None:
-        return bool(stated)
+    tied = config.get("tie_word_embeddings", (config.get("text_config") or {}).get("tie_word_embeddings"))
+    if tied is not None:
+        return bool(tied)
     from transformers import AutoConfig
 
     return bool(getattr(AutoConfig.from_pretrained(folder), "tie_word_embeddings", False))
@@ -307,11 +306,11 @@ def _last_token(file: Path) -> int | None:
     """The largest id in a tokenizer.json; None where there is none to read."""
     if not file.is_file():
         return None
-    described = _json(file)
-    vocabulary = (described.get("model") or {}).get("vocab") or {}
+    content = _json(file)
+    vocabulary = (content.get("model") or {}).get("vocab") or {}
     # a table of ids, or (unigram) a list of pieces by id
     ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else list(range(len(vocabulary)))
-    ids += [token["id"] for token in described.get("added_tokens") or []]
+    ids += [token["id"] for token in content.get("added_tokens") or []]
     return max(ids, default=None)
 
 

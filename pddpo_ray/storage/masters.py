@@ -46,18 +46,18 @@ def write_beside(folder: Path, kind: str, tensors: Mapping[str, Tensor]) -> None
 
 
 def forget_older(version: Path) -> None:
-    """Removes both of the same stage from rounds before the last one; empty folders say that they were there.
+    """Removes the stage's masters and moments of rounds before the last; their empty folders stay as a mark.
 
     `version` is the folder of one that was just fitted.
     """
-    own = VERSION.fullmatch(version.name)
-    if own is None:
+    own_match = VERSION.fullmatch(version.name)
+    if own_match is None:
         return
     for folder in (*version.parent.glob(f"*/{MASTERS}"), *version.parent.glob(f"*/{MOMENTS}")):
         other = VERSION.fullmatch(folder.parent.name)
-        if other is None or (other["stage"], other["link"]) != (own["stage"], own["link"]):
+        if other is None or (other["stage"], other["link"]) != (own_match["stage"], own_match["link"]):
             continue
-        if int(other["round"]) < int(own["round"]) - 1:
+        if int(other["round"]) < int(own_match["round"]) - 1:
             (folder / WEIGHTS).unlink(missing_ok=True)
 
 

@@ -52,8 +52,8 @@ def stored_mapping(file: Path) -> Mapping[str, torch.Tensor]:
     """Tensors of a safetensors file, read when they are asked for."""
     from safetensors import safe_open
 
-    opened = safe_open(file, framework="pt")
-    return MadeTensors(opened.keys(), opened.get_tensor)
+    reader = safe_open(file, framework="pt")
+    return MadeTensors(reader.keys(), reader.get_tensor)
 
 
 class TensorStream:

@@ -19,7 +19,7 @@ from pddpo_ray.errors import RunError, UserError, causes_of
 
 WEIGHTS = "model.safetensors"
 SHARDS = "model.safetensors.index.json"
-"""Where a checkpoint has several files of weights: which tensor is in which."""
+"""Index of a checkpoint with several weight files: which tensor is in which."""
 PLAIN_FILES = frozenset({".json", ".jinja", ".model", ".txt"})
 """Endings of the other files of a checkpoint: configuration, tokenizer, chat template."""
 ADAPTER_BASE = "adapter_base.json"
@@ -29,18 +29,18 @@ NF4_BASE = "nf4_base.json"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """The files of an adapter, as peft writes them."""
 KEPT_WHOLE = 4
-"""How many whole weights that were made from adapters are kept at least, the newest."""
+"""At least this many of the newest weights merged from adapters are kept."""
 JOURNAL = "journal.sqlite"
 """The journal in a run's folder, where the recipe names no other database."""
 ARTIFACTS = "artifacts"
 """Folder of the artifacts in a run's folder."""
 RESULT = "result.json"
 LFS_POINTER = b"version https://git-lfs"
-"""How a file begins that stands for another one, which Git LFS has not fetched."""
+"""First bytes of a Git LFS pointer: its content was not fetched."""
 
 
 def copy_plain_files(source: Path, target: Path) -> None:
-    """A checkpoint's configuration, tokenizer and template into another folder, without its weights and their index."""
+    """Copies a checkpoint's configuration, tokenizer and template, but neither its weights nor their index."""
     of_weights = (".index.json", ADAPTER_BASE, NF4_BASE)
     for file in source.iterdir():
         if file.is_file() and file.suffix in PLAIN_FILES and not file.name.endswith(of_weights):
@@ -85,16 +85,16 @@ def write_whole(path: Path, text: str) -> Path:
 
 
 def finite(value: Any) -> Any:
-    """The value as JSON can say it: NaN and infinity, which JSON has not, become null."""
+    """The value as JSON can hold it: NaN and infinity become null."""
     if isinstance(value, dict):
-        return {str(key): finite(below) for key, below in value.items()}
+        return {str(key): finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(below) for below in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> Path:
-    """A JSON file, whole or not at all. Numbers that do not exist are null."""
+    """Writes JSON, whole or not at all; NaN and infinity become null."""
     return write_whole(path, json.dumps(finite(content), indent=2, allow_nan=False) + "\n")
 
 
@@ -167,8 +167,8 @@ def is_full(error: BaseException, path: Path) -> bool:
 def _says_full(error: BaseException, path: Path) -> bool:
     if isinstance(error, OSError) and error.errno in FULL:
         return True
-    said = _said_by_database(error)
-    return "disk is full" in said or ("disk I/O error" in said and _room(path) == 0)
+    text = _said_by_database(error)
+    return "disk is full" in text or ("disk I/O error" in text and _room(path) == 0)
 
 
 def is_closed(error: BaseException, path: Path) -> bool:
@@ -179,8 +179,8 @@ def is_closed(error: BaseException, path: Path) -> bool:
 def _says_closed(error: BaseException, path: Path) -> bool:
     if isinstance(error, OSError) and error.errno in CLOSED:
         return error.filename is not None and _touches(Path(os.fsdecode(error.filename)), path)
-    said = _said_by_database(error)
-    return "readonly database" in said or ("unable to open" in said and path.is_dir() and not os.access(path, os.W_OK))
+    text = _said_by_database(error)
+    return "readonly database" in text or ("unable to open" in text and path.is_dir() and not os.access(path, os.W_OK))
 
 
 def _touches(file: Path, folder: Path) -> bool:
@@ -197,8 +197,8 @@ def _said_by_database(error: BaseException) -> str:
 
 def _room(path: Path) -> int:
     """Bytes that an ordinary user may still write on the disk of a path, which need not exist."""
-    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
-    return shutil.disk_usage(there).free
+    folder = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    return shutil.disk_usage(folder).free
 
 
 def made_once(folder: Path, make: Callable[[Path], None]) -> Path:

@@ -92,8 +92,8 @@ PLANTED = (
     fault(
         "a policy without a certificate is released",
         "pddpo_ray/certificates/release settle",
-        'if kept.state == "certified":',
-        'if kept.state != "undecided":',
+        'if line.state == "certified":',
+        'if line.state != "undecided":',
         "runs/test_certify",
     ),
     fault(
