@@ -1,4 +1,4 @@
-"""Reading recipe files: YAML 1.2 scalars, no duplicate keys, and where each key stands.
+"""Reads recipe files as YAML 1.2, refuses duplicate keys and records each key's line.
 
 PyYAML follows YAML 1.1, in which `1e-4` is a string and `off` is false. In a recipe both would be traps.
 """
@@ -28,7 +28,7 @@ MOST_DIGITS = 18
 """Digits before a number's point: few enough that every number is exact and fits into a database."""
 WORD = "tag:yaml.org,2002:str"
 OTHER_READERS = {form for word in ("yes", "no", "on", "off") for form in (word, word.capitalize(), word.upper())}
-"""Words that readers of YAML 1.1 take for true or false; they are keys in quotes alone."""
+"""Words that YAML 1.1 reads as true or false; as keys they need quotes."""
 
 _NUMBER = list("-+.0123456789")
 _Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"^(?:null|~|)$"), ["n", "~", ""])
@@ -42,7 +42,7 @@ _Loader.add_implicit_resolver(
 
 
 class _TooLargeError(yaml.constructor.ConstructorError):
-    """A number that no setting can mean and no computation could use."""
+    """A number with more digits than any setting takes."""
 
 
 def _whole(loader: _Loader, node: yaml.ScalarNode) -> int:
@@ -61,18 +61,18 @@ def _decimal(loader: _Loader, node: yaml.ScalarNode) -> float:
 
 
 def _too_large(text: str, node: yaml.Node) -> _TooLargeError:
-    shown = text if len(text) <= 40 else f"{text[:20]}… ({len(text)} characters)"
-    problem = f"{shown} has more than {MOST_DIGITS} digits before the point; no setting takes such a number"
+    excerpt = text if len(text) <= 40 else f"{text[:20]}… ({len(text)} characters)"
+    problem = f"{excerpt} has more than {MOST_DIGITS} digits before the point; no setting takes such a number"
     return _TooLargeError(problem=problem, problem_mark=node.start_mark)
 
 
-# The library's constructor reads a leading zero as octal, and so on.
+# PyYAML's own constructors read a leading zero as octal.
 _Loader.add_constructor("tag:yaml.org,2002:int", _whole)
 _Loader.add_constructor("tag:yaml.org,2002:float", _decimal)
 
 
 def read_document(path: Path, name: str) -> tuple[dict[str, Any], Origins]:
-    """A recipe file as nested dictionaries, and where each key stands. UserError when it is not a YAML mapping."""
+    """A recipe file as nested dictionaries, and each key's line. Raises UserError if it is no YAML mapping."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -89,8 +89,8 @@ def read_document(path: Path, name: str) -> tuple[dict[str, Any], Origins]:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or error
-        told = str(problem) if isinstance(error, _TooLargeError) else f"not valid YAML ({problem})"
-        raise UserError(f"{name}{line}: {told}") from error
+        message = str(problem) if isinstance(error, _TooLargeError) else f"not valid YAML ({problem})"
+        raise UserError(f"{name}{line}: {message}") from error
     finally:
         loader.dispose()
     if not isinstance(value, dict):
@@ -104,8 +104,8 @@ def parse_value(text: str, origin: str) -> Any:
     try:
         return loader.get_single_data()
     except _TooLargeError as error:
-        shown = origin if len(origin) <= 80 else f"{origin[:60]}…`"
-        raise UserError(f"{shown}: {error.problem}") from error
+        excerpt = origin if len(origin) <= 80 else f"{origin[:60]}…`"
+        raise UserError(f"{excerpt}: {error.problem}") from error
     except yaml.YAMLError as error:
         raise UserError(f"{origin}: the value is not valid YAML; quote it, e.g. 'key=\"{text}\"'") from error
     finally:
@@ -113,7 +113,7 @@ def parse_value(text: str, origin: str) -> Any:
 
 
 def _note_lines(node: yaml.Node, keys: Keys, name: str, origins: Origins) -> None:
-    """Record where each key of a mapping stands; UserError for a key that stands there twice or is no word."""
+    """Records each key's line. Raises UserError for a duplicate key or one that is no single word."""
     if not isinstance(node, yaml.MappingNode):
         return
     for key_node, value_node in node.value:
@@ -121,8 +121,8 @@ def _note_lines(node: yaml.Node, keys: Keys, name: str, origins: Origins) -> Non
         if not isinstance(key_node, yaml.ScalarNode):
             raise UserError(f"{origin}: a key must be a single word")
         if not key_node.style and (key_node.tag != WORD or key_node.value in OTHER_READERS):
-            read = "false or true" if key_node.value in OTHER_READERS else key_node.tag.rpartition(":")[2]
-            raise UserError(f'{origin}: YAML reads the key `{key_node.value}` as {read}; write "{key_node.value}":')
+            kind = "false or true" if key_node.value in OTHER_READERS else key_node.tag.rpartition(":")[2]
+            raise UserError(f'{origin}: YAML reads the key `{key_node.value}` as {kind}; write "{key_node.value}":')
         path = (*keys, str(key_node.value))
         if path in origins:
             raise UserError(f"{origin}: key `{'.'.join(path)}` is here twice; remove one of the two")
@@ -132,8 +132,8 @@ def _note_lines(node: yaml.Node, keys: Keys, name: str, origins: Origins) -> Non
 
 def origin_of(keys: Keys, origins: Origins) -> str:
     """Where a key was set. For a section as a whole: the last override inside it, else its line in the recipe."""
-    inside = [origin for path, origin in origins.items() if keys and path[: len(keys)] == keys]
-    if inside and (keys not in origins or inside[-1].startswith("override")):
-        return inside[-1]
-    around = (origins[keys[:length]] for length in range(len(keys), 0, -1) if keys[:length] in origins)
-    return next(around, "")
+    inner_origins = [origin for path, origin in origins.items() if keys and path[: len(keys)] == keys]
+    if inner_origins and (keys not in origins or inner_origins[-1].startswith("override")):
+        return inner_origins[-1]
+    outer_origins = (origins[keys[:length]] for length in range(len(keys), 0, -1) if keys[:length] in origins)
+    return next(outer_origins, "")

@@ -1,4 +1,4 @@
-"""What every key of a recipe means, from the docstrings of the sections: one key, or the page of all of them."""
+"""Explains recipe keys from the sections' docstrings: one key, or a page of all keys."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ CHANGED_BY = {
     "report": "engineer", "report.trackers": "operator", "dual": "researcher", "explore": "researcher",
     "scorecard": "researcher", "world": "researcher", "method": "researcher",
 }  # fmt: skip
-"""Who would change a key, by the longest beginning of its name that stands here; the first ones: everyone."""
+"""Who changes a key, by the longest prefix listed here; the keys in `FIRST`: everyone."""
 SHOWN = 60
 """Characters of a default that are shown."""
 
@@ -76,8 +76,8 @@ class Explained:
     def changed_by(self) -> str:
         """Who would change it: everyone, or an engineer, an operator, a labelling lead or a researcher."""
         parts = self.key.split(".")
-        beginnings = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
-        return "everyone" if self.key in FIRST else next(CHANGED_BY[one] for one in beginnings if one in CHANGED_BY)
+        starts = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
+        return "everyone" if self.key in FIRST else next(CHANGED_BY[start] for start in starts if start in CHANGED_BY)
 
 
 def every_key() -> Iterator[Explained]:
@@ -86,75 +86,77 @@ def every_key() -> Iterator[Explained]:
 
 
 def explained(key: str) -> list[Explained]:
-    """A key in each variant that has it, or the keys that other programs call so, or that say these words.
+    """The key in each variant that has it, else the one a synonym names, else keys by these words.
 
     Raises UserError with the nearest keys.
     """
     words = " ".join(key.lower().replace("_", " ").replace("-", " ").split())
-    found = [one for one in every_key() if one.key in (key, SYNONYMS.get(words))]
-    if not found:
+    entries = [entry for entry in every_key() if entry.key in (key, SYNONYMS.get(words))]
+    if not entries:
         close = difflib.get_close_matches(words, list(SYNONYMS), 1, 0.85) if "." not in key else []
         return explained(SYNONYMS[close[0]]) if close else _with_words(key, words.split())
-    return found
+    return entries
 
 
 def first_keys() -> list[Explained]:
     """The keys that matter first."""
-    every = {one.key: one for one in every_key()}
-    return [every[key] for key in FIRST]
+    by_key = {entry.key: entry for entry in every_key()}
+    return [by_key[key] for key in FIRST]
 
 
 def _with_words(key: str, words: list[str]) -> list[Explained]:
     """Keys whose description has all these words. Raises UserError with the nearest keys where none has."""
-    found = [one for one in every_key() if all(word in f"{one.key} {one.about}".lower().split() for word in words)]
-    if "." in key or "_" in key or not found:
-        keys = list(dict.fromkeys(one.key for one in every_key()))
-        same = [one for one in keys if one.rpartition(".")[2] == key.rpartition(".")[2]]
+    entries = [
+        entry for entry in every_key() if all(word in f"{entry.key} {entry.about}".lower().split() for word in words)
+    ]
+    if "." in key or "_" in key or not entries:
+        keys = list(dict.fromkeys(entry.key for entry in every_key()))
+        same = [name for name in keys if name.rpartition(".")[2] == key.rpartition(".")[2]]
         near = (same or difflib.get_close_matches(key, keys, 3, 0.6))[:6]
         raise UserError(
             f"there is no key `{key}`; " + (f"did you mean {', '.join(near)}?" if near else "`pddpo explain` lists all")
         )
-    return found
+    return entries
 
 
 def keys_of_section(key: str) -> list[Explained]:
     """The keys directly below a section; none where the key is no section."""
     depth = key.count(".") + 1
-    return [one for one in every_key() if one.key.startswith(f"{key}.") and one.key.count(".") == depth]
+    return [entry for entry in every_key() if entry.key.startswith(f"{key}.") and entry.key.count(".") == depth]
 
 
 def settings_page(*, laboratory: bool = False) -> str:
     """docs/settings.md: a line for every key; docs/settings-laboratory.md: those of worlds and compared methods."""
-    title, what = ("Settings of the laboratory", "worlds") if laboratory else ("Settings", "a run")
+    title, topic = ("Settings of the laboratory", "worlds") if laboratory else ("Settings", "a run")
     command = "pddpo explain world --page" if laboratory else "pddpo explain --page"
     lines = [
         f"# {title}",
         "",
-        f"Every key of {what} in the words of the code: `{command}` prints this page. `pddpo explain` shows the keys",
+        f"Every key of {topic} in the words of the code: `{command}` prints this page. `pddpo explain` shows the keys",
         "that matter first, `pddpo explain WORDS` finds others. Keys that only a variant has name it in brackets.",
         "",
         "| key | takes | default | changed by | |",
         "|---|---|---|---|---|",
     ]
-    alike: dict[type[BaseModel], str] = {}
-    folded: list[str] = []
+    key_by_section: dict[type[BaseModel], str] = {}
+    prefixes: list[str] = []
     by_key: dict[str, list[Explained]] = {}
-    for one in every_key():
-        by_key.setdefault(one.key, []).append(one)
+    for entry in every_key():
+        by_key.setdefault(entry.key, []).append(entry)
     for key, variants in by_key.items():
         first = variants[0]
-        if key.startswith(tuple(folded)) or (key.partition(".")[0] in LABORATORY) != laboratory:
+        if key.startswith(tuple(prefixes)) or (key.partition(".")[0] in LABORATORY) != laboratory:
             continue
-        about = first.about
+        text = first.about
         if first.section is not None:
-            same = alike.setdefault(first.section, key)
-            if same != key:
-                folded.append(f"{key}.")
-                about = f"{about.removesuffix('.')}. Its keys are those of `{same}`."
-        only = ", ".join(dict.fromkeys(one.variant for one in variants if one.variant))
-        about += f" ({only})" if only and len(variants) < 4 else ""
+            first_key = key_by_section.setdefault(first.section, key)
+            if first_key != key:
+                prefixes.append(f"{key}.")
+                text = f"{text.removesuffix('.')}. Its keys are those of `{first_key}`."
+        tag_text = ", ".join(dict.fromkeys(entry.variant for entry in variants if entry.variant))
+        text += f" ({tag_text})" if tag_text and len(variants) < 4 else ""
         lines.append(
-            f"| `{key}` | {_cell(first.takes)} | `{_cell(first.default)}` | {first.changed_by} | {_cell(about)} |"
+            f"| `{key}` | {_cell(first.takes)} | `{_cell(first.default)}` | {first.changed_by} | {_cell(text)} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -180,12 +182,12 @@ def _keys_below(model: type[BaseModel], prefix: str, variant: str) -> Iterator[E
         yield from _settings_of(model.registry, _tag(model, "kind"), prefix.removesuffix("."), variant)
     for key, sections, tag in below:
         for section in sections:
-            own = f"{tag}: {_tag(section, tag)}" if tag and len(sections) > 1 else ""
-            yield from _keys_below(section, f"{key}.", own or ("" if len(sections) == 1 else _named(section)))
+            tag_text = f"{tag}: {_tag(section, tag)}" if tag and len(sections) > 1 else ""
+            yield from _keys_below(section, f"{key}.", tag_text or ("" if len(sections) == 1 else _named(section)))
 
 
 def _brought_settings(key: str, field: FieldInfo) -> Iterator[Explained]:
-    """Settings below a mapping that holds those of names of the registry."""
+    """Keys below a mapping whose settings a registry name defines."""
     for mark in field.metadata:
         if isinstance(mark, SettingsOf):
             for name in names(mark.kind):
@@ -194,9 +196,9 @@ def _brought_settings(key: str, field: FieldInfo) -> Iterator[Explained]:
 
 def _settings_of(kind: str, name: str, key: str, variant: str) -> Iterator[Explained]:
     settings = load(kind, name, Extension).settings
-    for own, field in ({} if settings is None else settings.model_fields).items():
-        about = _one_line(field.description or "")
-        yield Explained(f"{key}.{own}", _takes(field), _default(field), about, variant)
+    for setting, field in ({} if settings is None else settings.model_fields).items():
+        text = _one_line(field.description or "")
+        yield Explained(f"{key}.{setting}", _takes(field), _default(field), text, variant)
 
 
 def _sections(annotation: Any) -> list[type[BaseModel]]:
@@ -205,14 +207,14 @@ def _sections(annotation: Any) -> list[type[BaseModel]]:
     inner = get_args(annotation)
     if get_origin(annotation) is Annotated:
         inner = inner[:1]
-    return [section for one in inner for section in _sections(one)]
+    return [section for argument in inner for section in _sections(argument)]
 
 
 def _takes(field: FieldInfo) -> str:
-    named = [one.kind for one in field.metadata if isinstance(one, Named)]
-    if named:
-        return " or ".join(f"`{name}`" for name in names(named[0]))
-    bounds = [text for one in field.metadata for text in [_bound(one)] if text]
+    kinds = [mark.kind for mark in field.metadata if isinstance(mark, Named)]
+    if kinds:
+        return " or ".join(f"`{name}`" for name in names(kinds[0]))
+    bounds = [text for mark in field.metadata for text in [_bound(mark)] if text]
     return _type(field.annotation) + (f", {' and '.join(bounds)}" if bounds else "")
 
 
@@ -227,13 +229,13 @@ def _bound(constraint: Any) -> str:
 def _type(annotation: Any) -> str:
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        bounds = [text for one in inner[1:] for part in (getattr(one, "metadata", None) or [one])
+        bounds = [text for mark in inner[1:] for part in (getattr(mark, "metadata", None) or [mark])
                   for text in [_bound(part)] if text]  # fmt: skip
         return _type(inner[0]) + (f" {' and '.join(bounds)}" if bounds else "")
     if origin is Literal:
-        return " or ".join(f"`{one}`" for one in inner)
+        return " or ".join(f"`{value}`" for value in inner)
     if origin in (Union, types.UnionType):
-        return " or ".join(dict.fromkeys(_type(one) for one in inner))
+        return " or ".join(dict.fromkeys(_type(member) for member in inner))
     if origin in (list, tuple):
         return f"list of {_type(inner[0])}"
     if origin is dict:
@@ -252,7 +254,7 @@ def _default(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=False)
     if value is PydanticUndefined or value is None:
         return "null" if value is None else "{}"
-    if isinstance(value, tuple | list) and any(isinstance(one, BaseModel) for one in value):
+    if isinstance(value, tuple | list) and any(isinstance(item, BaseModel) for item in value):
         return "see below"
     if isinstance(value, BaseModel):
         tag = next((name for name in ("kind", "engine") if name in type(value).model_fields), "")

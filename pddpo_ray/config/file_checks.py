@@ -1,4 +1,4 @@
-"""Files, models and packages that a recipe names: looked at before a run begins."""
+"""Checks that a recipe's files, models and packages exist before a run begins."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ from pddpo_ray.storage.checkpoints import (
 )
 
 HUB = "hf:"
-"""What the name of a data set of the hub begins with."""
+"""Prefix of a hub data set's name."""
 
 
 def demand_files(config: Config, origins: Origins) -> None:
-    """Everything that a recipe needs is given, and what it points to is there; a model of the hub is downloaded, the
-    first time."""
+    """Raises UserError for a missing setting or a path that does not exist; downloads a hub model the first time."""
     _check_needs(config)
     _check_texts(config, origins)
     file = config.world.path if isinstance(config.world, TabularWorldConfig) else None
@@ -48,7 +47,7 @@ def demand_files(config: Config, origins: Origins) -> None:
 
 
 def _check_context(config: Config, folder: Path, origins: Origins) -> None:
-    """vLLM refuses a context that is longer than the model's, once everything else has started."""
+    """Refuses a context longer than the model's, before vLLM does so late in the start."""
     room = longest_context(folder)
     if room is not None and isinstance(config.rollout, VllmRollout) and config.rollout.max_model_len > room:
         origin = origin_of(("rollout", "max_model_len"), origins) or origin_of(("model", "reference"), origins)
@@ -60,19 +59,19 @@ def _check_context(config: Config, folder: Path, origins: Origins) -> None:
 
 def _check_needs(config: Config) -> None:
     """Raises UserError that names every setting which the recipe leaves to the user and the user left out."""
-    wanted = {**(_needs_of_files(config) if config.data else {}), **config.needs}
+    needs = {**(_needs_of_files(config) if config.data else {}), **config.needs}
     if config.data and config.data.reference is not None:  # a trial on a small model made from the texts
-        wanted.pop("model.reference", None)
+        needs.pop("model.reference", None)
     tree = config.model_dump(mode="json")
     empty: tuple[Any, ...] = (None, [], {}, "")
-    missing = {key: what for key, what in wanted.items() if at(tree, tuple(key.split("."))) in empty}
+    missing = {key: need for key, need in needs.items() if at(tree, tuple(key.split("."))) in empty}
     if missing:
-        said = "; ".join(f"{key}, {what}" for key, what in missing.items())
-        raise UserError(f"still to be given: {said}")
+        text = "; ".join(f"{key}, {need}" for key, need in missing.items())
+        raise UserError(f"still to be given: {text}")
 
 
 def _needs_of_files(config: Config) -> dict[str, str]:
-    """What a run on files cannot do without: a model and pairs, unless the recipe says that it is a trial."""
+    """The model and pairs that a run on files needs, unless the recipe is a trial."""
     data = config.data
     assert data is not None
     needs = {}
@@ -84,19 +83,19 @@ def _needs_of_files(config: Config) -> dict[str, str]:
 
 
 def _check_texts(config: Config, origins: Origins) -> None:
-    """Files of pairs and prompts of real text are there; data sets of the hub are looked for when they are read."""
+    """Raises UserError for a missing file of pairs or prompts; hub data sets are looked up when read."""
     data = config.data
     if data is None:
         return
-    named: dict[Keys, list[str]] = {
+    file_lists: dict[Keys, list[str]] = {
         ("data", "helpful"): data.helpful,
         ("data", "harmless"): data.harmless,
         ("data", "prompts"): data.prompts,
         ("certificate", "prompts"): config.certificate.prompts,
         ("scorecard", "benign_files"): config.scorecard.benign_files,
     }
-    named |= {("prompts", name, "files"): one.files or [] for name, one in config.prompts.items()}
-    for keys, files in named.items():
+    file_lists |= {("prompts", name, "files"): prompt_set.files or [] for name, prompt_set in config.prompts.items()}
+    for keys, files in file_lists.items():
         for file in files:
             if not file.startswith(HUB) and not Path(file).expanduser().exists():
                 origin = origin_of(keys, origins)
@@ -107,19 +106,18 @@ def _check_texts(config: Config, origins: Origins) -> None:
 
 
 def missing_scorers(config: Config) -> Iterator[tuple[Keys, str]]:
-    """Reward and cost models that the run asks, that are not on this machine and can't be the hub's: the setting that
-    names one, and what to do."""
+    """Yields setting and remedy for each reward or cost model that is neither on this machine nor a hub name."""
     scorers: dict[Keys, StoredScorerConfig | None] = {
         ("scorecard", "scorers", kind): scorer for kind, scorer in config.scorecard.scorers.items()
     }
     scorers |= {("feedback", kind): getattr(config.score_models, kind) for kind in config.asked_models}
-    named = [(keys, ".path", keys[-1], scorer.path) for keys, scorer in scorers.items() if scorer is not None]
-    of_limits = [one for one in config.stated if one.source.kind == "score_model"]
-    named += [
-        (("limits", one.limit.name), "", "reward" if one.limit.at_least else "cost", one.source.what)
-        for one in of_limits
+    scorer_paths = [(keys, ".path", keys[-1], scorer.path) for keys, scorer in scorers.items() if scorer is not None]
+    limits = [limit for limit in config.stated if limit.source.kind == "score_model"]
+    scorer_paths += [
+        (("limits", limit.limit.name), "", "reward" if limit.limit.at_least else "cost", limit.source.what)
+        for limit in limits
     ]
-    for keys, last, kind, path in named:
+    for keys, last, kind, path in scorer_paths:
         if not Path(path).is_dir() and not is_hub_name(path):
             yield (
                 keys,
@@ -129,7 +127,7 @@ def missing_scorers(config: Config) -> Iterator[tuple[Keys, str]]:
 
 
 def missing_before(config: Config) -> Iterator[tuple[Keys, str]]:
-    """What a run cannot begin without, and a dry run can: the setting that names it, and what to do."""
+    """Yields setting and remedy for what a run lacks to begin; a dry run does without."""
     yield from missing_scorers(config)
     if config.model.in_nf4 and find_spec("bitsandbytes") is None:
         keys = ("model", "parameters", "quantise")

@@ -1,4 +1,4 @@
-"""Layers of a recipe, laid over each other: what an upper one replaces, merges and takes out."""
+"""Merges a recipe's layers: what an upper one replaces, merges and removes."""
 
 from __future__ import annotations
 
@@ -24,21 +24,20 @@ FITS: tuple[Keys, ...] = (
 """Sections with `steps` or `epochs`, one of which counts."""
 LENGTHS = {"steps", "epochs"}
 OF_MEASURE = ("versus", "bounds")
-"""What a limit says of its measure beside the kind and the source."""
+"""Keys of a limit's measure besides its kind and source."""
 NAMED = {"limits": "limit", "prompts": "prompt set"}
-"""Sections whose names are the user's own, and what one entry is. A layer takes one out by `name: null`."""
+"""Sections with user-chosen names, and the noun for an entry. `name: null` in a layer removes one."""
 logger = logging.getLogger(__name__)
 Tree = dict[str, Any]
 
 
 def _under(layer: Tree, below: Tree) -> Tree:
-    """What a layer finds below it: its files replace a world, its world replaces files, its source of the reward
-    another one, and of `steps` and `epochs` of a fit the one that it gives replaces the other. Another algorithm keeps
-    the settings that it has too."""
+    """The tree below a layer, without what the layer replaces: `data` and `world` replace each other, a reward source
+    another one, and `steps` and `epochs` of a fit each other. Another algorithm keeps the settings that it shares."""
     kind = section_of(layer, "world").get("kind")
     if layer.get("data") is not None or kind is not None:
-        replaced = "world" if layer.get("data") is not None or kind == former_data.FORMER else "data"
-        below = {key: value for key, value in below.items() if key != replaced}
+        section = "world" if layer.get("data") is not None or kind == former_data.FORMER else "data"
+        below = {key: value for key, value in below.items() if key != section}
     if names_source(layer.get(REWARD)):
         below = {key: value for key, value in below.items() if key != REWARD}
     if layer.get("algorithm") not in (None, below.get("algorithm")):
@@ -56,49 +55,49 @@ def merge(base: Tree, over: Tree, model: type[BaseModel]) -> Tree:
             below = below if isinstance(below, dict) else {}
             old, new = variant_of(field, below), variant_of(field, {**below, **value})
             if old is not None and new is not None and old is not new:
-                below = {name: kept for name, kept in below.items() if name in _shared_fields(old, new)}
+                below = {name: setting for name, setting in below.items() if name in _shared_fields(old, new)}
             result[key] = merge(below, value, new) if new is not None else _merged(below, value)
         elif isinstance(value, dict) and isinstance(below, dict):
-            laid = _limit_over if key == "limits" else _over
-            result[key] = below | {name: laid(below.get(name), given) for name, given in value.items()}
+            overlay = _limit_over if key == "limits" else _over
+            result[key] = below | {name: overlay(below.get(name), entry) for name, entry in value.items()}
         else:
             result[key] = value
     return result
 
 
 def laid(below: Tree, layer: Tree, origins: Origins) -> Tree:
-    """A layer on what lies below it, without the limits and prompt sets that it takes out."""
+    """A layer merged over those below, without the limits and prompt sets that it removes."""
     _check_taken_out(below, layer, origins)
     _check_steps_or_epochs(layer, origins)
     return _without_taken_out(_labelled_by_feedback(below, layer, merge(_under(layer, below), layer, Config)))
 
 
 def _labelled_by_feedback(below: Tree, layer: Tree, merged: Tree) -> Tree:
-    """Who labels for the limit `cost`, which comparisons teach, where a layer gives another
-    `feedback.kind` and no source of that limit."""
+    """Gives the limit `cost`, which comparisons teach, the labeller of a layer's new
+    `feedback.kind`, unless the layer names a source."""
     old, new = (at(tree, ("feedback", "kind")) or "world" for tree in (below, merged))
-    cost, said = at(merged, ("limits", "cost")), at(layer, ("limits", "cost"))
+    cost, layer_cost = at(merged, ("limits", "cost")), at(layer, ("limits", "cost"))
     if old == new or new not in LABELLERS or not isinstance(cost, dict):
         return merged
     kind = next((key for key in ("logit", "rate") if cost.get(key) == LABELLERS.get(old)), None)
-    own = said is not None and kind in said
-    if kind is None or own or (kind == "rate" and cost.get("learned_from") != COMPARISONS):
+    has_source = layer_cost is not None and kind in layer_cost
+    if kind is None or has_source or (kind == "rate" and cost.get("learned_from") != COMPARISONS):
         return merged
-    labelled = {**cost, kind: dict(LABELLERS[new])}
+    limit = {**cost, kind: dict(LABELLERS[new])}
     if new == "mixed":  # people correct the model; a rate is then learned from what it measures
-        labelled = {AUDIT: dict(AUDITED), **{key: labelled[key] for key in labelled if key != "learned_from"}}
-    return {**merged, "limits": {**merged["limits"], "cost": labelled}}
+        limit = {AUDIT: dict(AUDITED), **{key: limit[key] for key in limit if key != "learned_from"}}
+    return {**merged, "limits": {**merged["limits"], "cost": limit}}
 
 
 def _check_taken_out(below: Tree, layer: Tree, origins: Origins) -> None:
     """Raises UserError where a layer takes out, by `name: null`, a limit or a prompt set that is not below it."""
-    for section, one in NAMED.items():
-        stated = list(section_of(below, section))
+    for section, noun in NAMED.items():
+        names = list(section_of(below, section))
         for name, value in section_of(layer, section).items():
-            if value is None and name not in stated:
+            if value is None and name not in names:
                 origin = origins.get((section, name)) or origins.get((section,), section)
-                there = (", ".join(stated) or "none") + nearest(name, stated)
-                raise UserError(f"{origin}: there is no {one} `{name}` to take out; the recipe states {there}")
+                listing = (", ".join(names) or "none") + nearest(name, names)
+                raise UserError(f"{origin}: there is no {noun} `{name}` to take out; the recipe states {listing}")
 
 
 def _check_steps_or_epochs(layer: Tree, origins: Origins) -> None:
@@ -113,7 +112,7 @@ def _check_steps_or_epochs(layer: Tree, origins: Origins) -> None:
 
 
 def note_steps(below: Tree, overrides: Tree, origins: Origins) -> None:
-    """Says where steps of an override count in place of a recipe's epochs."""
+    """Warns where an override's steps replace a recipe's epochs."""
     for fit in FITS:
         steps, epochs = at(overrides, (*fit, "steps")), at(below, (*fit, "epochs"))
         if epochs is None and fit[0] == "trainer":
@@ -128,12 +127,12 @@ def _without_taken_out(tree: Tree) -> Tree:
     limits = section_of(tree, "limits")
     if limits and all(value is None for value in limits.values()):
         raise UserError(f"limits: {', '.join(limits)} taken out, and none is left: state another one")
-    kept = {
+    sections = {
         section: {name: value for name, value in section_of(tree, section).items() if value is not None}
         for section in NAMED
         if section_of(tree, section)
     }
-    return {**tree, **kept}
+    return {**tree, **sections}
 
 
 def section_of(tree: Tree, section: str) -> Tree:
@@ -141,34 +140,34 @@ def section_of(tree: Tree, section: str) -> Tree:
     return value if isinstance(value, dict) else {}
 
 
-def _over(below: Any, given: Any) -> Any:
-    """One entry of a section whose names are free (`limits`), laid on the one below it, key by key."""
-    return {**below, **given} if isinstance(below, dict) and isinstance(given, dict) else given
+def _over(below: Any, entry: Any) -> Any:
+    """An entry of a section with user-chosen names, merged over the one below key by key."""
+    return {**below, **entry} if isinstance(below, dict) and isinstance(entry, dict) else entry
 
 
-def _limit_over(below: Any, given: Any) -> Any:
-    """One limit laid on the one below it: what it says of its measure, its bound and its multiplier wins.
+def _limit_over(below: Any, entry: Any) -> Any:
+    """A limit merged over the one below: its measure, bound and multiplier win.
 
-    One of another kind has none of the older one's comparison and bounds, which were about its measure."""
-    if not isinstance(below, dict) or not isinstance(given, dict):
-        return given
-    kept = dict(below)
-    if any(key in given and key not in below for key in KINDS):
-        kept = {key: value for key, value in kept.items() if key not in OF_MEASURE}
+    A limit of another kind drops the older one's `versus` and `bounds`, which described its measure."""
+    if not isinstance(below, dict) or not isinstance(entry, dict):
+        return entry
+    limit = dict(below)
+    if any(key in entry and key not in below for key in KINDS):
+        limit = {key: value for key, value in limit.items() if key not in OF_MEASURE}
     for choices in (tuple(KINDS), ("at_most", "at_least")):
-        if any(key in given for key in choices):
-            kept = {key: value for key, value in kept.items() if key not in choices}
-    return {**kept, **given, **({"dual": _over(below.get("dual"), given["dual"])} if "dual" in given else {})}
+        if any(key in entry for key in choices):
+            limit = {key: value for key, value in limit.items() if key not in choices}
+    return {**limit, **entry, **({"dual": _over(below.get("dual"), entry["dual"])} if "dual" in entry else {})}
 
 
 def _merged(base: Tree, over: Tree) -> Tree:
-    """`over` laid on `base` where nobody has said yet which variant they are."""
-    both = {
+    """`over` merged over `base` while their variant is unknown."""
+    sections = {
         key: _merged(base[key], value)
         for key, value in over.items()
         if isinstance(base.get(key), dict) and isinstance(value, dict)
     }
-    return {**base, **over, **both}
+    return {**base, **over, **sections}
 
 
 def _shared_fields(old: type[BaseModel], new: type[BaseModel]) -> set[str]:
@@ -178,7 +177,7 @@ def _shared_fields(old: type[BaseModel], new: type[BaseModel]) -> set[str]:
 
 
 def with_tags(tree: Tree, model: type[BaseModel]) -> Tree:
-    """Name the default variant where a section sets values without saying which variant it is."""
+    """Names the default variant of a section that sets values without naming one."""
     result = dict(tree)
     for key, field in model.model_fields.items():
         value = result.get(key)
@@ -213,25 +212,25 @@ def variant_of(field: FieldInfo, value: Tree) -> type[BaseModel] | None:
 
 
 def _epochs_elsewhere(below: Tree, fit: Keys) -> Any:
-    """Epochs of a stage that says none itself: those of every fit; of every fit: those of the first stage with some."""
+    """For a stage without epochs, those of `trainer.fit`; for `trainer.fit`, those of the first stage with some."""
     if fit != ("trainer", "fit"):
         return at(below, ("trainer", "fit", "epochs")) if at(below, (*fit, "steps")) is None else None
     stages = mappings(at(below, ("trainer", "stages")))
-    return next((own["epochs"] for own in stages if own.get("epochs") is not None), None)
+    return next((stage["epochs"] for stage in stages if stage.get("epochs") is not None), None)
 
 
 def _fits_under(layer: Tree, below: Tree) -> Tree:
-    """The fits below without what a layer says of them: of steps and epochs the one that it gives replaces the other,
-    and what it says of every fit replaces what the stages below say."""
-    every = set(at(layer, ("trainer", "fit")) or {})
+    """The fits below without what a layer replaces: steps and epochs replace each other, and keys of `trainer.fit`
+    replace those of the stages below."""
+    fit_keys = set(at(layer, ("trainer", "fit")) or {})
     for fit in FITS:
-        gone = set(at(layer, fit) or {}) | (every if fit[:2] == ("trainer", "stages") else set())
-        under = at(below, fit)
-        if gone and isinstance(under, dict):
-            gone |= LENGTHS if gone & LENGTHS else set()
-            below = replaced(below, fit, {key: value for key, value in under.items() if key not in gone})
+        removed_keys = set(at(layer, fit) or {}) | (fit_keys if fit[:2] == ("trainer", "stages") else set())
+        section = at(below, fit)
+        if removed_keys and isinstance(section, dict):
+            removed_keys |= LENGTHS if removed_keys & LENGTHS else set()
+            below = replaced(below, fit, {key: value for key, value in section.items() if key not in removed_keys})
     return below
 
 
 def mappings(section: Any) -> list[Tree]:
-    return [one for one in section.values() if isinstance(one, dict)] if isinstance(section, dict) else []
+    return [entry for entry in section.values() if isinstance(entry, dict)] if isinstance(section, dict) else []

@@ -42,7 +42,7 @@ from pddpo_ray.storage.whole_files import refuse_password
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 LAYERS = "layers/"
-"""What recipes share by `extends` and nobody runs alone: where they run, for one."""
+"""Folder of files that recipes only extend, e.g. where they run."""
 PATHS: tuple[Keys, ...] = (("world", "path"), ("world", "cache"), ("data", "cache"), ("model", "reference"))
 """Keys whose values are paths: relative to the recipe file that sets them, in an override to the current folder."""
 LISTS_OF_PATHS: tuple[Keys, ...] = (
@@ -52,7 +52,7 @@ LISTS_OF_PATHS: tuple[Keys, ...] = (
 
 
 OF_LIMIT = re.compile(r"recipe: (limits\.[\w.-]*\w)")
-"""What a complaint about a limit begins with, and its key."""
+"""Start of an error about a limit, with its key."""
 
 
 def load(recipe: str, overrides: Sequence[str] = (), *, check_files: bool = True, check_scorers: bool = True) -> Config:
@@ -81,8 +81,8 @@ def load(recipe: str, overrides: Sequence[str] = (), *, check_files: bool = True
     except ValidationError as error:
         raise UserError(_explain(error, tree, origins)) from error
     except UserError as error:  # of a limit, which names its key
-        named = OF_LIMIT.match(str(error))
-        origin = origin_of(tuple(named[1].split(".")), origins) if named else ""
+        key_match = OF_LIMIT.match(str(error))
+        origin = origin_of(tuple(key_match[1].split(".")), origins) if key_match else ""
         raise UserError(str(error).replace("recipe", origin, 1) if origin else str(error)) from error
     if config.journal is not None:
         refuse_password(config.journal)
@@ -98,11 +98,11 @@ def _refuse_former(tree: Tree, origins: Origins) -> None:
     for earlier in (former, former_data, former_settings):
         for keys in earlier.former_keys(tree)[:1]:
             overrides = [
-                one for n in range(1, len(keys) + 1) if (one := origins.get(keys[:n], "")).startswith("override")
+                text for n in range(1, len(keys) + 1) if (text := origins.get(keys[:n], "")).startswith("override")
             ]
             origin = overrides[-1] if overrides else origin_of(keys, origins)
-            said = earlier.refusal(tree, override=origin.startswith("override"))
-            raise UserError(f"{f'{origin}: ' if origin else ''}{said}")
+            message = earlier.refusal(tree, override=origin.startswith("override"))
+            raise UserError(f"{f'{origin}: ' if origin else ''}{message}")
 
 
 def recipe_names() -> list[str]:
@@ -111,7 +111,7 @@ def recipe_names() -> list[str]:
 
 
 def _recipes() -> dict[str, Path]:
-    """File of each of them and of the layers that they extend, by name in alphabetical order."""
+    """File of each recipe and layer, by name in alphabetical order."""
     files = {
         path.relative_to(folder).with_suffix("").as_posix(): path
         for folder in _folders()
@@ -121,7 +121,7 @@ def _recipes() -> dict[str, Path]:
 
 
 def _folders() -> list[Path]:
-    """Where those of installed packages and those that ship are, which win."""
+    """Folders of installed recipes, then of shipped ones, which win."""
     return [*recipe_folders(), RECIPES]
 
 
@@ -151,8 +151,8 @@ def _read_recipe(recipe: str, extended_by: tuple[str, ...] = ()) -> tuple[Tree, 
     below: Tree = {}
     origins_below: Origins = {}
     for base in bases:
-        beside = path.parent / base
-        base_tree, base_origins = _read_recipe(str(beside) if beside.is_file() else base, (*extended_by, name))
+        base_path = path.parent / base
+        base_tree, base_origins = _read_recipe(str(base_path) if base_path.is_file() else base, (*extended_by, name))
         base_tree.pop("about", None)
         below = laid(below, base_tree, base_origins) if below else base_tree
         origins_below |= base_origins
@@ -191,7 +191,7 @@ def _nested(keys: Keys, value: Any) -> Tree:
 
 
 def _absolute_paths(tree: Tree, folder: Path) -> None:
-    """Make the paths of one layer absolute, in place. What can only be a model of the hub stays as it is."""
+    """Makes a layer's paths absolute, in place; a name that can only be a hub model stays."""
     for *parents, key in PATHS:
         section = at(tree, tuple(parents))
         if isinstance(section, dict) and isinstance(section.get(key), str):
@@ -202,8 +202,8 @@ def _absolute_paths(tree: Tree, folder: Path) -> None:
         section = at(tree, tuple(parents))
         if isinstance(section, dict):
             _absolute_list(section, key, folder)
-    for one_set in mappings(tree.get("prompts")):
-        _absolute_list(one_set, "files", folder)
+    for prompt_set in mappings(tree.get("prompts")):
+        _absolute_list(prompt_set, "files", folder)
     for limit in mappings(tree.get("limits")):
         beside(limit, folder)
     _scorecard_beside(tree.get("scorecard"), folder)
@@ -214,31 +214,31 @@ def _absolute_paths(tree: Tree, folder: Path) -> None:
 
 
 def _absolute_list(section: Tree, key: str, folder: Path) -> None:
-    """Makes files in a list absolute, in place, where they lie in the folder; others may be data sets of the hub."""
+    """Makes a list's files absolute, in place, if the folder has them; others may be hub data sets."""
     if isinstance(section.get(key), list):
         paths = [(file, folder / Path(str(file)).expanduser()) for file in section[key]]
         section[key] = [str(path) if path.exists() else file for file, path in paths]
 
 
 def _scorecard_beside(section: Any, folder: Path) -> None:
-    """Files of the scorecard, and scorers in folders; what can only be a scorer of the hub stays as it is."""
+    """Makes the scorecard's files and scorer folders absolute, in place; names of hub scorers stay."""
     if not isinstance(section, dict):
         return
     if isinstance(section.get("benign_files"), list):
         section["benign_files"] = [str(folder / Path(str(file)).expanduser()) for file in section["benign_files"]]
-    named = section.get("scorers")
-    if not isinstance(named, dict):
+    scorers = section.get("scorers")
+    if not isinstance(scorers, dict):
         return
-    for kind, one in list(named.items()):
-        given = one.get("path") if isinstance(one, dict) else one
-        if isinstance(given, str) and (folder / Path(given).expanduser()).exists():
-            path = str(folder / Path(given).expanduser())
-            named[kind] = {**one, "path": path} if isinstance(one, dict) else path
+    for kind, scorer in list(scorers.items()):
+        path_text = scorer.get("path") if isinstance(scorer, dict) else scorer
+        if isinstance(path_text, str) and (folder / Path(path_text).expanduser()).exists():
+            path = str(folder / Path(path_text).expanduser())
+            scorers[kind] = {**scorer, "path": path} if isinstance(scorer, dict) else path
 
 
 def _problem_of_world(path: Any, limits: Tree) -> Tree:
-    """What a tabular world's file says about the problem: beta, bounds, number of offline pairs, and the bound of the
-    paper's cost where the recipe limits that alone."""
+    """Settings from a tabular world's file: beta, bounds, number of offline pairs, and the bound of a logit limit that
+    is the recipe's only one."""
     if not isinstance(path, str) or not Path(path).is_file():
         return {}
     try:
@@ -250,7 +250,7 @@ def _problem_of_world(path: Any, limits: Tree) -> Tree:
     tree: Tree = {key: float(world[key]) for key in ("beta", "reward_max") if _is_number(world.get(key))}
     if _is_number(world.get("cost_max")):
         tree["dual"] = {"cost_max": float(world["cost_max"])}
-    paper = [name for name, one in limits.items() if isinstance(one, dict) and "logit" in one]
+    paper = [name for name, limit in limits.items() if isinstance(limit, dict) and "logit" in limit]
     if _is_number(world.get("threshold")) and len(paper) == len(limits) == 1:
         tree["limits"] = {paper[0]: {"at_most": float(world["threshold"])}}
     offline = world.get("offline")
@@ -284,37 +284,37 @@ def _explain(error: ValidationError, tree: Tree, origins: Origins) -> str:
         case "union_tag_invalid" | "union_tag_not_found":
             keys = (*keys, str(context.get("discriminator", "")).strip("'"))
             tags = str(context.get("expected_tags", "")).replace("'", "")
-            stated = f" is {context['tag']!r}, but" if "tag" in context else ""
+            clause = f" is {context['tag']!r}, but" if "tag" in context else ""
             near = nearest(context["tag"], tags.split(", ")) if "tag" in context else ""
             text = (
-                f"`{'.'.join(keys)}`{stated} must be one of {tags}{near}" if tags else f"`{'.'.join(keys)}` is missing"
+                f"`{'.'.join(keys)}`{clause} must be one of {tags}{near}" if tags else f"`{'.'.join(keys)}` is missing"
             )
         case "model_type" | "model_attributes_type":
             text = f"`{key}` is a section: give it keys, or set one with {key}.KEY=..., not {_shown(first['input'])}"
         case "value_error":
             while keys and at(tree, keys) is None:  # the tag of a variant is no key
                 keys = keys[:-1]
-            key, said = ".".join(keys), str(context["error"])
-            if not keys and (named := OF_LIMIT.match(said)):
-                keys, said = tuple(named[1].split(".")), said.removeprefix("recipe: ")
-            text = f"{f'`{key}`: ' if key else ''}{said}"
+            key, message = ".".join(keys), str(context["error"])
+            if not keys and (key_match := OF_LIMIT.match(message)):
+                keys, message = tuple(key_match[1].split(".")), message.removeprefix("recipe: ")
+            text = f"{f'`{key}`: ' if key else ''}{message}"
         case _:
-            wanted = first["msg"].replace("Input should be", "must be", 1)
-            text = f"`{key}` is {_shown(first['input'])}, but {wanted}"
-    others = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+            demand = first["msg"].replace("Input should be", "must be", 1)
+            text = f"`{key}` is {_shown(first['input'])}, but {demand}"
+    suffix = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     origin = origin_of(keys, origins)
-    return f"{origin}: {text}{others}" if origin else f"{text}{others}"
+    return f"{origin}: {text}{suffix}" if origin else f"{text}{suffix}"
 
 
 def _keys_of(location: tuple[int | str, ...], tree: Tree) -> Keys:
     """pydantic's location without the tags of unions, which are no keys."""
     keys: list[str] = []
-    here: Any = tree
+    node: Any = tree
     for index, part in enumerate(location):
         last = index == len(location) - 1
-        if isinstance(here, dict) and (part in here or last):
+        if isinstance(node, dict) and (part in node or last):
             keys.append(str(part))
-            here = here.get(part)
+            node = node.get(part)
         elif isinstance(part, int):
             keys.append(str(part))
     return tuple(keys)
@@ -326,11 +326,11 @@ def _nearest_key(keys: Keys, tree: Tree) -> str:
     close = difflib.get_close_matches(keys[-1], fields, 1, 0.6)
     if close:
         return f"; did you mean `{'.'.join((*keys[:-1], close[0]))}`?"
-    every = list(dict.fromkeys(one.key for one in every_key()))
-    if key in every:
-        variant = next(one.variant for one in every_key() if one.key == key)
+    all_keys = list(dict.fromkeys(entry.key for entry in every_key()))
+    if key in all_keys:
+        variant = next(entry.variant for entry in every_key() if entry.key == key)
         return f"; it belongs to another variant of `{'.'.join(keys[:-1])}`, `{variant}`"
-    near = [other for other in every if difflib.get_close_matches(keys[-1], [other.split(".")[-1]], 1, 0.7)]
+    near = [other for other in all_keys if difflib.get_close_matches(keys[-1], [other.split(".")[-1]], 1, 0.7)]
     near.sort(key=lambda other: (other.split(".")[: len(keys) - 1] != list(keys[:-1]), -_similarity(key, other)))
     if near:
         return f"; did you mean `{near[0]}`?"
@@ -340,21 +340,18 @@ def _nearest_key(keys: Keys, tree: Tree) -> str:
 def _fields_of_section(section: Keys, tree: Tree) -> list[str]:
     """The keys that a section may hold, in the variant that the tree chooses."""
     model: type[BaseModel] | None = Config
-    here: Any = tree
+    node: Any = tree
     for key in section:
         field = model.model_fields.get(key) if model else None
-        here = here.get(key) if isinstance(here, dict) else None
-        model = variant_of(field, here) if field is not None and isinstance(here, dict) else None
+        node = node.get(key) if isinstance(node, dict) else None
+        model = variant_of(field, node) if field is not None and isinstance(node, dict) else None
     return list(model.model_fields) if model else []
 
 
-def _similarity(one: str, other: str) -> float:
-    return difflib.SequenceMatcher(None, one, other).ratio()
+def _similarity(key: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, key, other).ratio()
 
 
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-# --- files -----------------------------------------------------------------------------------------------------------

@@ -78,11 +78,11 @@ class Config(Sections):
         """The algorithm's own class checks `method` and fills in what it leaves out."""
         if not isinstance(tree, dict) or not isinstance(tree.get("algorithm"), str):
             return tree
-        given = tree.get("method", {})
-        if not isinstance(given, dict):
+        settings = tree.get("method", {})
+        if not isinstance(settings, dict):
             return tree
         try:
-            return {**tree, "method": resolved("methods", tree["algorithm"], given, "method")}
+            return {**tree, "method": resolved("methods", tree["algorithm"], settings, "method")}
         except UnknownName:
             return tree  # the key `algorithm` refuses it
 
@@ -91,9 +91,9 @@ class Config(Sections):
         tabular = self.policies == "tables"
         summed = self.policies != "language models"
         if summed != isinstance(self.rollout, TabularRollout):
-            wanted = "tabular" if summed else "vllm or transformers"
+            engine_names = "tabular" if summed else "vllm or transformers"
             learner = "world.learner loglinear" if self.policies == "log-linear" else self._place
-            raise ValueError(f"{learner} needs rollout.engine {wanted}, not {self.rollout.engine}")
+            raise ValueError(f"{learner} needs rollout.engine {engine_names}, not {self.rollout.engine}")
         if self.policies == "log-linear":
             self._no_network_is_needed()
         if tabular and self.policy.temperature != 1.0:
@@ -168,7 +168,7 @@ class Config(Sections):
             )
 
     def _rule_fits_the_method(self) -> None:
-        rules = [one.rule for one in self.duals.values()]
+        rules = [dual.rule for dual in self.duals.values()]
         fixed = all(isinstance(rule, FixedRule) for rule in rules)
         if self.traits.multiplier != "moves" and not fixed:
             raise ValueError(f"algorithm {self.algorithm} needs dual.rule.kind=fixed")
@@ -178,7 +178,7 @@ class Config(Sections):
             raise ValueError(
                 f"algorithm {self.algorithm} needs a dual.rule that moves the multiplier, e.g. dual.rule.kind=anytime"
             )
-        if any(one.first == 0 and isinstance(one.rule, ProjectedRule) for one in self.duals.values()):
+        if any(dual.first == 0 and isinstance(dual.rule, ProjectedRule) for dual in self.duals.values()):
             raise ValueError(
                 "dual.first=0: the step of dual.rule.kind=projected grows with the first multiplier, which stays 0;"
                 " give more, or leave it out"
@@ -186,8 +186,8 @@ class Config(Sections):
         check = code_of("methods", self.algorithm, "check")
         if check is not None:
             check(self)
-        kept = [one.first for one in self.duals.values() if isinstance(one.rule, FixedRule)]
-        if None in kept and self.traits.multiplier != "none":
+        multipliers = [dual.first for dual in self.duals.values() if isinstance(dual.rule, FixedRule)]
+        if None in multipliers and self.traits.multiplier != "none":
             raise ValueError("dual.rule.kind fixed needs dual.first, the multiplier to keep")
         if self.traits.one_round and self.rounds != 1:
             raise ValueError(f"algorithm {self.algorithm} is a single round: rounds={self.rounds} must be 1")
@@ -208,11 +208,11 @@ class Config(Sections):
             raise ValueError(
                 f"feedback.rounds_late: algorithm {self.algorithm} waits for its labels; use o-pd-dpo or pd-dpo"
             )
-        for one in self.stated:
-            if one.source.kind == "people" and one.asking.answers is not None:
+        for limit in self.stated:
+            if limit.source.kind == "people" and limit.asking.answers is not None:
                 raise ValueError(
-                    f"feedback.rounds_late: {one.where}: people measure answers of pairs too where `answers` is given,"
-                    " and a round waits for those; leave `answers` out"
+                    f"feedback.rounds_late: {limit.where}: people measure answers of pairs too where `answers` is"
+                    " given, and a round waits for those; leave `answers` out"
                 )
 
     def _somebody_knows(self) -> None:
@@ -241,9 +241,9 @@ class Config(Sections):
             return
         kind = self.feedback.kind
         other = "" if kind in LABELLERS else "feedback.kind=world and "
-        own = flow(dict(LABELLERS.get(kind, LABELLERS["world"])))
+        labeller = flow(dict(LABELLERS.get(kind, LABELLERS["world"])))
         audit = f", audited_by: {flow(dict(AUDITED))}" if kind == "mixed" else ""
-        papers = f"{other}limits: {{cost: {{logit: {own}, at_most: 0, labels_each: 32{audit}}}}}"
+        papers = f"{other}limits: {{cost: {{logit: {labeller}, at_most: 0, labels_each: 32{audit}}}}}"
         if not self.traits.stated:
             raise ValueError(
                 f"algorithm {self.algorithm} holds one limit, named cost, from labels of single answers by"
@@ -254,87 +254,89 @@ class Config(Sections):
                 f"limits on a table are measured by feedback.kind=world; with feedback.kind={kind} it labels the"
                 f" paper's cost alone: {papers}"
             )
-        for one in self.stated:
-            if self.policies == "tables" and one.source.kind not in ("world", "people", "reference", "model"):
+        for limit in self.stated:
+            if self.policies == "tables" and limit.source.kind not in ("world", "people", "reference", "model"):
                 raise ValueError(
-                    f"{one.where}: {one.source} reads texts; a table has none: use"
-                    f" {{{one.limit.quantity.kind}: {{world: NAME}}}}"
+                    f"{limit.where}: {limit.source} reads texts; a table has none: use"
+                    f" {{{limit.limit.quantity.kind}: {{world: NAME}}}}"
                 )
-            if one.source.kind == "model" and not (
-                one.audited and self.compares and isinstance(self.feedback, ScoredFeedback)
+            if limit.source.kind == "model" and not (
+                limit.audited and self.compares and isinstance(self.feedback, ScoredFeedback)
             ):
                 raise ValueError(
-                    f"{one.where}: {{model: cost}} labels the only limit of a run, named cost, which comparisons teach,"
-                    f" under feedback.kind=model, or measures one that people audit, under feedback.kind=mixed or"
-                    f" model: state audited_by, take it out (limits.{one.limit.name}=null) or name another source"
+                    f"{limit.where}: {{model: cost}} labels the only limit of a run, named cost, which"
+                    " comparisons teach, under feedback.kind=model, or measures one that people audit, under"
+                    " feedback.kind=mixed or model: state audited_by, take it out"
+                    f" (limits.{limit.limit.name}=null) or name another source"
                 )
-            if one.learned_from == COMPARISONS and one.limit.quantity.kind != "logit":
+            if limit.learned_from == COMPARISONS and limit.limit.quantity.kind != "logit":
                 raise ValueError(
-                    f"{one.where}: comparisons teach a {one.limit.quantity.kind} where it is the run's only limit,"
-                    f" named cost, and feedback.kind={kind} labels it: {own}; leave learned_from out"
+                    f"{limit.where}: comparisons teach a {limit.limit.quantity.kind} where it is the run's only limit,"
+                    f" named cost, and feedback.kind={kind} labels it: {labeller}; leave learned_from out"
                 )
-            if one.limit.quantity.kind == "mean" and one.limit.cost_range is None:
-                raise ValueError(f"{one.where}: a mean needs `bounds: [low, high]` in a run, whose steps they scale")
-        if self.data is not None and any(one.source.kind == "world" for one in self.stated):
+            if limit.limit.quantity.kind == "mean" and limit.limit.cost_range is None:
+                raise ValueError(f"{limit.where}: a mean needs `bounds: [low, high]` in a run, whose steps they scale")
+        if self.data is not None and any(limit.source.kind == "world" for limit in self.stated):
             raise ValueError("limits: files have no truth to measure with; name another source")
-        if self.prompt_sets is None and any(one.limit.quantity.over for one in self.stated):
+        if self.prompt_sets is None and any(limit.limit.quantity.over for limit in self.stated):
             raise ValueError("limits: `over` names a prompt set, but the recipe has no `prompts:`")
         real = self.data is not None
-        for name, one_set in self.prompts.items():
-            if (one_set.files is None) == real:
-                wanted = "`files`, as `data` reads them" if real else "`indices`, numbers of its prompts"
-                raise ValueError(f"prompts.{name}: {self._place} needs {wanted}")
+        for name, prompt_set in self.prompts.items():
+            if (prompt_set.files is None) == real:
+                demand = "`files`, as `data` reads them" if real else "`indices`, numbers of its prompts"
+                raise ValueError(f"prompts.{name}: {self._place} needs {demand}")
         if self.data is not None and self.prompts and self.data.prompts:
             raise ValueError("data.prompts: the sets under `prompts:` say which prompts a run asks; leave it out")
-        for one in self.stated:
-            if one.asks_people:
-                self._people_can_be_asked(one)
-            if self.world is not None and self.world.kind == "text" and one.limit.quantity.kind == "logit":
-                self._texts_are_compared(one)
-            if one.limit.quantity.kind == "logit" and one.limit.quantity.over:
-                raise ValueError(f"{one.where}: a logit limit is over all prompts; leave out `over`")
-        drifts = [one.where for one in self.stated if one.limit.quantity.kind == "kl"]
+        for limit in self.stated:
+            if limit.asks_people:
+                self._people_can_be_asked(limit)
+            if self.world is not None and self.world.kind == "text" and limit.limit.quantity.kind == "logit":
+                self._texts_are_compared(limit)
+            if limit.limit.quantity.kind == "logit" and limit.limit.quantity.over:
+                raise ValueError(f"{limit.where}: a logit limit is over all prompts; leave out `over`")
+        drifts = [limit.where for limit in self.stated if limit.limit.quantity.kind == "kl"]
         if len(drifts) > 1:
             raise ValueError(f"{drifts[1]}: a run has one reference, and one limit on the distance to it")
 
-    def _texts_are_compared(self, one: StatedLimit) -> None:
+    def _texts_are_compared(self, limit: StatedLimit) -> None:
         """A logit is learned from comparisons, which a text world has of its first cost alone."""
-        if one.compared_as != "cost":
+        if limit.compared_as != "cost":
             raise ValueError(
-                f"{one.where}: comparisons of a text world are by its cost `cost` alone; write"
-                f" {{logit: {{world: cost}}}} or {{rate: {{world: {one.compared_as}}}}}, which is learned from values"
+                f"{limit.where}: comparisons of a text world are by its cost `cost` alone; write"
+                f" {{logit: {{world: cost}}}} or {{rate: {{world: {limit.compared_as}}}}}, which is learned from values"
             )
 
     def _labels_suffice(self) -> None:
         """What limits need that are estimated from labels of single answers."""
         if self.prompts:
             raise ValueError("prompts: no limit names these sets; state one `over` a set, or leave `prompts:` out")
-        for one in self.stated:
-            kind, bound = one.limit.quantity.kind, one.limit.bound.number
-            if one.asking.labels_each != self.stated[0].asking.labels_each:
+        for limit in self.stated:
+            kind, bound = limit.limit.quantity.kind, limit.limit.bound.number
+            if limit.asking.labels_each != self.stated[0].asking.labels_each:
                 raise ValueError(
-                    f"{one.where}: limits that feedback labels share labels_each; write"
-                    f" limits.{one.limit.name}.labels_each={self.stated[0].asking.labels_each}"
+                    f"{limit.where}: limits that feedback labels share labels_each; write"
+                    f" limits.{limit.limit.name}.labels_each={self.stated[0].asking.labels_each}"
                 )
             if kind == "rate" and not 0 < bound < 1:
-                raise ValueError(f"{one.where}.at_most: a rate that comparisons teach lies between 0 and 100 %")
-            if kind != "mean" and one.asking.labels_each is None:
-                raise ValueError(f"{one.where}: say how many labels an answer has, e.g. labels_each: 32")
+                raise ValueError(f"{limit.where}.at_most: a rate that comparisons teach lies between 0 and 100 %")
+            if kind != "mean" and limit.asking.labels_each is None:
+                raise ValueError(f"{limit.where}: say how many labels an answer has, e.g. labels_each: 32")
             if kind == "logit" and not self.traits.scored and bound <= -self.dual.cost_max:
                 raise ValueError(
-                    f"no policy keeps the limit of {one.limit.name}, {bound:g}: costs lie in [-{self.dual.cost_max:g},"
-                    f" {self.dual.cost_max:g}] (dual.cost_max); raise limits.{one.limit.name}.at_most"
+                    f"no policy keeps the limit of {limit.limit.name}, {bound:g}: costs lie in"
+                    f" [-{self.dual.cost_max:g}, {self.dual.cost_max:g}] (dual.cost_max);"
+                    f" raise limits.{limit.limit.name}.at_most"
                 )
 
-    def _people_can_be_asked(self, one: StatedLimit) -> None:
+    def _people_can_be_asked(self, limit: StatedLimit) -> None:
         """What a limit needs that people measure; an audit's own needs are read with the limit."""
-        quantity, source = one.limit.quantity, one.source
+        quantity, source = limit.limit.quantity, limit.source
         if self.policies == "tables" and source.kind != "model":
             raise ValueError(
-                f"{one.where}: people read texts; a table has none: use {{{quantity.kind}: {{world: NAME}}}}"
+                f"{limit.where}: people read texts; a table has none: use {{{quantity.kind}: {{world: NAME}}}}"
             )
-        if source.kind == "people" and quantity.kind == "logit" and one.asking.labels_each is None:
-            raise ValueError(f"{one.where}: say how many labels an answer has: {{people: {{labels_each: 20}}}}")
+        if source.kind == "people" and quantity.kind == "logit" and limit.asking.labels_each is None:
+            raise ValueError(f"{limit.where}: say how many labels an answer has: {{people: {{labels_each: 20}}}}")
 
     def _reward_fits(self) -> None:
         """What a computed reward needs of the other sections."""
@@ -362,35 +364,35 @@ class Config(Sections):
                 "scorecard.train learns from pairs of real text that no run sees: set data.held_out, e.g. to 0.2, or"
                 " name scorers in scorecard.scorers"
             )
-        for kind, theirs in self.scorecard.scorers.items():
-            mine = getattr(self.score_models, kind, None)
-            if mine and mine.path == theirs.path:
+        for kind, scorer in self.scorecard.scorers.items():
+            own_scorer = getattr(self.score_models, kind, None)
+            if own_scorer and own_scorer.path == scorer.path:
                 raise ValueError(
-                    f"scorecard.scorers.{kind} is the run's own {kind} model ({mine.path}): name one of another base or"
-                    " seed, trained on other prompts"
+                    f"scorecard.scorers.{kind} is the run's own {kind} model ({own_scorer.path}): name one of another"
+                    " base or seed, trained on other prompts"
                 )
 
     def _certificate_fits(self) -> None:
-        given = self.certificate
+        certificate = self.certificate
         if self.data is None:
-            if given.scope == "population":
+            if certificate.scope == "population":
                 raise ValueError(
                     "certificate.scope=population is about new prompts; a world's prompts are all there are: use set"
                 )
-            if given.prompts:
+            if certificate.prompts:
                 raise ValueError("certificate.prompts are files of real text; a world has prompts of its own")
-        if given.scope == "population" and not given.prompts:
+        if certificate.scope == "population" and not certificate.prompts:
             raise ValueError(
                 "certificate.scope=population draws each prompt once, before any fit has seen it: name files of them in"
                 " certificate.prompts"
             )
 
-        if given.mixtures:
+        if certificate.mixtures:
             self._rounds_certify()
 
     def _production_fits(self) -> None:
-        given = self.production
-        if given == ProductionConfig():
+        production = self.production
+        if production == ProductionConfig():
             return
         if self.data is None:
             raise ValueError("production: users' prompts are real text (`data`); a world has its own alone")
@@ -403,34 +405,34 @@ class Config(Sections):
                 "production: the rounds' own draws certify nothing where they hold users' prompts; leave"
                 " certificate.mixtures out, and `pddpo certify RUN --policy mixture` draws anew"
             )
-        if given.verdicts and not self.compares:
+        if production.verdicts and not self.compares:
             raise ValueError("production.verdicts make pairs, and no stage of this run learns from comparisons")
 
     def _rounds_certify(self) -> None:
         """What mixtures need whose rounds' own draws certify them: equally many of each limit in every round."""
-        where, named = "certificate.mixtures", self.certificate.mixtures
+        where, mixtures = "certificate.mixtures", self.certificate.mixtures
         if not (self.traits.several or self.traits.stated):
             raise ValueError(f"{where}: algorithm {self.algorithm} has no mixture of rounds that draw for themselves")
-        if max(named) > self.rounds:
-            raise ValueError(f"{where}: round {max(named)} is after the last one (rounds={self.rounds})")
-        for one in self.stated:
-            if one.unsure:
+        if max(mixtures) > self.rounds:
+            raise ValueError(f"{where}: round {max(mixtures)} is after the last one (rounds={self.rounds})")
+        for limit in self.stated:
+            if limit.unsure:
                 raise ValueError(
-                    f"{where}: under {one.where} people see first what the source is least sure of, which is no even"
+                    f"{where}: under {limit.where} people see first what the source is least sure of, which is no even"
                     " draw; leave mixtures out, and `pddpo certify RUN --policy mixture` draws anew"
                 )
-            if one.asking.answers is not None and one.asking.answers < self.feedback.responses:
+            if limit.asking.answers is not None and limit.asking.answers < self.feedback.responses:
                 raise ValueError(
-                    f"{where}: {one.where} measures {one.asking.answers} of feedback.responses="
+                    f"{where}: {limit.where} measures {limit.asking.answers} of feedback.responses="
                     f"{self.feedback.responses} answers a round; leave `answers` out, or raise it to that"
                 )
-        if self.prompts and any(one.limit.quantity.over is None for one in self.stated):
+        if self.prompts and any(limit.limit.quantity.over is None for limit in self.stated):
             each = self.feedback.responses // 2
-            for name, one_set in self.prompts.items():
-                if abs(each * one_set.share - round(each * one_set.share)) > 1e-9:
+            for name, prompt_set in self.prompts.items():
+                if abs(each * prompt_set.share - round(each * prompt_set.share)) > 1e-9:
                     raise ValueError(
                         f"{where}: of {each} prompts a round (feedback.responses / 2) prompts.{name} has"
-                        f" {each * one_set.share:g}; choose responses so that every set has a whole number"
+                        f" {each * prompt_set.share:g}; choose responses so that every set has a whole number"
                     )
 
     def _one_process(self) -> None:

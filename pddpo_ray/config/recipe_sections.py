@@ -58,7 +58,7 @@ Policies = Literal["language models", "tables", "log-linear"]
 
 
 def _shipped(fits: Callable[[Method], bool]) -> tuple[str, ...]:
-    """Names of shipped methods, for messages that say which ones can."""
+    """Names of the shipped methods that fit, for messages."""
     return tuple(name for name in SHIPPED["methods"] if fits(load("methods", name, Method)))
 
 
@@ -151,7 +151,10 @@ class Sections(Strict):
     def people_each(self) -> int:
         """Most people that one question is for; 0: the run asks nobody."""
         return max(
-            [int(isinstance(self.feedback, PeopleFeedback | MixedFeedback)), *(one.people_each for one in self.stated)]
+            [
+                int(isinstance(self.feedback, PeopleFeedback | MixedFeedback)),
+                *(limit.people_each for limit in self.stated),
+            ]
         )
 
     @property
@@ -201,40 +204,40 @@ class Sections(Strict):
     @property
     def scorecard_prompts(self) -> int:
         """Prompts of the scorecard; 0: there is none."""
-        asked = self.scorecard.prompts
-        return (0 if self.data is None else 24) if asked is None else asked
+        prompts = self.scorecard.prompts
+        return (0 if self.data is None else 24) if prompts is None else prompts
 
     @property
     def stated(self) -> tuple[StatedLimit, ...]:
         """The limits of `limits:`, in order; those on comparisons first, as their stages come first."""
         recipe = {"limits": self.limits, "prompts": self.prompts, "dual": {"cost_max": self.dual.cost_max}}
-        stated = stated_of(recipe)
-        if not self._feedback_labels(stated):
-            return stated
-        by_feedback = [replace(one.source, kind=FEEDBACK, labeller=one.source.kind) for one in stated]
-        return tuple(replace(one, source=source) for one, source in zip(stated, by_feedback, strict=True))
+        limits = stated_of(recipe)
+        if not self._feedback_labels(limits):
+            return limits
+        sources = [replace(limit.source, kind=FEEDBACK, labeller=limit.source.kind) for limit in limits]
+        return tuple(replace(limit, source=source) for limit, source in zip(limits, sources, strict=True))
 
-    def _feedback_labels(self, stated: Sequence[StatedLimit]) -> bool:
+    def _feedback_labels(self, limits: Sequence[StatedLimit]) -> bool:
         """Whether `feedback` labels single answers for these limits, and comparisons teach them: the paper's
         cost, a rate or a cost model's mean. Other limits are measured on two answers to a prompt by their sources."""
         feedback = self.feedback.kind
         if self.reward:
             return False
         several = self.traits.several and self.policies == "tables" and feedback == "world"
-        names = [one.limit.name for one in stated]
-        kinds = {one.limit.quantity.kind for one in stated}
+        names = [limit.limit.name for limit in limits]
+        kinds = {limit.limit.quantity.kind for limit in limits}
         by_comparisons = not self.traits.stated
         return (
             names[:1] == ["cost"]
-            and names == [one.compared_as for one in stated]
-            and all(one.labelled_by(feedback, by_comparisons=by_comparisons) for one in stated)
-            and (len(stated) == 1 or (several and len(kinds) == 1))
+            and names == [limit.compared_as for limit in limits]
+            and all(limit.labelled_by(feedback, by_comparisons=by_comparisons) for limit in limits)
+            and (len(limits) == 1 or (several and len(kinds) == 1))
         )
 
     @property
     def labels_each(self) -> int:
         """M: the most labels that a limit asks for of one answer."""
-        return max(one.asking.labels_each or 1 for one in self.stated)
+        return max(limit.asking.labels_each or 1 for limit in self.stated)
 
     @property
     def signal(self) -> Literal["logit_labels", "unsafe_rate", "cost_model"]:
@@ -250,13 +253,13 @@ class Sections(Strict):
     @property
     def compares(self) -> bool:
         """Whether a stage learns from comparisons, so that somebody is asked for them."""
-        return not self.reward or any(one.limit.quantity.kind == "logit" for one in self.stated)
+        return not self.reward or any(limit.limit.quantity.kind == "logit" for limit in self.stated)
 
     @property
     def asks_costs(self) -> bool:
         """Whether feedback is asked which answer is costlier, or for a cost; other limits have their own sources."""
-        asked = any(one.by_comparisons or one.source.kind == "model" for one in self.stated)
-        return asked or isinstance(self.feedback, MixedFeedback)
+        limits_ask = any(limit.by_comparisons or limit.source.kind == "model" for limit in self.stated)
+        return limits_ask or isinstance(self.feedback, MixedFeedback)
 
     @property
     def score_models(self) -> ScoredFeedback | None:
@@ -282,7 +285,7 @@ class Sections(Strict):
     @property
     def typed_limits(self) -> tuple[Limit, ...]:
         """Every limit of the run with its quantity."""
-        return tuple(one.limit for one in self.stated)
+        return tuple(limit.limit for limit in self.stated)
 
     @property
     def prompt_sets(self) -> PromptSets | None:
@@ -295,29 +298,29 @@ class Sections(Strict):
         # imported here: the command line's help needs no numpy
         from pddpo_ray.theory.estimates.prompt_sets import prompt_sets
 
-        lists: dict[str, list[Any]] = {name: one.indices or [name] for name, one in self.prompts.items()}
-        return prompt_sets(lists, {name: one.share for name, one in self.prompts.items()})
+        lists: dict[str, list[Any]] = {name: prompt_set.indices or [name] for name, prompt_set in self.prompts.items()}
+        return prompt_sets(lists, {name: prompt_set.share for name, prompt_set in self.prompts.items()})
 
     @property
     def compared(self) -> tuple[str, ...]:
         """The costs under which pairs are compared, the paper's first."""
-        named = [one.compared_as for one in self.stated if one.by_comparisons]
-        return tuple(dict.fromkeys(["cost", *named]))
+        costs = [limit.compared_as for limit in self.stated if limit.by_comparisons]
+        return tuple(dict.fromkeys(["cost", *costs]))
 
     @property
     def thresholds(self) -> dict[str, float]:
         """d of every limit as a cost, by name and in order."""
-        return {one.limit.name: one.limit.cost_limit for one in self.stated}
+        return {limit.limit.name: limit.limit.cost_limit for limit in self.stated}
 
     @property
     def duals(self) -> dict[str, DualConfig]:
         """How each limit's multiplier moves, by name: its own settings over those of `dual`."""
-        return {one.limit.name: self.dual.of_limit(one.where, one.dual) for one in self.stated}
+        return {limit.limit.name: self.dual.of_limit(limit.where, limit.dual) for limit in self.stated}
 
     @property
     def deltas(self) -> dict[str, float]:
         """1 - confidence of every limit, by name: the probability of a false certificate that its candidates share."""
-        return {one.limit.name: round(1.0 - one.limit.confidence, 12) for one in self.stated}
+        return {limit.limit.name: round(1.0 - limit.limit.confidence, 12) for limit in self.stated}
 
     @property
     def skip_below(self) -> float:
@@ -386,9 +389,9 @@ class Sections(Strict):
         if labelled_by_feedback(self.stated):
             kind = "rate" if self.signal == "unsafe_rate" else "logit"
             each = PAPERS_COST["labels_each"] if self.signal == "cost_model" else each
-            others = {name: {key: one[key] for key in one if key not in KINDS} for name, one in limits.items()}
-            limits = {name: {kind: {"world": name}, **one, "labels_each": each} for name, one in others.items()}
-        limits = {name: by_world(one) for name, one in limits.items()}
+            settings = {name: {key: limit[key] for key in limit if key not in KINDS} for name, limit in limits.items()}
+            limits = {name: {kind: {"world": name}, **limit, "labels_each": each} for name, limit in settings.items()}
+        limits = {name: by_world(limit) for name, limit in limits.items()}
         return self.model_copy(update={"feedback": truth, "limits": limits})
 
     def in_one_process(self) -> Self:

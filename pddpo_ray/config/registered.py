@@ -1,4 +1,4 @@
-"""Keys of a recipe whose values are names of the registry, or settings of what such a name stands for."""
+"""Recipe keys whose values are registry names or the settings of such a name."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ class SettingsOf:
 
 
 def with_settings(given: Any, kind: str, key: str, where: str, *, default: str) -> Any:
-    """A section as it is given, with its `settings` checked and filled in by what its `key` names.
+    """The section with its `settings` checked and completed by the class that its `key` names.
 
-    Raises ValueError with the setting that is wrong. A name that is unknown is left for its own key to refuse.
+    Raises ValueError with the setting that is wrong. An unknown name is left for its own key to refuse.
     """
     if not isinstance(given, dict):
         return given
-    name, own = given.get(key, default), given.get("settings", {})
-    if not isinstance(name, str) or not isinstance(own, dict):
+    name, own_settings = given.get(key, default), given.get("settings", {})
+    if not isinstance(name, str) or not isinstance(own_settings, dict):
         return given
     try:
-        settings = resolved(kind, name, own, where)
+        settings = resolved(kind, name, own_settings, where)
     except UnknownName:
         return given
-    return {**given, "settings": settings} if settings or own else given
+    return {**given, "settings": settings} if settings or own_settings else given
 
 
 class Installed(Strict):
@@ -70,8 +70,8 @@ class Installed(Strict):
         """The package's class checks what stands beside `kind`, and fills in what does not."""
         if not isinstance(given, dict) or "kind" not in given:
             return given
-        own = {key: value for key, value in given.items() if key != "kind"}
-        return {"kind": given["kind"], **resolved(cls.registry, given["kind"], own, cls.where)}
+        own_settings = {key: value for key, value in given.items() if key != "kind"}
+        return {"kind": given["kind"], **resolved(cls.registry, given["kind"], own_settings, cls.where)}
 
     @property
     def settings(self) -> BaseModel | None:
@@ -80,8 +80,7 @@ class Installed(Strict):
 
 
 def variants(base: type[Installed], *shipped: Any) -> Any:
-    """The union, tagged by `kind`, of what ships and of a variant for each name that an installed package brings;
-    nothing of it is loaded."""
+    """The union, tagged by `kind`, of the shipped variants and one for each installed name; loads none of them."""
     tags: dict[str, Any] = {name: (Literal[name], name) for name in installed_names(base.registry)}
-    brought = [create_model(f"{base.__name__}_{name}", __base__=base, kind=tag) for name, tag in tags.items()]
-    return Annotated[reduce(or_, [*shipped, *brought]), Field(discriminator="kind")]
+    models = [create_model(f"{base.__name__}_{name}", __base__=base, kind=tag) for name, tag in tags.items()]
+    return Annotated[reduce(or_, [*shipped, *models]), Field(discriminator="kind")]

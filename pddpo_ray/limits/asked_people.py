@@ -1,4 +1,4 @@
-"""What people are asked about an answer in a run: the question of a limit that they measure, or audit."""
+"""The question that people answer in a run for a limit that they measure or audit."""
 
 from __future__ import annotations
 
@@ -31,17 +31,16 @@ class PeoplesQuestion:
     @property
     def version(self) -> str:
         """What decides what the labels mean, and how many there are."""
-        asked = [self.text or ("which is better" if self.better else "safe or unsafe")]
+        texts = [self.text or ("which is better" if self.better else "safe or unsafe")]
         if self.bounds is not None:
-            asked.append(f"{self.bounds}")
-        return f"people, {self.labels_each} each, {fingerprint(*asked)}"
+            texts.append(f"{self.bounds}")
+        return f"people, {self.labels_each} each, {fingerprint(*texts)}"
 
 
 def peoples_question(stated: StatedLimit) -> PeoplesQuestion | None:
     """What people are asked for a limit of a run; None: nothing. Raises UserError for a question that cannot be asked.
 
-    An audit asks what its own `question` says, or what the judge is asked: one person about an answer, for a logit as
-    many as the limit says.
+    An audit asks its own `question`, else the judge's: one person per answer, for a logit `labels_each` people.
     """
     quantity, each = stated.limit.quantity, stated.people_each
     if stated.source.kind == "people":
@@ -65,10 +64,10 @@ def peoples_question(stated: StatedLimit) -> PeoplesQuestion | None:
     return PeoplesQuestion(_text(stated, "audited_by", question), each, stated.wins, bounds)
 
 
-def _text(stated: StatedLimit, key: str, question: str | None) -> str | None:
+def _text(limit: StatedLimit, key: str, question: str | None) -> str | None:
     if question is None:
         return None
-    text = question_text(f"{stated.where}.{key}.question", question, Path.cwd())
+    text = question_text(f"{limit.where}.{key}.question", question, Path.cwd())
     if not text.strip():
-        raise UserError(f"{stated.where}.{key}.question: {question} is empty; write what people are asked")
+        raise UserError(f"{limit.where}.{key}.question: {question} is empty; write what people are asked")
     return text

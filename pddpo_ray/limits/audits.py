@@ -1,4 +1,4 @@
-"""`audited_by` of a limit: how many answers people measure too, and about which of them they are asked first."""
+"""`audited_by` of a limit: how many answers people also measure, and which of them first."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pddpo_ray.errors import UserError
 AUDIT = "audited_by"
 """The key under which people measure a part of what another source measures."""
 AUDITED: Mapping[str, int] = {"people": 48, "unsure": 24}
-"""What it says where a recipe turns to `feedback.kind: mixed`."""
+"""Its value where a recipe switches to `feedback.kind: mixed`."""
 LEAST_DRAWN = 8
 """Answers drawn evenly at least, beside those of which a source is least sure."""
 A_ROUND = re.compile(r"^\s*(\d+)\s*(?:a|per|each)\s+round\s*$")
 
 
 def read_audit(where: str, audit: Any) -> tuple[int | None, str | None, int]:
-    """How many answers people measure too, what they are asked where the limit says so, and how many of the answers
-    are those of which the source is least sure. Raises UserError."""
+    """How many answers people also measure, their question if the limit has one, and how many of those answers are
+    the source's least sure ones. Raises UserError."""
     if audit is None:
         return None, None, 0
-    known = isinstance(audit, dict) and set(audit) <= {"people", "question", "unsure"}
-    count, question = (audit.get("people"), audit.get("question")) if known else (None, None)
+    keys_known = isinstance(audit, dict) and set(audit) <= {"people", "question", "unsure"}
+    count, question = (audit.get("people"), audit.get("question")) if keys_known else (None, None)
     if isinstance(count, str) and (match := A_ROUND.match(count)):
         count = int(match[1])
     if isinstance(count, bool) or not isinstance(count, int) or count < 2:

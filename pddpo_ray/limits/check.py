@@ -61,21 +61,21 @@ class Checked:
 
 def check(limits: Sequence[tuple[StatedLimit, Source | None]], answers: Sequence[Answer]) -> list[Checked]:
     """Every limit on the answers of its prompt set. Raises UserError if a limit names a set and no row has one."""
-    return [check_one(stated, source, answers) for stated, source in limits]
+    return [check_one(limit, source, answers) for limit, source in limits]
 
 
 def check_one(stated: StatedLimit, source: Source | None, answers: Sequence[Answer]) -> Checked:
-    """One limit on the answers of its prompt set; a limit without a source is measured in a run alone."""
+    """One limit on the answers of its prompt set; a limit without a source is only measured in a run."""
     limit, quantity = stated.limit, stated.limit.quantity
     if source is None:
         return Checked(limit, str(stated.source), None, None, None, 0, 0, 0, note="measured in a run, not in a file")
     if stated.unsure:
         raise UserError(f"{stated.where}.audited_by.unsure: of a file people label an even draw; leave it out")
-    own = of_set(stated, answers)
-    measured = ask(limit.name, source, own, stated.asking)
-    asked = [index for index, value in enumerate(measured.values) if value is not None]
+    set_answers = of_set(stated, answers)
+    measured = ask(limit.name, source, set_answers, stated.asking)
+    indices = [index for index, value in enumerate(measured.values) if value is not None]
     values = np.array([value if isinstance(value, float) else np.nan for value in measured.values if value is not None])
-    answered = [own[index] for index in asked]
+    asked_answers = [set_answers[index] for index in indices]
     drawn, reasons, note = Drawn(values, quantity.low, quantity.high), measured.reasons, source.note
     kinds = measured.kinds
     if quantity.kind == "logit":
@@ -85,11 +85,11 @@ def check_one(stated: StatedLimit, source: Source | None, answers: Sequence[Answ
         drawn = logits(values, labels_each, quantity.high)
         note = f"{100 * float(np.nanmean(values)):.3g} % of the labels say unsafe" if drawn.some else note
     if stated.audited is not None:
-        drawn, unlabelled = _audit(stated, values, answered)
+        drawn, unlabelled = _audit(stated, values, asked_answers)
         reasons = (*unlabelled, *reasons)[:SHOWN_REASONS]
         kinds = kinds + Counter({"no label by people": len(unlabelled)})
         note = "; ".join(part for part in (f"{source.name}, corrected by people", note) if part)
-    result = estimated(drawn, [answer.prompt for answer in answered], limit.bound.number, limit.confidence)
+    result = estimated(drawn, [answer.prompt for answer in asked_answers], limit.bound.number, limit.confidence)
     failed = int(np.isnan(drawn.values).sum())
     return Checked(
         limit,
@@ -98,7 +98,7 @@ def check_one(stated: StatedLimit, source: Source | None, answers: Sequence[Answ
         None if result.low is None else Amount(quantity, result.low),
         None if result.high is None else Amount(quantity, result.high),
         len(drawn.values) - failed,
-        len({answer.prompt for answer in answered}),
+        len({answer.prompt for answer in asked_answers}),
         failed,
         reasons,
         kinds,
@@ -118,34 +118,34 @@ def of_set(stated: StatedLimit, answers: Sequence[Answer]) -> list[Answer]:
 
 def sets_of(answer: Answer) -> list[Any]:
     """The prompt sets that an answer's row names: one, or a list of them."""
-    named = answer.row.get("set")
-    return named if isinstance(named, list) else [named]
+    sets = answer.row.get("set")
+    return sets if isinstance(sets, list) else [sets]
 
 
-def _audit(stated: StatedLimit, values: Any, answers: Sequence[Answer]) -> tuple[Drawn, list[str]]:
+def _audit(stated_limit: StatedLimit, values: Any, answers: Sequence[Answer]) -> tuple[Drawn, list[str]]:
     """The source's values, corrected by people's labels of an even draw of the answers; reasons for missing ones.
 
     Which answers people are asked about follows from the limit's name and the number of answers, not from the labels.
     """
-    limit, quantity = stated.limit, stated.limit.quantity
-    if quantity.low is None or quantity.high is None or stated.audited is None:
-        raise UserError(f"{stated.where}: audited_by needs `bounds` of the measure")
+    limit, quantity = stated_limit.limit, stated_limit.limit.quantity
+    if quantity.low is None or quantity.high is None or stated_limit.audited is None:
+        raise UserError(f"{stated_limit.where}: audited_by needs `bounds` of the measure")
     bounds = (quantity.low, quantity.high) if quantity.kind == "mean" else None
     outside = np.flatnonzero((values < quantity.low) | (values > quantity.high))
     if outside.size:
         raise UserError(
-            f"{stated.where}: {answers[outside[0]].where} measures {values[outside[0]]:g}, outside the stated bounds"
-            f" [{quantity.low:g}, {quantity.high:g}], within which people audit it; state wider ones"
+            f"{stated_limit.where}: {answers[outside[0]].where} measures {values[outside[0]]:g}, outside the stated"
+            f" bounds [{quantity.low:g}, {quantity.high:g}], within which people audit it; state wider ones"
         )
-    people = people_source(limit.name, wins=stated.wins, bounds=bounds)
-    asked = chosen_for(f"{limit.name}, audited", len(answers), stated.audited)
+    people = people_source(limit.name, wins=stated_limit.wins, bounds=bounds)
+    indices = chosen_for(f"{limit.name}, audited", len(answers), stated_limit.audited)
     labels = np.full(len(answers), np.nan)
     reasons = []
-    for index, value in zip(asked, people.values([answers[index] for index in asked]), strict=True):
+    for index, value in zip(indices, people.values([answers[index] for index in indices]), strict=True):
         if isinstance(value, Unmeasured):
             reasons.append(f"{answers[index].where}: people {value.reason}")
         else:
             labels[index] = value
     coins = np.zeros(len(answers), dtype=bool)
-    coins[asked] = True
+    coins[indices] = True
     return audited(values, labels, coins, quantity.low, quantity.high), reasons

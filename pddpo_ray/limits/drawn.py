@@ -1,7 +1,7 @@
 """From measurements of answers to an estimate with an interval.
 
 Answers to one prompt are averaged first, so the interval counts prompts. Yes-or-no measures with one answer a prompt
-get the exact binomial (Clopper-Pearson) interval, other bounded measures the interval of bets. A measurement without a
+get the exact binomial (Clopper-Pearson) interval, other bounded measures the betting interval. A measurement without a
 number stays out of the estimate; the interval counts it as its worst for each end, so no source can win by failing.
 """
 
@@ -26,7 +26,7 @@ from pddpo_ray.theory.estimates.cost_estimate import bias_bound, clipped_logit
 from pddpo_ray.theory.intervals import binomial_high, binomial_low
 
 EDGE = 1e-3
-"""Bets are shaped for limits at least so far from the ends of the measure's range."""
+"""Bets are tuned for a limit at least this far inside the measure's range."""
 COST_MAX = 5.0
 """Bound of a logit where none is stated."""
 
@@ -82,7 +82,7 @@ def audited(machine: Array, people: Array, asked: NDArray[np.bool_], low: float,
 def estimated(drawn: Drawn, prompts: Sequence[str], limit: float, confidence: float) -> Estimated:
     """Mean over prompts [n] and both ends of its interval, for a limit on the measure's own scale."""
     groups = _grouped(drawn.values, prompts)
-    means = [float(own[~np.isnan(own)].mean()) for own in groups if not np.isnan(own).all()]
+    means = [float(group[~np.isnan(group)].mean()) for group in groups if not np.isnan(group).all()]
     value = float(np.mean(means)) if means else None
     if not groups:
         return Estimated(None, None, None, "no answers")
@@ -93,7 +93,7 @@ def estimated(drawn: Drawn, prompts: Sequence[str], limit: float, confidence: fl
         within = f"the stated bounds [{drawn.low:g}, {drawn.high:g}]"
         return Estimated(value, None, None, f"no interval: {outside[0]:g} lies outside {within}; state wider ones")
     span, tail = drawn.high - drawn.low, (1.0 - confidence) / 2.0
-    shares = [scaled(own, drawn.low, drawn.high) for own in groups]
+    shares = [scaled(group, drawn.low, drawn.high) for group in groups]
     aim = float(np.clip((limit - drawn.low) / span, EDGE, 1.0 - EDGE))
     low = _low_end(_means(shares, LOWER_WORST), aim, tail)
     high = _high_end(_means(shares, UPPER_WORST), aim, tail)
@@ -110,11 +110,11 @@ def _grouped(values: Array, prompts: Sequence[str]) -> list[Array]:
     groups: dict[str, list[float]] = {}
     for value, prompt in zip(values, prompts, strict=True):
         groups.setdefault(prompt, []).append(float(value))
-    return [np.array(own) for own in groups.values()]
+    return [np.array(group) for group in groups.values()]
 
 
 def _means(shares: Sequence[Array], worst: float) -> Array:
-    return np.array([counted(own, worst).mean() for own in shares])
+    return np.array([counted(group, worst).mean() for group in shares])
 
 
 def _high_end(values: Array, limit: float, tail: float) -> float:

@@ -29,7 +29,7 @@ class LimitEstimate:
     """Share of the labels that say unsafe, which stands beside every logit."""
     versus: Versus | None = None
     outside: int = 0
-    """Answers that measured outside the stated bounds of a mean: what is beyond them is not known, and no interval."""
+    """Answers outside a mean's stated bounds; with any, there is no interval."""
 
     @classmethod
     def of(cls, limit: Limit, estimate: CostEstimate, unsafe_rate: float | None = None, outside: int = 0) -> Self:
@@ -65,7 +65,7 @@ class LimitEstimate:
 
     @property
     def no_interval(self) -> str:
-        """Why there is none, where there is none."""
+        """Why there is no interval."""
         if not self.outside:
             return "no interval: bounds unknown"
         answers = "1 answer" if self.outside == 1 else f"{self.outside} answers"

@@ -1,4 +1,4 @@
-"""Keys that stated a limit before `limits:` did, and the lines that say the same today, from the user's own values.
+"""Former keys that stated a limit, and today's `limits:` lines with the user's own values.
 
     dual: {threshold: 0.3}, feedback: {signal: unsafe_rate, labels_each: 2}
     limits: {cost: {rate: {world: cost}, at_most: 30 %, labels_each: 2, learned_from: comparisons}}
@@ -21,7 +21,7 @@ KEYS: tuple[tuple[str, ...], ...] = (
     ("constraints",), ("feedback", "signal"), ("dual", "threshold"), ("feedback", "labels_each"),
     ("certificate", "confidence"), *(("feedback", key) for key in ("unsure", "random")),
 )  # fmt: skip
-"""What is refused, by its place in a recipe."""
+"""Refused keys, by their place in a recipe."""
 ONE_KEY: Mapping[tuple[str, ...], str] = {
     ("dual", "threshold"): "at_most", ("feedback", "labels_each"): "labels_each",
     ("certificate", "confidence"): "confidence",
@@ -42,38 +42,38 @@ Tree = Mapping[str, Any]
 def former_keys(recipe: Tree) -> list[tuple[str, ...]]:
     """The refused keys that a recipe has, in the order of `KEYS`, and then the sources of its limits."""
     limits = recipe.get("limits")
-    stated = limits.items() if isinstance(limits, Mapping) else ()
-    mixed = [("limits", name, kind, "mixed") for name, one in stated for kind in KINDS if at(one, (kind,)) == MIXED]
+    items = limits.items() if isinstance(limits, Mapping) else ()
+    mixed = [("limits", name, kind, "mixed") for name, limit in items for kind in KINDS if at(limit, (kind,)) == MIXED]
     return [*(keys for keys in KEYS if _has(recipe, keys)), *mixed]
 
 
 def refusal(recipe: Tree, *, override: bool = False) -> str | None:
-    """Why a recipe is not read, with what to write in its place, in a file or as an override; None: it is read."""
-    found = former_keys(recipe)
-    if not found:
+    """Why a recipe is refused and what to write instead, in a file or as an override; None: it is accepted."""
+    key_paths = former_keys(recipe)
+    if not key_paths:
         return None
-    key, entries = ".".join(found[0]), _entries(recipe, found)
+    key, entries = ".".join(key_paths[0]), _entries(recipe, key_paths)
     if entries is None:
         names = ", ".join(f"limits.{name}" for name in recipe["limits"])
         return f"`{key}` is no setting: each limit states its own ({names}); leave it out"
     if not any(entries.values()):
         return f"`{key}` is no setting: limits say what must hold; leave it out"
     unknown = any(entry.get("at_most") == UNKNOWN for entry in entries.values())
-    own = f", {UNKNOWN} being your limit on that scale" if unknown else ""
-    return f"`{key}` is no setting: limits say what must hold; write {_written(entries, override)}{own}"
+    note = f", {UNKNOWN} being your limit on that scale" if unknown else ""
+    return f"`{key}` is no setting: limits say what must hold; write {_written(entries, override)}{note}"
 
 
 def limits_of_today(recipe: Tree) -> dict[str, Any]:
-    """What a recipe states under `limits:`, or said by the former keys."""
+    """A recipe's limits, from `limits:` or from the former keys."""
     limits = recipe.get("limits") or _entries({**recipe, "limits": {}}, former_keys(recipe)) or {}
-    return {name: _with_audit(recipe, one) for name, one in limits.items()}
+    return {name: _with_audit(recipe, limit) for name, limit in limits.items()}
 
 
 def _with_audit(recipe: Tree, limit: Any) -> Any:
-    """What a model measured with people beside it, as one that they audit."""
+    """A limit with the source `mixed`, as a model's that people audit."""
     if not isinstance(limit, Mapping) or MIXED not in limit.values():
         return limit
-    today = {key: LABELLERS["mixed"] if one == MIXED else one for key, one in limit.items() if key != "learned_from"}
+    today = {key: LABELLERS["mixed"] if item == MIXED else item for key, item in limit.items() if key != "learned_from"}
     return {**today, AUDIT: _audit(recipe)}
 
 
@@ -96,28 +96,28 @@ def in_todays_keys(recipe: Tree) -> dict[str, Any]:
     return tree
 
 
-def _entries(recipe: Tree, found: list[tuple[str, ...]]) -> dict[str, dict[str, Any]] | None:
-    """What to lay on the recipe's limits, by name; None where it has several, of which the keys say nothing."""
+def _entries(recipe: Tree, key_paths: list[tuple[str, ...]]) -> dict[str, dict[str, Any]] | None:
+    """Changes to the recipe's limits, by name; None where it has several that the keys do not change."""
     limits = recipe.get("limits")
-    stated = limits.items() if isinstance(limits, Mapping) else ()
-    below: dict[str, Tree] = {name: one if isinstance(one, Mapping) else {} for name, one in stated}
+    items = limits.items() if isinstance(limits, Mapping) else ()
+    below: dict[str, Tree] = {name: limit if isinstance(limit, Mapping) else {} for name, limit in items}
     constraints = recipe.get("constraints")
-    listed = [one for one in constraints if isinstance(one, Mapping)] if isinstance(constraints, list) else []
-    if listed:
-        names = [str(one.get("name", "cost")) for one in listed]
+    entries = [entry for entry in constraints if isinstance(entry, Mapping)] if isinstance(constraints, list) else []
+    if entries:
+        names = [str(entry.get("name", "cost")) for entry in entries]
         usual = [below.get(name) or below.get("cost") or {} for name in names]
-        return {name: _entry(recipe, name, *one) for name, *one in zip(names, listed, usual, strict=True)}
-    whole = {name: _entry(recipe, _cost(one), {}, one) for name, one in (below or {"cost": {}}).items()}
-    if not below or (len(below) == 1 and ("feedback", "signal") in found):
+        return {name: _entry(recipe, name, *arguments) for name, *arguments in zip(names, entries, usual, strict=True)}
+    whole = {name: _entry(recipe, _cost(limit), {}, limit) for name, limit in (below or {"cost": {}}).items()}
+    if not below or (len(below) == 1 and ("feedback", "signal") in key_paths):
         return whole
-    wanted = [ONE_KEY[keys] for keys in found if keys in ONE_KEY and at(recipe, keys) is not None]
-    wanted += [key for keys in found if keys[-1] == "mixed" for key in (keys[-2], AUDIT)]
+    limit_keys = [ONE_KEY[keys] for keys in key_paths if keys in ONE_KEY and at(recipe, keys) is not None]
+    limit_keys += [key for keys in key_paths if keys[-1] == "mixed" for key in (keys[-2], AUDIT)]
     if len(below) > 1:
-        if any("logit" not in one for one in below.values()):
+        if any("logit" not in limit for limit in below.values()):
             return None
-        wanted = [key for key in wanted if key != "at_most"]
-    laid = {name: {key: one[key] for key in wanted if key in one} for name, one in whole.items()}
-    return laid if len(below) == 1 or any(laid.values()) else None
+        limit_keys = [key for key in limit_keys if key != "at_most"]
+    changes = {name: {key: entry[key] for key in limit_keys if key in entry} for name, entry in whole.items()}
+    return changes if len(below) == 1 or any(changes.values()) else None
 
 
 def _cost(limit: Tree) -> str:
@@ -127,7 +127,7 @@ def _cost(limit: Tree) -> str:
 
 
 def _entry(recipe: Tree, cost: str, constraint: Tree, below: Tree) -> dict[str, Any]:
-    """The limit on a world's cost of that name in full; what the keys leave out is as in `below`."""
+    """The full limit on a world's cost of that name; `below` gives what the keys leave out."""
     signal, labels = at(recipe, ("feedback", "signal")), at(recipe, ("feedback", "labels_each"))
     usual = next((key for key in below if key in KINDS), "logit")
     kind: str = KIND_OF_SIGNAL.get(str(signal)) or usual
@@ -147,12 +147,12 @@ def _entry(recipe: Tree, cost: str, constraint: Tree, below: Tree) -> dict[str, 
     confidence = at(recipe, ("certificate", "confidence"))
     if isinstance(confidence, float) and confidence != 0.95:
         entry["confidence"] = f"{100 * confidence:.12g} %"
-    own = {key: constraint[key] for key in ("rho", "first") if constraint.get(key) is not None}
-    return {**entry, **({"dual": own} if own else {})}
+    dual = {key: constraint[key] for key in ("rho", "first") if constraint.get(key) is not None}
+    return {**entry, **({"dual": dual} if dual else {})}
 
 
 def _source(recipe: Tree, cost: str) -> dict[str, Any]:
-    """Who labels: the labeller that `feedback` names."""
+    """The labeller that `feedback` names."""
     kind = at(recipe, ("feedback", "kind")) or "world"
     return {"world": cost} if kind == "world" else dict(LABELLERS.get(str(kind), {}))
 
@@ -166,7 +166,7 @@ def _written(entries: Mapping[str, Mapping[str, Any]], override: bool) -> str:
 
 
 def flow(value: Any) -> str:
-    """As YAML writes it in one line."""
+    """The value as one line of YAML."""
     text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, default_flow_style=True, width=10_000)
     return text.removesuffix("\n").removesuffix("\n...")
 
@@ -177,7 +177,7 @@ def _has(recipe: Any, keys: tuple[str, ...]) -> bool:
 
 
 def at(recipe: Any, keys: tuple[str, ...]) -> Any:
-    """What stands at a key; None where there is nothing."""
+    """The value at a key; None where there is none."""
     for key in keys:
         recipe = recipe.get(key) if isinstance(recipe, Mapping) else None
     return recipe

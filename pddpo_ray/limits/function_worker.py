@@ -24,9 +24,9 @@ def main(name: str, output: TextIO) -> None:
         return say(output, {"refused": "is not a function"})
     say(output, {"ready": version_of(module)})
     for line in sys.stdin:
-        asked = json.loads(line)
+        request = json.loads(line)
         try:
-            value = function(asked["prompt"], asked["response"], asked["row"])
+            value = function(request["prompt"], request["response"], request["row"])
         except Exception as error:
             say(output, {"raised": f"{type(error).__name__}: {error}"})
         else:

@@ -49,7 +49,7 @@ class FunctionProcess:
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> str:
-        """Starts it; -> the version of the function's module. Raises ValueError with what is wrong."""
+        """Starts it; returns its module's version. Raises ValueError with the cause."""
         paths = [str(self._folder.absolute()), str(Path.cwd()), *filter(None, sys.path)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         self._process = subprocess.Popen(
@@ -58,26 +58,26 @@ class FunctionProcess:
             start_new_session=True,
         )  # fmt: skip
         weakref.finalize(self, _stop, self._process)
-        said = self._exchange(None, IMPORT_SECONDS)
-        if said is None:
+        reply = self._exchange(None, IMPORT_SECONDS)
+        if reply is None:
             raise ValueError(f"was not imported within {IMPORT_SECONDS:g} s")
-        if "ready" not in said:
-            raise ValueError(str(said.get("refused", "ended while it was imported")))
-        return str(said["ready"])
+        if "ready" not in reply:
+            raise ValueError(str(reply.get("refused", "ended while it was imported")))
+        return str(reply["ready"])
 
     def __call__(self, answer: Answer) -> object:
         """What the function returned, or Unmeasured: it raised, took too long or ended its process."""
         if self._process is None:
             self.start()
-        asked = {"prompt": answer.prompt, "response": answer.response, "row": dict(answer.row)}
-        said = self._exchange(json.dumps(asked), self._seconds)
-        if said is None:
+        request = {"prompt": answer.prompt, "response": answer.response, "row": dict(answer.row)}
+        reply = self._exchange(json.dumps(request), self._seconds)
+        if reply is None:
             return Unmeasured(f"took longer than {self._seconds:g} s")
-        if "raised" in said:
-            return Unmeasured(f"raised {said['raised']}")
-        if "wrong" in said:
-            return Unmeasured(f"gave {said['wrong']}, which is no number")
-        return said["value"] if "value" in said else Unmeasured("ended its process")
+        if "raised" in reply:
+            return Unmeasured(f"raised {reply['raised']}")
+        if "wrong" in reply:
+            return Unmeasured(f"gave {reply['wrong']}, which is no number")
+        return reply["value"] if "value" in reply else Unmeasured("ended its process")
 
     def _exchange(self, line: str | None, seconds: float) -> dict[str, Any] | None:
         """Sends a line and reads one; None after `seconds`, and {} if the process ended. Both stop the process."""
@@ -100,8 +100,8 @@ class FunctionProcess:
         thread.start()
         thread.join(seconds)
         if replies and replies[0]:
-            said: dict[str, Any] = json.loads(replies[0])
-            return said
+            reply: dict[str, Any] = json.loads(replies[0])
+            return reply
         late = thread.is_alive()
         _stop(process)
         thread.join()

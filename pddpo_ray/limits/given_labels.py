@@ -1,4 +1,4 @@
-"""People's labels that stand in the rows: "labels": {"brand": true} or {"harm": ["unsafe", "safe", ...]}, of wins
+"""People's labels in the rows: "labels": {"brand": true} or {"harm": ["unsafe", "safe", ...]}, of wins
 against the reference {"helpful": ["better", "tie", "worse"]}, of a mean {"tone": 3.5}."""
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ def people_source(
     call it better than the reference's (a tie is a half), with `bounds` the mean of numbers within them."""
     words = WINS if wins else WORDS
     example = "true"
-    known = "a label is true, false, yes, no, unsafe, safe or abstain"
+    choices = "a label is true, false, yes, no, unsafe, safe or abstain"
     if wins:
-        example, known = '"better"', "a label is better, worse, tie or abstain"
+        example, choices = '"better"', "a label is better, worse, tie or abstain"
     if bounds is not None:
-        example, known = f"{bounds[1]:g}", f"a label is a number from {bounds[0]:g} to {bounds[1]:g}, or abstain"
+        example, choices = f"{bounds[1]:g}", f"a label is a number from {bounds[0]:g} to {bounds[1]:g}, or abstain"
 
     def share(answer: Answer, begin: int = 0, step: int = 1) -> float | Unmeasured:
-        given = answer.row.get("labels")
-        of_limit = given.get(limit) if isinstance(given, dict) else None
+        row_labels = answer.row.get("labels")
+        of_limit = row_labels.get(limit) if isinstance(row_labels, dict) else None
         labels: Sequence[Any] = of_limit if isinstance(of_limit, list) else [of_limit]
         if of_limit is None or not labels:
             return Unmeasured(f'gave no label: add "labels": {{"{limit}": {example}}} to the row')
-        read = [_read(label, words) if bounds is None else _within(label, bounds) for label in labels]
-        if wrong := [label for label, bit in zip(labels, read, strict=True) if bit is None and label not in UNSURE]:
-            return Unmeasured(f"gave {wrong[0]!r}; {known}")
-        bits = [bit for bit in read if bit is not None]
+        values = [_read(label, words) if bounds is None else _within(label, bounds) for label in labels]
+        if wrong := [label for label, bit in zip(labels, values, strict=True) if bit is None and label not in UNSURE]:
+            return Unmeasured(f"gave {wrong[0]!r}; {choices}")
+        bits = [bit for bit in values if bit is not None]
         if not bits:
             return Unmeasured("abstained")
         if labels_each is not None and len(bits) < labels_each:

@@ -30,8 +30,8 @@ def language_source(where: str, wanted: object) -> Source:
         number = version("py3langid")
     except (ImportError, PackageNotFoundError) as error:
         raise UserError(f"{where}: the rule language needs py3langid: pip install py3langid") from error
-    known = {code for code, _ in langid.rank("")}
-    if wanted not in known:
+    codes = {code for code, _ in langid.rank("")}
+    if wanted not in codes:
         raise UserError(f"{where}: say which language by its code, e.g. {{rule: language, is: de}}; got `{wanted}`")
 
     def spoken(answer: Answer) -> bool | None:
@@ -82,7 +82,7 @@ def json_schema_source(given: Opening) -> Source:
 
 
 def question_text(where: str, question: str, folder: Path) -> str:
-    """What a judge or people are asked: the text itself, which has spaces, or that of a file. Raises UserError."""
+    """The question to a judge or people: the text itself if it has spaces, else a file's. Raises UserError."""
     return question if " " in question.strip() else text_of(where, folder / question)
 
 

@@ -1,5 +1,4 @@
-"""The limits of a recipe as typed limits. Recipes come as plain mappings: a run that is read need not have one of
-today."""
+"""A recipe's limits as typed limits. Recipes are plain mappings, since an old run need not have today's keys."""
 
 from __future__ import annotations
 
@@ -27,19 +26,19 @@ def stated_of(recipe: Mapping[str, Any]) -> tuple[StatedLimit, ...]:
         return ()
     sets = {"prompts": recipe["prompts"]} if recipe.get("prompts") else {}
     bound = float((recipe.get("dual") or {}).get("cost_max") or COST_MAX)
-    stated = [_in_box(one, bound) for one in stated_limits({"limits": limits, **sets}, "recipe")]
-    return tuple(sorted(stated, key=lambda one: one.limit.quantity.kind != "logit"))
+    run_limits = [_in_box(limit, bound) for limit in stated_limits({"limits": limits, **sets}, "recipe")]
+    return tuple(sorted(run_limits, key=lambda limit: limit.limit.quantity.kind != "logit"))
 
 
 def typed_limits(recipe: Mapping[str, Any]) -> tuple[Limit, ...]:
-    """Every limit of a recipe in the run's order, the first being the one whose metrics have no name in front."""
-    return tuple(one.limit for one in stated_of(recipe))
+    """A recipe's limits in the run's order; metrics of the first have no name in front."""
+    return tuple(limit.limit for limit in stated_of(recipe))
 
 
-def _in_box(one: StatedLimit, bound: float) -> StatedLimit:
-    if one.limit.quantity.kind != "logit" or one.limit.quantity.bounded:
-        return one
-    return replace(one, limit=one.limit.within(-bound, bound))
+def _in_box(limit: StatedLimit, bound: float) -> StatedLimit:
+    if limit.limit.quantity.kind != "logit" or limit.limit.quantity.bounded:
+        return limit
+    return replace(limit, limit=limit.limit.within(-bound, bound))
 
 
 def by_world(limit: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,4 +57,4 @@ class Labelled(Protocol):
 
 def labelled_by_feedback(limits: Iterable[Labelled]) -> bool:
     """Whether `feedback` labels the limits of a run, which it does for all of them or for none."""
-    return all(one.labelled for one in limits)
+    return all(limit.labelled for limit in limits)

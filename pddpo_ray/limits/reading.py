@@ -1,4 +1,4 @@
-"""Limits as they stand in a file, to typed limits. Nothing is opened here: a source is named, not loaded.
+"""Reads limits from a file as typed limits. Nothing is opened here: a source is named, not loaded.
 
 limits:
   length:  {mean: {rule: words}, at_most: 80}
@@ -43,11 +43,11 @@ LABELLERS: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 """Sources that say safe or unsafe about an answer, by `feedback.kind`."""
 FEEDBACK = "feedback"
-"""Who gives a run's comparisons, as the source of a limit that labels of single answers are for."""
+"""The source of a limit for which the run's feedback labels single answers."""
 OF_LOGITS = tuple(dict.fromkeys(next(iter(source)) for source in LABELLERS.values()))
 REWARD, PAIRS = "reward", "pairs"
-"""The key of a recipe's reward, and its value's where comparisons in files say what is helpful. The first is also what
-a world's labellers compare by: `{rate: {world: reward}, versus: reference}`."""
+"""The key of a recipe's reward, and the key in it that names files of comparisons. A world's labellers compare by the
+first too: `{rate: {world: reward}, versus: reference}`."""
 REWARD_KEYS = ("bounds", "unit", "answers", "labels_each", "deadline", "failed")
 """What a computed reward may be given beside its source."""
 
@@ -156,9 +156,9 @@ class StatedLimit:
         learned = self.learned_from or (COMPARISONS if by_comparisons or quantity.kind == "logit" else VALUES)
         plain = not self.limit.at_least and quantity.over is None and quantity.versus is None and self.audited is None
         whole = asking.answers is None and asking.seconds is None and asking.failed is None
-        own = set(self.source.options) <= {"labels_each"} and (feedback == "world" or self.source.what in ("", "cost"))
+        bare = set(self.source.options) <= {"labels_each"} and (feedback == "world" or self.source.what in ("", "cost"))
         scores = (quantity.kind == "mean") <= (feedback == "model")
-        return self.source.kind == feedback and learned == COMPARISONS and plain and whole and own and scores
+        return self.source.kind == feedback and learned == COMPARISONS and plain and whole and bare and scores
 
 
 def stated_limits(document: Mapping[str, Any], name: str) -> list[StatedLimit]:
@@ -168,8 +168,8 @@ def stated_limits(document: Mapping[str, Any], name: str) -> list[StatedLimit]:
         near = difflib.get_close_matches("limits", [str(key) for key in document], 1, 0.6)
         raise UserError(f"{name}: no `limits:` in it" + (f"; did you mean limits for `{near[0]}`?" if near else ""))
     sets = document.get("prompts")
-    known = list(sets) if isinstance(sets, dict) else None
-    return [stated_limit(limit, given, name, known) for limit, given in limits.items()]
+    set_names = list(sets) if isinstance(sets, dict) else None
+    return [stated_limit(limit, entry, name, set_names) for limit, entry in limits.items()]
 
 
 def stated_limit(name: Any, given: Any, file: str, sets: Sequence[str] | None = None) -> StatedLimit:
@@ -191,12 +191,12 @@ def stated_limit(name: Any, given: Any, file: str, sets: Sequence[str] | None = 
     quantity = _quantity(where, kind, given, source, scale, sets)
     limit, asking = _limit(name, where, given, quantity), _asking(where, given, source)
     learned = _learned_from(where, kind, given)
-    stated = StatedLimit(
+    statement = StatedLimit(
         limit, source, scale, asking, *read_audit(where, given.get(AUDIT)), where, given.get("dual"), learned
     )
-    if stated.audited is not None:
-        _audit_fits(stated)
-    return stated
+    if statement.audited is not None:
+        _audit_fits(statement)
+    return statement
 
 
 def stated_reward(given: Mapping[str, Any], file: str, reward_max: float) -> StatedLimit:
@@ -205,38 +205,38 @@ def stated_reward(given: Mapping[str, Any], file: str, reward_max: float) -> Sta
     Its cost is then -reward. A world's own reward lies in [-reward_max, reward_max]. Raises UserError.
     """
     where = f"{file}: {REWARD}"
-    asked = {key: value for key, value in given.items() if key in REWARD_KEYS}
+    settings = {key: value for key, value in given.items() if key in REWARD_KEYS}
     source = _source(where, "mean", {key: value for key, value in given.items() if key not in REWARD_KEYS})
     if source.kind == "people":
         raise UserError(f"{where}: people compare answers; leave `reward` out and set feedback.kind=people")
     if source.kind == "world" and source.what != REWARD:
         raise UserError(f"{where}: a world has one reward; write {{world: reward}}, not `{source.what}`")
-    scale = _scale(where, "mean", source, asked)
+    scale = _scale(where, "mean", source, settings)
     if source.kind == "world":
         scale = Scale(scale.unit, False, -reward_max, reward_max)
     if scale.low is None or scale.high is None:
         raise UserError(f"{where}: a computed reward needs `bounds: [low, high]`, by whose range its fit is scaled")
-    quantity = _quantity(where, "mean", asked, source, scale, None)
+    quantity = _quantity(where, "mean", settings, source, scale, None)
     always = Limit(REWARD, Amount(quantity, scale.low), at_least=True)
-    return StatedLimit(always, source, scale, _asking(where, asked, source), where=where)
+    return StatedLimit(always, source, scale, _asking(where, settings, source), where=where)
 
 
 def names_source(given: Any) -> bool:
-    """Whether a `reward:` says where it comes from, and not only how it is asked."""
+    """Whether a `reward:` names its source, not only how it is asked."""
     return isinstance(given, dict) and bool(set(given) - set(REWARD_KEYS))
 
 
 def beside(given: dict[str, Any], folder: Path) -> None:
-    """Makes the files of a limit's entry absolute, in place, where they lie in `folder`: beside the recipe."""
+    """Makes an entry's files absolute, in place, if they lie in `folder`, beside the recipe."""
     for kind in (*KINDS, AUDIT):
         source = given.get(kind)
         if not isinstance(source, dict):
             continue
         inner = [source, *(value for value in source.values() if isinstance(value, dict))]
-        brought = [name for name in registry.installed_names("sources") if name in source]
-        own = [key for name in brought for key in registry.load("sources", name, SourceKind).files]
+        names = [name for name in registry.installed_names("sources") if name in source]
+        file_keys = [key for name in names for key in registry.load("sources", name, SourceKind).files]
         for options in inner:
-            for key in (*FILES, *own):
+            for key in (*FILES, *file_keys):
                 value = options.get(key)
                 if isinstance(value, str) and (folder / value).exists():
                     options[key] = str(folder / value)
@@ -247,40 +247,40 @@ def beside(given: dict[str, Any], folder: Path) -> None:
 # --- what measures ------------------------------------------------------------------------------------------------
 
 
-def _source(where: str, kind: Kind, given: Any) -> SourceName:
+def _source(where: str, kind: Kind, source_entry: Any) -> SourceName:
     if kind == "kl":
-        if given != "reference":
+        if source_entry != "reference":
             raise UserError(f"{where}: a kl limit is to the reference; write {{kl: reference, at_most: 8}}")
         return SourceName("reference")
-    if not isinstance(given, dict) or not given:
-        raise UserError(f"{where} names one source, e.g. {{rule: words}} or {{regex: pii.txt}}; got {given}")
+    if not isinstance(source_entry, dict) or not source_entry:
+        raise UserError(f"{where} names one source, e.g. {{rule: words}} or {{regex: pii.txt}}; got {source_entry}")
     every = registry.names("sources")
-    sources = [key for key in given if key in every]
+    sources = [key for key in source_entry if key in every]
     # a judge and a grader have an `endpoint` of their own
-    found = [key for key in sources if not any(key in _options_of(other) for other in sources)]
-    if len(found) != 1:
-        first = str(next(iter(given)))
-        mend = nearest_or_all(first, every) if not found else f"; it names {' and '.join(found)}"
-        raise UserError(f"{where} names one source{mend}")
-    name, value = found[0], given[found[0]]
-    options = {key: option for key, option in given.items() if key != name}
-    what = ""
+    names = [key for key in sources if not any(key in _options_of(other) for other in sources)]
+    if len(names) != 1:
+        first = str(next(iter(source_entry)))
+        hint = nearest_or_all(first, every) if not names else f"; it names {' and '.join(names)}"
+        raise UserError(f"{where} names one source{hint}")
+    name, value = names[0], source_entry[names[0]]
+    options = {key: option for key, option in source_entry.items() if key != name}
+    text = ""
     if isinstance(value, dict):
         options |= value
     elif isinstance(value, str):
-        what = value
+        text = value
     elif value is not None:
         raise UserError(f'{where}.{name}: `{value}` is no text; put it in quotes: "{value}"')
     if registry.load("sources", name, SourceKind).settings is not None:
-        source = SourceName(name, what, options)
+        source = SourceName(name, text, options)
         settings_of(where, source)
         return source
-    known = _options_of(name)
+    known_keys = _options_of(name)
     for key in options:
-        if key not in known:
-            said = nearest_or_all(str(key), known) if known else "; it takes none"
-            raise UserError(f"{where}.{name}: unknown key `{key}`{said}")
-    return SourceName(name, what, options)
+        if key not in known_keys:
+            suggestion = nearest_or_all(str(key), known_keys) if known_keys else "; it takes none"
+            raise UserError(f"{where}.{name}: unknown key `{key}`{suggestion}")
+    return SourceName(name, text, options)
 
 
 def settings_of(where: str, source: SourceName) -> BaseModel | None:
@@ -301,35 +301,35 @@ def _options_of(name: str) -> tuple[str, ...]:
     return kind.options if kind.settings is None else tuple(kind.settings.model_fields)
 
 
-def _scale(where: str, kind: Kind, source: SourceName, given: Mapping[str, Any]) -> Scale:
+def _scale(where: str, kind: Kind, source: SourceName, entry: Mapping[str, Any]) -> Scale:
     """Unit and bounds of one measurement, by what the source is and what the limit states."""
     if kind == "kl":
         return Scale("nats")
     if kind == "logit":
         if source.kind not in OF_LOGITS:
             raise UserError(f"{where}: a logit is estimated from labels; its source is {', '.join(OF_LOGITS)}")
-        return Scale("logit", low=_bounds(where, given)[0], high=_bounds(where, given)[1])
-    says = registry.load("sources", source.kind, SourceKind)
-    own = says.scale or Scale("")
+        return Scale("logit", low=_bounds(where, entry)[0], high=_bounds(where, entry)[1])
+    source_kind = registry.load("sources", source.kind, SourceKind)
+    scale = source_kind.scale or Scale("")
     if source.kind == "rule" and source.what != "language":
-        own = rule_of(f"{where}.{kind}.rule", source.what).scale
-    elif kind == "rate" and says.verdicts:
-        own = VERDICT
+        scale = rule_of(f"{where}.{kind}.rule", source.what).scale
+    elif kind == "rate" and source_kind.verdicts:
+        scale = VERDICT
     if kind == "rate":
-        if not own.verdict:
-            raise UserError(f"{where}: {source} gives {own.unit}; use `mean` for it, or a source that says yes or no")
-        if "bounds" in given or "unit" in given:
+        if not scale.verdict:
+            raise UserError(f"{where}: {source} gives {scale.unit}; use `mean` for it, or a source that says yes or no")
+        if "bounds" in entry or "unit" in entry:
             raise UserError(f"{where}: a rate is a share between 0 and 100 %; leave out `bounds` and `unit`")
-        return own
-    low, high = _bounds(where, given)
-    unit = str(given.get("unit", own.unit))
-    return Scale(unit, False, own.low if low is None else low, own.high if high is None else high)
+        return scale
+    low, high = _bounds(where, entry)
+    unit = str(entry.get("unit", scale.unit))
+    return Scale(unit, False, scale.low if low is None else low, scale.high if high is None else high)
 
 
 def _quantity(
-    where: str, kind: Kind, given: Mapping[str, Any], source: SourceName, scale: Scale, sets: Sequence[str] | None
+    where: str, kind: Kind, entry: Mapping[str, Any], source: SourceName, scale: Scale, sets: Sequence[str] | None
 ) -> Quantity:
-    over, versus = given.get("over"), given.get("versus")
+    over, versus = entry.get("over"), entry.get("versus")
     if over is not None and not isinstance(over, str):
         raise UserError(f"{where}.over names one prompt set, got `{over}`; put a name that is no word in quotes")
     if over is not None and sets is not None and over not in sets:
@@ -358,15 +358,15 @@ def compares(source: SourceName) -> bool:
 # --- the statement ------------------------------------------------------------------------------------------------
 
 
-def _limit(name: str, where: str, given: Mapping[str, Any], quantity: Quantity) -> Limit:
-    stated = [key for key in ("at_most", "at_least") if key in given]
-    if len(stated) != 1:
+def _limit(name: str, where: str, entry: Mapping[str, Any], quantity: Quantity) -> Limit:
+    keys = [key for key in ("at_most", "at_least") if key in entry]
+    if len(keys) != 1:
         raise UserError(f"{where} needs at_most or at_least, one of the two")
-    if quantity.kind in ("kl", "logit") and stated[0] == "at_least":
+    if quantity.kind in ("kl", "logit") and keys[0] == "at_least":
         raise UserError(f"{where}: a {quantity.kind} limit is `at_most` only")
-    at = f"{where}.{stated[0]}"
+    at = f"{where}.{keys[0]}"
     share = quantity.kind == "rate"
-    bound = number_of(at, given[stated[0]], share=share, unit=quantity.unit)
+    bound = number_of(at, entry[keys[0]], share=share, unit=quantity.unit)
     if quantity.kind == "kl" and bound <= 0.0:
         raise UserError(f"{at}: {bound:g} nats or less is kept by the reference alone; a kl limit is above 0")
     if quantity.kind == "logit" and abs(bound) > CERTAIN:
@@ -377,30 +377,30 @@ def _limit(name: str, where: str, given: Mapping[str, Any], quantity: Quantity) 
     if (low is not None and bound < low) or (high is not None and bound > high):
         ends = f"[{'-inf' if low is None else f'{low:g}'}, {'inf' if high is None else f'{high:g}'}]"
         raise UserError(f"{at}: {bound:g} lies outside the measure's bounds {ends}")
-    confidence = number_of(f"{where}.confidence", given.get("confidence", 0.95), share=True)
+    confidence = number_of(f"{where}.confidence", entry.get("confidence", 0.95), share=True)
     if not 0.5 <= confidence < 1.0:
         raise UserError(f"{where}.confidence lies between 50 % and 100 %, got {100 * confidence:g} %")
-    return Limit(name, Amount(quantity, bound), stated[0] == "at_least", confidence)
+    return Limit(name, Amount(quantity, bound), keys[0] == "at_least", confidence)
 
 
-def _asking(where: str, given: Mapping[str, Any], source: SourceName) -> Asking:
+def _asking(where: str, entry: Mapping[str, Any], source: SourceName) -> Asking:
     counts: dict[str, int | None] = {}
     for key in ("answers", "labels_each"):
-        value = given.get(key, source.options.get(key))
+        value = entry.get(key, source.options.get(key))
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise UserError(f"{where}.{key} must be a whole number from 1 on, got `{value}`")
         counts[key] = value
-    failed = given.get("failed")
+    failed = entry.get("failed")
     share = None if failed is None else number_of(f"{where}.failed", failed, share=True)
     if share is not None and not 0.0 <= share <= 1.0:
         raise UserError(f"{where}.failed lies between 0 and 100 %, got {100 * share:g} %")
-    deadline = given.get("deadline")
+    deadline = entry.get("deadline")
     seconds = None if deadline is None else seconds_of(f"{where}.deadline", deadline)
     return Asking(counts["answers"], seconds, share, counts["labels_each"])
 
 
-def _learned_from(where: str, kind: Kind, given: Mapping[str, Any]) -> str | None:
-    learned = given.get("learned_from")
+def _learned_from(where: str, kind: Kind, entry: Mapping[str, Any]) -> str | None:
+    learned = entry.get("learned_from")
     possible = {"logit": (COMPARISONS,), "kl": ()}.get(kind, (COMPARISONS, VALUES))
     if learned is not None and learned not in possible:
         raise UserError(
@@ -410,10 +410,10 @@ def _learned_from(where: str, kind: Kind, given: Mapping[str, Any]) -> str | Non
     return learned
 
 
-def _audit_fits(stated: StatedLimit) -> None:
+def _audit_fits(limit: StatedLimit) -> None:
     """Raises UserError where people cannot give the numbers that would correct the source's."""
-    where, quantity = stated.where, stated.limit.quantity
-    if stated.source.kind == "people":
+    where, quantity = limit.where, limit.limit.quantity
+    if limit.source.kind == "people":
         raise UserError(f"{where}: audited_by corrects another source than people; leave it out")
     if quantity.kind == "kl":
         raise UserError(f"{where}: people cannot judge a distance to the reference; leave audited_by out")
@@ -422,21 +422,21 @@ def _audit_fits(stated: StatedLimit) -> None:
             f"{where}: people see one answer, or say which of two is better; a difference to the reference is"
             " not audited: leave `versus` or audited_by out"
         )
-    if quantity.kind == "mean" and stated.limit.cost_range is None:
+    if quantity.kind == "mean" and limit.limit.cost_range is None:
         raise UserError(f"{where}: people audit a mean within its bounds; state `bounds: [low, high]`")
-    if quantity.kind == "logit" and stated.asking.labels_each is None:
+    if quantity.kind == "logit" and limit.asking.labels_each is None:
         raise UserError(f"{where}: say how many labels an answer has, of people too: labels_each: 20")
-    tells_chances = stated.source.kind == "model" or (stated.asking.labels_each or 1) > 1
-    if stated.unsure and (quantity.kind == "mean" or not tells_chances):
+    tells_chances = limit.source.kind == "model" or (limit.asking.labels_each or 1) > 1
+    if limit.unsure and (quantity.kind == "mean" or not tells_chances):
         raise UserError(
             f"{where}.{AUDIT}.unsure: people are asked first where the source's chance of a yes is nearest to a half,"
-            f" and {stated.source} gives {'a number' if quantity.kind == 'mean' else 'a verdict'}, no chance: leave"
+            f" and {limit.source} gives {'a number' if quantity.kind == 'mean' else 'a verdict'}, no chance: leave"
             " `unsure` out, and all audited answers are drawn evenly"
         )
 
 
-def _bounds(where: str, given: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    bounds = given.get("bounds")
+def _bounds(where: str, entry: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    bounds = entry.get("bounds")
     if bounds is None:
         return None, None
     if not isinstance(bounds, list) or len(bounds) != 2:

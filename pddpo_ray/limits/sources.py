@@ -4,7 +4,7 @@
     measured = ask("brand", source, answers, Asking(answers=200, seconds=600.0, failed=0.1))
     measured.values     # one per answer: a number, Unmeasured with its reason, or None where it was not asked
 
-What fails or abstains never becomes a number. It is counted, and a larger share of it than is allowed is one error.
+Failures and abstentions never become numbers. They are counted; more than the allowed share is an error.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pddpo_ray.theory.seeds import generator_of
 SHOWN_REASONS = 3
 QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 NUMBERS = re.compile(r"(?<!answered )\b\d[\w.+-]*")
-"""What differs from one reason to the next; the status of an answer says what went wrong."""
+"""What differs between like reasons; the status after `answered` stays."""
 Measure = Callable[[Sequence["Answer"]], Sequence[object]]
 """What a source gives for each answer, in order: a number, True or False, None to abstain, or Unmeasured."""
 
@@ -54,7 +54,7 @@ NO_REFERENCE = Unmeasured('has no reference answer to compare with: add "referen
 
 @dataclass(frozen=True)
 class Answer:
-    """What a source is handed about one answer."""
+    """What a source receives about one answer."""
 
     prompt: str
     """The prompt as text; of a conversation, its turns with a blank line between them."""
@@ -79,7 +79,7 @@ class Source:
     measure: Measure
     scale: Scale
     batch: int = 1
-    """Answers that it is handed at once."""
+    """Answers per call."""
     note: str = ""
     """What a reader of the numbers should know about them."""
     halves: tuple[Measure, Measure] | None = None
@@ -121,7 +121,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Opening:
-    """What a source is opened with: the limit that names it, and what stands around."""
+    """What a source is opened with: its limit and the settings around it."""
 
     where: str
     """What messages call its place, e.g. `limits.yaml: limits.brand.rate.judge`."""
@@ -144,9 +144,9 @@ class Opening:
     folder: Path
     """Paths in limits are relative to it."""
     judge: Mapping[str, Any]
-    """The `judge:` of the file: what judges that name nothing themselves are."""
+    """The file's `judge:`, the default of judges that name nothing."""
     environment: Mapping[str, str]
-    """Where keys stand."""
+    """Holds API keys."""
 
 
 def one_by_one(measure: Callable[[Answer], object]) -> Measure:
@@ -199,15 +199,15 @@ def ask(
 ) -> Measured:
     """Measures answers for a limit, within budget and deadline. A batch that began in time is waited for, and counts.
 
-    Raises RunError that names limit, source and the first row if more fail than may, and what the source itself raises.
+    Raises RunError with limit, source and first row if too many fail, and what the source itself raises.
     """
     asking = asking or Asking()
     chosen = chosen_for(limit, len(answers), asking.answers, seed)
     values: list[float | Unmeasured | None] = [None] * len(answers)
-    begun = now()
+    start_time = now()
     for start in range(0, len(chosen), source.batch):
         part = chosen[start : start + source.batch]
-        if asking.seconds is not None and now() - begun > asking.seconds:
+        if asking.seconds is not None and now() - start_time > asking.seconds:
             late = Unmeasured(f"was not asked: the deadline of {asking.seconds:g} s had passed")
             of_part: list[float | Unmeasured] = [late] * len(part)
         else:
@@ -242,9 +242,9 @@ def asked_first(limit: str, margins: Sequence[float], unsure: int, count: int, s
     No chance is 0: of an answer that could never be shown, an estimate would have to trust the machine. [n]
     """
     first = sorted(range(len(margins)), key=lambda index: (margins[index], index))[:unsure]
-    rest = sorted(set(range(len(margins))) - set(first))
-    drawn = [rest[index] for index in chosen_for(limit, len(rest), count - unsure, seed)]
-    chances = dict.fromkeys(first, 1.0) | dict.fromkeys(drawn, len(drawn) / max(len(rest), 1))
+    pool = sorted(set(range(len(margins))) - set(first))
+    drawn = [pool[index] for index in chosen_for(limit, len(pool), count - unsure, seed)]
+    chances = dict.fromkeys(first, 1.0) | dict.fromkeys(drawn, len(drawn) / max(len(pool), 1))
     return dict(sorted(chances.items()))
 
 
@@ -258,11 +258,11 @@ def within_budget(limit: str, prompts: Sequence[str], budget: int | None, seed: 
             draws.append([index])
     if budget is None or budget >= len(prompts):
         return list(range(len(prompts)))
-    taken: list[int] = []
+    indices: list[int] = []
     for number in generator_of(seed, "draws of a limit", limit).permutation(len(draws)):
-        if len(taken) + len(draws[number]) <= budget:
-            taken += draws[number]
-    return sorted(taken)
+        if len(indices) + len(draws[number]) <= budget:
+            indices += draws[number]
+    return sorted(indices)
 
 
 def fingerprint(*parts: str | bytes) -> str:

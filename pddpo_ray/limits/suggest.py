@@ -65,15 +65,15 @@ def suggest(limits: Sequence[Opened], answers: Sequence[Answer]) -> Suggestion:
             "every prompt has a single answer, so nothing can be chosen: give several rows for each prompt, or let a"
             " model write them with --model"
         )
-    now = [check_one(stated, source, answers) for stated, source in limits]
-    tables = [_tables(stated, source, answers, prompts) for stated, source in limits if source is not None]
-    reached = _reached([stated for stated, source in limits if source is not None], tables)
+    now = [check_one(limit, source, answers) for limit, source in limits]
+    tables = [_tables(limit, source, answers, prompts) for limit, source in limits if source is not None]
+    reached = _reached([limit for limit, source in limits if source is not None], tables)
     indices = iter(range(len(tables)))
     suggested = []
-    for (stated, source), checked in zip(limits, now, strict=True):
+    for (limit, source), checked in zip(limits, now, strict=True):
         index = None if source is None or reached is None else next(indices)
         suggested.append(
-            Suggested(checked) if index is None or reached is None else _one(stated, checked, reached, index)
+            Suggested(checked) if index is None or reached is None else _one(limit, checked, reached, index)
         )
     return Suggestion(tuple(suggested), None if reached is None else reached.jointly, each)
 
@@ -88,8 +88,8 @@ class Tables:
     """1 for prompts of the limit's set. [X]"""
 
 
-def _tables(stated: StatedLimit, source: Source, answers: Sequence[Answer], prompts: Sequence[str]) -> Tables:
-    own = {id(answer) for answer in of_set(stated, answers)}
+def _tables(limit: StatedLimit, source: Source, answers: Sequence[Answer], prompts: Sequence[str]) -> Tables:
+    set_ids = {id(answer) for answer in of_set(limit, answers)}
     index = {prompt: number for number, prompt in enumerate(prompts)}
     columns: dict[str, int] = {}
     cells = []
@@ -97,11 +97,13 @@ def _tables(stated: StatedLimit, source: Source, answers: Sequence[Answer], prom
         columns[answer.prompt] = columns.get(answer.prompt, -1) + 1
         cells.append((index[answer.prompt], columns[answer.prompt]))
     width = max(columns.values()) + 1
-    inside = [(answer, cell) for answer, cell in zip(answers, cells, strict=True) if id(answer) in own]
+    inside = [(answer, cell) for answer, cell in zip(answers, cells, strict=True) if id(answer) in set_ids]
     tables = []
     for measure in source.halves or (source.measure,):
         table = np.full((len(prompts), width), np.nan)
-        for (_, cell), excess in zip(inside, _excess(stated, source, measure, [one for one, _ in inside]), strict=True):
+        for (_, cell), excess in zip(
+            inside, _excess(limit, source, measure, [answer for answer, _ in inside]), strict=True
+        ):
             table[cell] = excess
         tables.append(table)
     rows = np.zeros(len(prompts))
@@ -109,13 +111,13 @@ def _tables(stated: StatedLimit, source: Source, answers: Sequence[Answer], prom
     return Tables(tables[0], tables[-1], rows)
 
 
-def _excess(stated: StatedLimit, source: Source, measure: Measure, answers: Sequence[Answer]) -> Array:
+def _excess(stated_limit: StatedLimit, source: Source, measure: Measure, answers: Sequence[Answer]) -> Array:
     """Cost minus limit of each answer. [n]"""
-    limit = stated.limit
-    measured = ask(limit.name, replace(source, measure=measure), answers, stated.asking)
+    limit = stated_limit.limit
+    measured = ask(limit.name, replace(source, measure=measure), answers, stated_limit.asking)
     values = np.array([value if isinstance(value, float) else np.nan for value in measured.values])
     if limit.quantity.kind == "logit":
-        values = logits(values, stated.asking.labels_each or 1, limit.quantity.high).values
+        values = logits(values, stated_limit.asking.labels_each or 1, limit.quantity.high).values
     return np.array([limit.cost(float(value)) for value in values]) - limit.cost_limit
 
 
@@ -123,29 +125,29 @@ def _reached(limits: Sequence[StatedLimit], tables: Sequence[Tables]) -> Reach |
     """What choosing among the answers that every limit could measure reaches; None where nothing is left."""
     if not tables:
         return None
-    there = np.all([(table.inside[:, None] == 0) | ~np.isnan(table.choose + table.measure) for table in tables], axis=0)
+    mask = np.all([(table.inside[:, None] == 0) | ~np.isnan(table.choose + table.measure) for table in tables], axis=0)
     # a row has as many answers as its prompt; the columns behind them are empty for every limit
-    there &= np.any([~np.isnan(table.choose) for table in tables], axis=0)
-    kept = there.any(axis=1)
-    inside = np.array([table.inside[kept] for table in tables])
-    if not kept.any() or not inside.any(axis=1).all():
+    mask &= np.any([~np.isnan(table.choose) for table in tables], axis=0)
+    rows = mask.any(axis=1)
+    inside = np.array([table.inside[rows] for table in tables])
+    if not rows.any() or not inside.any(axis=1).all():
         return None
-    weights = np.full(int(kept.sum()), 1.0 / kept.sum())
+    weights = np.full(int(rows.sum()), 1.0 / rows.sum())
     factors = inside / (inside @ weights)[:, None]
-    excess = np.nan_to_num(np.array([table.choose[kept] for table in tables]))
-    second = np.nan_to_num(np.array([table.measure[kept] for table in tables]))
-    scales = [_scale(stated, table) for stated, table in zip(limits, excess, strict=True)]
+    excess = np.nan_to_num(np.array([table.choose[rows] for table in tables]))
+    second = np.nan_to_num(np.array([table.measure[rows] for table in tables]))
+    scales = [_scale(limit, table) for limit, table in zip(limits, excess, strict=True)]
     noisy = None if np.array_equal(excess, second) else second
-    return reach(excess, weights, scales=scales, factors=factors, measured=noisy, answers=there[kept])
+    return reach(excess, weights, scales=scales, factors=factors, measured=noisy, answers=mask[rows])
 
 
-def _scale(stated: StatedLimit, excess: Array) -> float:
-    ends = stated.limit.cost_range
+def _scale(limit: StatedLimit, excess: Array) -> float:
+    ends = limit.limit.cost_range
     return (ends[1] - ends[0]) if ends is not None else float(np.ptp(excess)) or 1.0
 
 
-def _one(stated: StatedLimit, now: Checked, reached: Reach, index: int) -> Suggested:
-    limit = stated.limit
+def _one(stated_limit: StatedLimit, now: Checked, reached: Reach, index: int) -> Suggested:
+    limit = stated_limit.limit
 
     def value(excess: float) -> Amount:
         bound = limit.bound.number

@@ -38,7 +38,7 @@ EXAMPLES = '"at most 2 % unsafe", "at most 120 words", "German only", "no URLs",
 
 @dataclass
 class Wish:
-    """What must hold, and what that takes."""
+    """Limits, and what they need."""
 
     limits: dict[str, dict[str, Any]] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Wish:
 
 
 def wish_of(sentences: list[str], model: str, unsafe_by: str) -> Wish:
-    """The limits of sentences, several of which commas or semicolons part. Raises UserError for one nobody knows.
+    """The limits in sentences, split at commas, semicolons and `and`. Raises UserError for an unknown one.
 
     model: whose tokens are counted; unsafe_by: folder of the score model that says unsafe.
     """
@@ -65,15 +65,15 @@ def wish_of(sentences: list[str], model: str, unsafe_by: str) -> Wish:
 def _add(wish: Wish, part: str, model: str, unsafe_by: str) -> None:
     if "{" in part:
         name, entry = _structured(part)
-    elif found := MEAN.match(part):
-        name, entry = _mean(found, model)
-    elif (found := ONLY.match(part)) and (language := (found[1] or found[2]).lower()) in LANGUAGES:
+    elif match := MEAN.match(part):
+        name, entry = _mean(match, model)
+    elif (match := ONLY.match(part)) and (language := (match[1] or match[2]).lower()) in LANGUAGES:
         name, entry = language, {"rate": {"rule": "language", "is": LANGUAGES[language]}, "at_least": NEARLY_ALL}
     elif re.match(r"^no (urls?|links?)$", part, re.IGNORECASE):
         wish.files["urls.txt"] = URLS
         name, entry = "urls", {"rate": {"regex": "urls.txt"}, "at_most": RARE}
-    elif (found := SHARE.match(part)) or (found := SHARE_IN.search(part)):
-        name, entry = _share(wish, found, unsafe_by)
+    elif (match := SHARE.match(part)) or (match := SHARE_IN.search(part)):
+        name, entry = _share(wish, match, unsafe_by)
     else:
         raise UserError(f"`{part}` is no known limit; write {EXAMPLES}, or NAME: {{...}} as docs/limits.md")
     if name in wish.limits:
@@ -83,33 +83,33 @@ def _add(wish: Wish, part: str, model: str, unsafe_by: str) -> None:
 
 def _structured(part: str) -> tuple[str, dict[str, Any]]:
     try:
-        read = yaml.safe_load(part)
+        entries = yaml.safe_load(part)
     except yaml.YAMLError as error:
         raise UserError(f"`{part}` is no YAML: {str(error).splitlines()[0]}") from error
-    if not isinstance(read, dict) or len(read) != 1 or not isinstance(next(iter(read.values())), dict):
+    if not isinstance(entries, dict) or len(entries) != 1 or not isinstance(next(iter(entries.values())), dict):
         raise UserError(f"`{part}`: write one limit, NAME: {{rate: {{rule: refusal}}, at_most: 5 %}}")
-    ((name, entry),) = read.items()
+    ((name, entry),) = entries.items()
     return str(name), entry
 
 
-def _mean(found: re.Match[str], model: str) -> tuple[str, dict[str, Any]]:
-    side, number, unit = found[1].lower().replace(" ", "_"), float(found[2]), found[3].lower()
+def _mean(match: re.Match[str], model: str) -> tuple[str, dict[str, Any]]:
+    side, number, unit = match[1].lower().replace(" ", "_"), float(match[2]), match[3].lower()
     source = {"rule": unit, **({"tokenizer": model} if unit == "tokens" else {})}
     return ("length" if side == "at_most" else "not_short"), {"mean": source, side: f"{number:g} {unit}"}
 
 
-def _share(wish: Wish, found: re.Match[str], unsafe_by: str) -> tuple[str, dict[str, Any]]:
-    if found.re is SHARE:
-        side, number, what = found[1].lower().replace(" ", "_"), found[2], found[3].strip().lower()
+def _share(wish: Wish, match: re.Match[str], unsafe_by: str) -> tuple[str, dict[str, Any]]:
+    if match.re is SHARE:
+        side, number, trait = match[1].lower().replace(" ", "_"), match[2], match[3].strip().lower()
     else:
-        side, number, what = "at_least", found[2], found[1].lower()
+        side, number, trait = "at_least", match[2], match[1].lower()
     share = f"{number} %"
-    if what in ("unsafe", "unsafe answers"):
+    if trait in ("unsafe", "unsafe answers"):
         wish.unsafe = True
         return "unsafe", {"rate": {"score_model": unsafe_by}, side: share}
-    if what in ("refusals", "refused", "empty"):
-        return what, {"rate": {"rule": "empty" if what == "empty" else "refusal"}, side: share}
-    name = re.sub(r"[ -]+", "_", what)
+    if trait in ("refusals", "refused", "empty"):
+        return trait, {"rate": {"rule": "empty" if trait == "empty" else "refusal"}, side: share}
+    name = re.sub(r"[ -]+", "_", trait)
     wish.judge = True
-    wish.files[f"{name}.md"] = f"Is this answer {what}?\n"
+    wish.files[f"{name}.md"] = f"Is this answer {trait}?\n"
     return name, {"rate": {"judge": {"question": f"{name}.md"}}, side: share}

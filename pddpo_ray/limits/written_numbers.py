@@ -9,7 +9,7 @@ from typing import Any
 from pddpo_ray.errors import UserError
 
 LARGEST = 1e18
-"""Beyond all that is measured; sums and squares of it are still numbers."""
+"""Above any measurement; its sums and squares are still finite."""
 NUMBER = r"([-+]?(?:\d+(?:\.\d*)?|\.\d+))"
 PERCENT = re.compile(rf"^\s*{NUMBER}\s*%\s*$")
 WITH_UNIT = re.compile(rf"^\s*{NUMBER}\s*([A-Za-zµ].*?)\s*$")
@@ -26,12 +26,12 @@ def number_of(where: str, value: Any, *, share: bool, unit: str = "") -> float:
             if not share:
                 raise UserError(f"{where}: `{value}` is a percentage, and this is no share; write the number itself")
             return _possible(where, float(percent[1]) / 100.0)
-        named = WITH_UNIT.match(value)
-        if named and not share:
-            return _possible(where, float(named[1]) * _factor(where, value, named[2], unit))
+        match = WITH_UNIT.match(value)
+        if match and not share:
+            return _possible(where, float(match[1]) * _factor(where, value, match[2], unit))
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        wanted = "a percentage such as `5 %` or a number from 0 to 1" if share else "a number such as 120"
-        raise UserError(f"{where}: `{value}` is no number; write {wanted}")
+        example = "a percentage such as `5 %` or a number from 0 to 1" if share else "a number such as 120"
+        raise UserError(f"{where}: `{value}` is no number; write {example}")
     return _possible(where, float(value))
 
 
@@ -53,10 +53,10 @@ def _factor(where: str, value: str, written: str, unit: str) -> float:
     """What a number in the written unit is worth in the measure's own."""
     if written.rstrip("s") == unit.rstrip("s"):
         return 1.0
-    given, own = SECONDS.get(_singular(written)), SECONDS.get(_singular(unit))
-    if given is None or own is None:
+    written_seconds, unit_seconds = SECONDS.get(_singular(written)), SECONDS.get(_singular(unit))
+    if written_seconds is None or unit_seconds is None:
         raise UserError(f"{where}: `{value}` is in {written}, and the measure is in {unit or 'no unit (state `unit`)'}")
-    return given / own
+    return written_seconds / unit_seconds
 
 
 def _singular(unit: str) -> str:

@@ -71,7 +71,7 @@ PLANTED = (
     fault(
         "chances of being shown to people left out",
         "pddpo_ray/limits/sources asked_first",
-        "len(drawn) / max(len(rest), 1)",
+        "len(drawn) / max(len(pool), 1)",
         "1.0",
         "unit/annotation/test_estimates",
     ),

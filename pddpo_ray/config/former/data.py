@@ -1,4 +1,4 @@
-"""`world: {kind: none, ...}`, which named the files of real text in earlier versions, and the lines that say it today.
+"""Translates `world: {kind: none, ...}`, where earlier versions named files of real text, into today's `data`.
 
 world: {kind: none, helpful: [a.jsonl]}     data: {helpful: [a.jsonl]}
 """
@@ -29,33 +29,33 @@ def former_keys(recipe: Tree) -> list[tuple[str, ...]]:
 
 
 def refusal(recipe: Tree, *, override: bool = False) -> str | None:
-    """Why a recipe is not read, with what to write in its place, in a file or as an override; None: it is read."""
-    found = former_keys(recipe)
-    if not found:
+    """Why a recipe is refused and what to write instead, in a file or as an override; None: it is accepted."""
+    key_paths = former_keys(recipe)
+    if not key_paths:
         return None
-    data = _data(recipe, found)
+    data = _data(recipe, key_paths)
     lines = shlex.join(f"data.{key}={flow(value)}" for key, value in data.items())
-    written = lines if override else flow({"data": data})[1:-1]
-    return f"`{'.'.join(found[0])}` is no setting: files of real text stand under `data`; write {written}"
+    text = lines if override else flow({"data": data})[1:-1]
+    return f"`{'.'.join(key_paths[0])}` is no setting: files of real text stand under `data`; write {text}"
 
 
 def in_todays_keys(recipe: Tree) -> dict[str, Any]:
     """The recipe of a run of an earlier version, with its files under `data`."""
-    found = former_keys(recipe)
-    if not found:
+    key_paths = former_keys(recipe)
+    if not key_paths:
         return dict(recipe)
-    return {**recipe, "world": None, "data": _data(recipe, found)}
+    return {**recipe, "world": None, "data": _data(recipe, key_paths)}
 
 
-def _data(recipe: Tree, found: list[tuple[str, ...]]) -> dict[str, Any]:
-    """The same settings under `data`, and what was silent: the pairs that ship, and a model made from them."""
+def _data(recipe: Tree, key_paths: list[tuple[str, ...]]) -> dict[str, Any]:
+    """The settings under `data`, with former defaults: the sample pairs, and a model made from them."""
     world, below = _section(recipe, "world"), _section(recipe, "data")
-    data = {key: world[key] for _, key in found if key != "kind"}
+    data = {key: world[key] for _, key in key_paths if key != "kind"}
     if world.get("kind") == FORMER:
-        stated = {**below, **data}
-        pairs = stated.get("helpful") or stated.get("harmless") or _section(recipe, "reward").get("pairs")
+        settings = {**below, **data}
+        pairs = settings.get("helpful") or settings.get("harmless") or _section(recipe, "reward").get("pairs")
         data |= {} if pairs else {"sample": True}
-        data |= {} if _section(recipe, "model").get("reference") or stated.get("reference") else {"reference": {}}
+        data |= {} if _section(recipe, "model").get("reference") or settings.get("reference") else {"reference": {}}
     return data
 
 

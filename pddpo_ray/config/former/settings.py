@@ -1,4 +1,4 @@
-"""Settings of earlier versions that are fixed today, or stand elsewhere, and what to write in their place.
+"""Settings of earlier versions that are now fixed or moved, and what to write instead.
 
 Recipes come as plain mappings, as they stand in a file or in the journal of an older run.
 """
@@ -67,7 +67,7 @@ FIXED: Mapping[str, Any] = {
         for key in ("batch", "max_tokens")
     },
 }
-"""What was a setting, and its value today."""
+"""Former settings with their fixed values."""
 MOVED: Mapping[str, str] = {
     "rollout.batch": "rollout.max_sequences",
     "trainer.support.weight": "trainer.support",
@@ -83,7 +83,7 @@ MOVED: Mapping[str, str] = {
     "feedback.deadline_s": "people.deadline_s",
     **{f"feedback.{key}": f"people.{key}" for key in QueueConfig.model_fields if key != "deadline_s"},
 }
-"""What was a setting, and where the same value stands today."""
+"""Former settings with the keys that replace them."""
 
 Tree = Mapping[str, Any]
 
@@ -95,15 +95,15 @@ def former_keys(recipe: Tree) -> list[tuple[str, ...]]:
 
 
 def refusal(recipe: Tree, *, override: bool = False) -> str | None:
-    """Why a recipe is not read, with what to write in its place, in a file or as an override; None: it is read."""
-    found = former_keys(recipe)
-    if not found:
+    """Why a recipe is refused and what to write instead, in a file or as an override; None: it is accepted."""
+    key_paths = former_keys(recipe)
+    if not key_paths:
         return None
-    key = ".".join(found[0])
+    key = ".".join(key_paths[0])
     if key in FIXED:
         return f"`{key}` is no setting: it is fixed at {flow(FIXED[key])}; leave it out"
     value_of = _fit_at if override else _moved
-    values = {_target(recipe, ".".join(keys)): value_of(recipe, keys) for keys in found}
+    values = {_target(recipe, ".".join(keys)): value_of(recipe, keys) for keys in key_paths}
     if override:
         values = dict(_lines(values))
         lines = shlex.join(f"{target}={flow(value)}" for target, value in values.items())
@@ -115,57 +115,57 @@ def refusal(recipe: Tree, *, override: bool = False) -> str | None:
 
 
 def in_todays_keys(recipe: Tree) -> dict[str, Any]:
-    """The recipe of a run of an earlier version, without what is fixed and with the rest where it stands today."""
+    """An earlier version's recipe in today's keys: fixed settings dropped, the others moved."""
     tree = dict(recipe)
     for keys in former_keys(recipe):
         value, key = _moved(tree, keys), ".".join(keys)
         tree = _without(tree, keys)
         if key not in FIXED and (value is not None or not key.startswith("offline.")):
             tree = replaced(tree, tuple(_target(recipe, key).split(".")), value)
-    # every run had the settings of all methods, whatever its own
+    # former runs had the settings of all methods
     return of_its_method(tree) if at(recipe, ("ppo",)) is not None else tree
 
 
 def of_its_method(tree: dict[str, Any]) -> dict[str, Any]:
-    """A recipe without the settings under `method` that its algorithm has not."""
-    algorithm, given = tree.get("algorithm"), tree.get("method")
-    if not isinstance(algorithm, str) or not isinstance(given, Mapping):
+    """The recipe without `method` settings that its algorithm does not have."""
+    algorithm, settings = tree.get("algorithm"), tree.get("method")
+    if not isinstance(algorithm, str) or not isinstance(settings, Mapping):
         return tree
     try:
-        own = load("methods", algorithm, Extension).settings
+        model = load("methods", algorithm, Extension).settings
     except UnknownName:
         return tree  # the key `algorithm` refuses it
-    known = {} if own is None else own.model_fields
-    return {**tree, "method": {key: value for key, value in given.items() if key in known}}
+    fields = {} if model is None else model.model_fields
+    return {**tree, "method": {key: value for key, value in settings.items() if key in fields}}
 
 
 def _moved(recipe: Tree, keys: tuple[str, ...]) -> Any:
-    """The value of a former key; settings of a method join those that stand there."""
+    """A former key's value; a method's settings join those under `method`."""
     value = _fit_at(recipe, keys)
     if MOVED.get(".".join(keys)) != "method" or not isinstance(value, Mapping):
         return value
-    beside = at(recipe, ("method",)) or {}
-    return {**{key: one for key, one in beside.items() if key != "settings"}, **value}
+    section = at(recipe, ("method",)) or {}
+    return {**{key: setting for key, setting in section.items() if key != "settings"}, **value}
 
 
 def _fit_at(recipe: Tree, keys: tuple[str, ...]) -> Any:
-    """What stands at a key; of a fit no nulls, and no steps, which do not count, beside its epochs."""
+    """The value at a key; of a fit without nulls, and without steps where it has epochs."""
     value = at(recipe, keys)
     if not isinstance(value, Mapping) or not {"steps", "epochs"} & set(value):
         return value
-    given = {key: one for key, one in value.items() if one is not None}
-    return {key: one for key, one in given.items() if key != "steps" or "epochs" not in given}
+    settings = {key: setting for key, setting in value.items() if setting is not None}
+    return {key: setting for key, setting in settings.items() if key != "steps" or "epochs" not in settings}
 
 
 def _lines(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """As overrides: a key of a section each."""
+    """One override per key of a section."""
     for target, value in values.items():
-        inside = {f"{target}.{key}": one for key, one in value.items()} if isinstance(value, Mapping) else {}
+        inside = {f"{target}.{key}": setting for key, setting in value.items()} if isinstance(value, Mapping) else {}
         yield from (inside or {target: value}).items()
 
 
 def _target(recipe: Tree, key: str) -> str:
-    """Where the value of a moved key stands; a deadline of labels that no people give is that of the answers."""
+    """The new key of a moved one; without people, the label deadline becomes that of the answers."""
     if key == "feedback.model":
         return "judge.model"
     asks = at(recipe, ("feedback", "kind")) in ("people", "mixed")
@@ -173,7 +173,7 @@ def _target(recipe: Tree, key: str) -> str:
 
 
 def fixed_otherwise(recipe: Tree) -> str | None:
-    """What a run of an earlier version had set to another value than the one that is fixed today; None: nothing."""
+    """The setting that an earlier run had at another value than today's fixed one; None: there is none."""
     for keys in former_keys(recipe):
         key, value = ".".join(keys), at(recipe, keys)
         if key in FIXED and not isinstance(FIXED[key], str) and value != FIXED[key]:

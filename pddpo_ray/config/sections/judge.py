@@ -54,9 +54,9 @@ def endpoint_settings(where: str, options: Mapping[str, Any]) -> EndpointConfig:
     """The endpoint of a judge or a grader. Raises UserError for a missing model or a value of another type."""
     if not options.get("model"):
         raise UserError(f"{where}: {NAMELESS}")
-    given = {key: options[key] for key in EndpointConfig.model_fields if options.get(key) is not None}
+    settings = {key: options[key] for key in EndpointConfig.model_fields if options.get(key) is not None}
     try:
-        return EndpointConfig(**given)
+        return EndpointConfig(**settings)
     except ValidationError as error:
         first = error.errors()[0]
         raise UserError(f"{where}.{first['loc'][0]}: {first['msg']}") from error

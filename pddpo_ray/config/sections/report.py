@@ -58,4 +58,4 @@ class ReportConfig(Strict):
     @classmethod
     def trackers_take_them(cls, given: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         """Each tracker's own class checks its settings."""
-        return {name: resolved("trackers", name, own, f"report.trackers.{name}") for name, own in given.items()}
+        return {name: resolved("trackers", name, options, f"report.trackers.{name}") for name, options in given.items()}

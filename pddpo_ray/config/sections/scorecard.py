@@ -37,7 +37,7 @@ class ScorecardConfig(Strict):
     @field_validator("scorers", mode="before")
     @classmethod
     def null_takes_one_out(cls, named: Any) -> Any:
-        return {kind: one for kind, one in named.items() if one is not None} if isinstance(named, dict) else named
+        return {kind: entry for kind, entry in named.items() if entry is not None} if isinstance(named, dict) else named
 
     @property
     def used(self) -> tuple[StoredScorerConfig | None, ...]:

@@ -147,7 +147,7 @@ class TrainerConfig(Strict):
         for stage in stages:
             if stage not in get_args(Stage):
                 raise ValueError(f"unknown stage `{stage}`{nearest_or_all(stage, get_args(Stage))}")
-        return {stage: fit_keys(own, f"{stage}: ") for stage, own in stages.items()}
+        return {stage: fit_keys(fit, f"{stage}: ") for stage, fit in stages.items()}
 
     def of_stage(self, stage: Stage) -> FitConfig:
         """The fit of a stage: its own keys over those of every fit."""
@@ -157,27 +157,27 @@ class TrainerConfig(Strict):
     @property
     def alone(self) -> TrainerConfig:
         """The stages of the offline run to compare with, where they are given."""
-        theirs = {"first_reward": "compare_reward", "first_cost": "compare_cost", "cost": "compare_cost"}
-        given = {stage: self.stages[own] for stage, own in theirs.items() if self.stages.get(own)}
-        return self.model_copy(update={"stages": {**self.stages, **given}})
+        keys = {"first_reward": "compare_reward", "first_cost": "compare_cost", "cost": "compare_cost"}
+        fits = {stage: self.stages[key] for stage, key in keys.items() if self.stages.get(key)}
+        return self.model_copy(update={"stages": {**self.stages, **fits}})
 
 
 def fit_keys(given: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """What is given of a fit. Raises ValueError for what no fit has, and for a value of another type."""
+    """The keys of a fit that are set, checked. Raises ValueError for an unknown key or a wrong type."""
     for key in given:
         if key not in FitConfig.model_fields:
             raise ValueError(f"{where}unknown key `{key}`{nearest_or_all(key, list(FitConfig.model_fields))}")
-    own = {key: value for key, value in given.items() if value is not None}
+    settings = {key: value for key, value in given.items() if value is not None}
     try:
-        checked = FitConfig.model_validate(own).model_dump()
+        checked = FitConfig.model_validate(settings).model_dump()
     except ValidationError as error:
         first = error.errors()[0]
         problem = first["msg"].replace("Input should be", "must be", 1)
         raise ValueError(f"{where}{first['loc'][0]} is {first['input']!r}, but {problem}") from error
-    return {key: checked[key] for key in own}
+    return {key: checked[key] for key in settings}
 
 
 def fit_with(every: Mapping[str, Any], own: Mapping[str, Any]) -> FitConfig:
-    """A fit with its own keys; own steps count before the epochs of every fit."""
-    kept = {key: value for key, value in every.items() if key != "epochs" or "steps" not in own}
-    return FitConfig.model_validate({**kept, **own})
+    """`own` over `every`; steps in `own` drop the epochs of `every`."""
+    settings = {key: value for key, value in every.items() if key != "epochs" or "steps" not in own}
+    return FitConfig.model_validate({**settings, **own})
