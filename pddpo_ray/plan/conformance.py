@@ -62,7 +62,7 @@ class Step:
 
 
 def steps_of(source: str, engines: Sequence[EngineName]) -> Iterator[Step]:
-    """The steps of a model, a folder or a hub name, as they end; after one that failed nothing further is tried."""
+    """Each step's outcome for a model (folder or hub name), as it ends; the first failure is the last."""
     with tempfile.TemporaryDirectory(prefix="pddpo-model-") as folder:
         way = _Way(source, Path(folder))
         order: list[tuple[str, Callable[[], str]]] = [("load", way.load), ("render", way.render)]
@@ -82,12 +82,12 @@ def steps_of(source: str, engines: Sequence[EngineName]) -> Iterator[Step]:
 
 
 def _reason(error: Exception) -> str:
-    said = " ".join(str(error).split()) or "no reason given"
-    return said if isinstance(error, PddpoError) else f"{type(error).__name__}: {said}"
+    text = " ".join(str(error).split()) or "no reason given"
+    return text if isinstance(error, PddpoError) else f"{type(error).__name__}: {text}"
 
 
 class _Way:
-    """What one step leaves to the next."""
+    """The state that one step leaves to the next."""
 
     def __init__(self, source: str, folder: Path) -> None:
         self._source, self._folder = source, folder
@@ -116,21 +116,21 @@ class _Way:
 
     def render(self) -> str:
         tokenizer = load_tokenizer(self._base)
-        renderer, asked = Renderer(tokenizer, "tokenizer-or-plain", self._base), [Message("user", QUESTION)]
+        renderer, turns = Renderer(tokenizer, "tokenizer-or-plain", self._base), [Message("user", QUESTION)]
         self._renderer = renderer
-        prompt = Prompt("question", renderer.prompt_ids(asked), renderer.text(asked))
+        prompt = Prompt("question", renderer.prompt_ids(turns), renderer.text(turns))
         if tokenizer.chat_template:
             form = {"chat_template": renderer.template, "add_generation_prompt": True, "return_dict": True}
-            own = tokenizer.apply_chat_template(as_dicts(asked), **form)
-            if tuple(own["input_ids"]) != prompt.token_ids:
+            encoding = tokenizer.apply_chat_template(as_dicts(turns), **form)
+            if tuple(encoding["input_ids"]) != prompt.token_ids:
                 raise RunError("the ids of the rendered question are not those of the tokenizer's own chat template")
         for index, answer in enumerate(ANSWERS):
-            words = renderer.answer_ids(asked, answer)
+            words = renderer.answer_ids(turns, answer)
             self._canaries.append(Response(f"answer-{index}", prompt, words, answer, 0, 0))
         how = "its chat template" if tokenizer.chat_template else "no chat template, so plain"
         ends = ", ".join(tokenizer.convert_ids_to_tokens(list(renderer.stop_ids)))
-        found = "".join(f"; {finding}" for finding in renderer.findings())
-        return f"a question of {len(prompt.token_ids)} tokens, {how}; answers end with {ends}{found}"
+        findings = "".join(f"; {finding}" for finding in renderer.findings())
+        return f"a question of {len(prompt.token_ids)} tokens, {how}; answers end with {ends}{findings}"
 
     def deliver(self, name: EngineName) -> str:
         return self._delivered(name, self.reference)

@@ -150,30 +150,30 @@ def work_of_a_round(config: Config, prompts: int, first: bool = False) -> Work:
 
 
 def _with_scorecard(config: Config, once: Work, prompts: int, *, first: bool = False) -> Work:
-    """The scorecard's answers, at most, what trainer and scorers say of them, and the scorers that it trains."""
-    card, kept = config.scorecard, config.data is not None and config.data.held_out > 0
-    asked = config.scorecard_prompts if kept else min(config.scorecard_prompts, prompts)
-    if not asked:
+    """Adds the scorecard: its answers (at most), their log-probabilities and scores, the scorers that it trains."""
+    card, has_held_out = config.scorecard, config.data is not None and config.data.held_out > 0
+    prompt_count = config.scorecard_prompts if has_held_out else min(config.scorecard_prompts, prompts)
+    if not prompt_count:
         return once
-    answers = asked * card.answers
+    answers = prompt_count * card.answers
     drawn = {"scorecard": answers}
     if config.data is not None:
         drawn["scorecard-benign"] = BENIGN_ASKED
-    pairs = 2 * PAIRS_RANKED * kept
+    pairs = 2 * PAIRS_RANKED * has_held_out
     trained = card.used.count(None)
-    own = 2 if config.compares and isinstance(config.feedback, ModelFeedback) else 0
+    own_scores = 2 if config.compares and isinstance(config.feedback, ModelFeedback) else 0
     return replace(
         once,
         answers={**once.answers, **drawn},
         log_probs=once.log_probs + pairs + (0 if first else 2 * answers),
-        scored=once.scored + (own + len(card.used)) * answers,
+        scored=once.scored + (own_scores + len(card.used)) * answers,
         scorers=once.scorers + first * trained,
         scorer_pairs=once.scorer_pairs + first * trained * _scorer_pairs(config, _kept_pairs(config)),
     )
 
 
 def _kept_pairs(config: Config) -> int:
-    """Pairs that `data.held_out` keeps from the run, as many of them as the run's own pairs tell."""
+    """Pairs that `data.held_out` keeps from the run, estimated from the run's own pairs."""
     assert config.data is not None
     return round(config.offline.pairs * config.data.held_out / (1.0 - config.data.held_out))
 
@@ -182,21 +182,21 @@ def _work_of_a_round(config: Config, prompts: int, first: bool) -> Work:
     answers = {"cost": config.feedback.responses}
     trainer, offline = config.trainer, config.offline.pairs
     stages = FIRST if first else LATER
-    own = own_answers(config, prompts)
-    newest = bool(own) and not first and trainer.measured == "newest"
+    own_count = own_answers(config, prompts)
+    newest = bool(own_count) and not first and trainer.measured == "newest"
     fitted = _pairs_of(trainer.of_stage(stages[0]), offline)
     if newest:
         fitted += _pairs_of(trainer.of_stage(stages[1]), config.feedback.responses // 2)
-    elif own:
-        fitted += _pairs_of_own(config, own, prompts, stages[1])
+    elif own_count:
+        fitted += _pairs_of_own(config, own_count, prompts, stages[1])
     else:
         fitted += _pairs_of(trainer.of_stage(stages[1]), offline)
     new = 0 if first or not config.online else config.pairs_asked
     rows = offline if first else offline + round(new * config.rounds / 2)
     models = config.asked_models if isinstance(config.feedback, ModelFeedback) else ()
     # the reference's numbers are kept from round to round; the cost fit's base, the reward policy, is another each time
-    measured = (0 if newest else own) + (0 if first else config.feedback.responses)
-    prepared = 2 * (rows if first else new) + (2 * measured if own else 2 * rows)
+    measured = (0 if newest else own_count) + (0 if first else config.feedback.responses)
+    prepared = 2 * (rows if first else new) + (2 * measured if own_count else 2 * rows)
     own_scores = 2 if config.signal == "cost_model" else 1
     scored = own_scores * config.feedback.responses if "cost" in models else 0
     # the reward fit begins from the last one; the cost fit too, or from three versions whose difference it carries over
@@ -213,13 +213,13 @@ def _work_of_a_round(config: Config, prompts: int, first: bool) -> Work:
     if not config.online:
         return once
     proposal = proposal_of(config, prompts)
-    asked = config.explore.prompts
-    answers["candidate"] = asked * (proposal.candidates - proposal.from_reference)
+    prompt_count = config.explore.prompts
+    answers["candidate"] = prompt_count * (proposal.candidates - proposal.from_reference)
     if proposal.pool == 0 and proposal.from_reference:
-        answers["proposal"] = asked * proposal.from_reference
+        answers["proposal"] = prompt_count * proposal.from_reference
     if proposal.baseline:
-        answers["baseline"] = asked * proposal.baseline
-    candidates = asked * proposal.candidates
+        answers["baseline"] = prompt_count * proposal.baseline
+    candidates = prompt_count * proposal.candidates
     return replace(
         once,
         features=candidates + answers.get("baseline", 0),
@@ -234,10 +234,10 @@ def rows_of_own(own: int, prompts: int) -> int:
     return own * max(1, own // max(1, prompts) - 1) // 2
 
 
-def _pairs_of_own(config: Config, own: int, prompts: int, stage: Stage) -> int:
+def _pairs_of_own(config: Config, own_count: int, prompts: int, stage: Stage) -> int:
     """Pairs of texts in the stage that own answers teach: its steps read every answer of their pairs once."""
-    rows = rows_of_own(own, prompts)
-    return round(_pairs_of(config.trainer.of_stage(stage), rows) * own / 2 / rows)
+    rows = rows_of_own(own_count, prompts)
+    return round(_pairs_of(config.trainer.of_stage(stage), rows) * own_count / 2 / rows)
 
 
 def _pairs_of(fit: FitConfig, rows: int) -> int:
@@ -246,12 +246,12 @@ def _pairs_of(fit: FitConfig, rows: int) -> int:
 
 
 def work(config: Config, prompts: int | None = None) -> dict[str, dict[str, Any]]:
-    """The work as plain values, for `--json`; where the number of prompts is not known, with as many as may be."""
+    """The work as plain values, for `--json`; for the most prompts that the recipe allows where `prompts` is None."""
     longest = config.rollout.max_tokens
     count = prompts_of(config) if prompts is None else prompts
     stretches = {"before": work_before(config, count), "first_round": work_of_a_round(config, count, first=True)}
     stretches["round"] = work_of_a_round(config, count)
-    return {name: {**asdict(one), "tokens": one.tokens(longest)} for name, one in stretches.items()}
+    return {name: {**asdict(stretch), "tokens": stretch.tokens(longest)} for name, stretch in stretches.items()}
 
 
 def work_rows(plan: Mapping[str, Mapping[str, Any]]) -> list[Sequence[str]]:
@@ -267,8 +267,8 @@ def work_rows(plan: Mapping[str, Mapping[str, Any]]) -> list[Sequence[str]]:
     }
     rows: list[Sequence[str]] = []
     for name, title in STRETCHES.items():
-        one = plan[name]
-        parts = ", ".join(f"{purpose} {count:,}" for purpose, count in one["answers"].items())
-        rows.append((title, f"{sum(one['answers'].values()):,} answers", f"at most {one['tokens']:,} tokens", parts))
-        rows += [("", f"{one[key]:,}", what, "") for key, what in computed.items() if one[key]]
+        span = plan[name]
+        parts = ", ".join(f"{purpose} {count:,}" for purpose, count in span["answers"].items())
+        rows.append((title, f"{sum(span['answers'].values()):,} answers", f"at most {span['tokens']:,} tokens", parts))
+        rows += [("", f"{span[key]:,}", label, "") for key, label in computed.items() if span[key]]
     return rows

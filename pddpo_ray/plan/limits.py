@@ -13,7 +13,7 @@ FREE = ("rule", "regex", "json_schema", "function")
 
 @dataclass(frozen=True)
 class Measurements:
-    """How often a limit's source is asked: labels of answers of its prompts, about."""
+    """About how many labels of answers to its prompts a limit's source gives."""
 
     limit: str
     source: str
@@ -25,30 +25,30 @@ class Measurements:
 
 
 def measurements(config: Config) -> list[Measurements]:
-    """What a run under `limits:` asks their sources; nothing for means, rules and drift, which are no labels.
+    """What a run asks the sources of its `limits:`; nothing for means, KL, free sources and those of `feedback`.
 
-    A computed reward counts where its source is asked, or is a model.
+    A computed reward counts unless its source is free or the world.
     """
     lines = []
-    for one in config.stated:
-        if one.audited is not None:
-            count = min(one.audited, config.feedback.responses) * one.people_each
-            lines.append(Measurements(f"{one.limit.name}, audited", "people", 0, count, config.rounds * count))
-        if one.limit.quantity.kind in ("mean", "kl") or one.source.kind in (*FREE, "model", FEEDBACK):
+    for entry in config.stated:
+        if entry.audited is not None:
+            count = min(entry.audited, config.feedback.responses) * entry.people_each
+            lines.append(Measurements(f"{entry.limit.name}, audited", "people", 0, count, config.rounds * count))
+        if entry.limit.quantity.kind in ("mean", "kl") or entry.source.kind in (*FREE, "model", FEEDBACK):
             continue
-        over, each = one.limit.quantity.over, one.asking.labels_each or 1
+        over, each = entry.limit.quantity.over, entry.asking.labels_each or 1
         share = 1.0 if over is None else config.prompts[over].share
         # a difference asks about the reference's answers too
-        asked = config.feedback.responses * (2 if one.limit.quantity.versus == "reference" else 1)
+        answers = config.feedback.responses * (2 if entry.limit.quantity.versus == "reference" else 1)
         before, fresh, pairs = (
-            _within(one.asking.answers, round(count * share)) * each
-            for count in (2 * config.offline.pairs, asked, 2 * config.pairs_asked)
+            _within(entry.asking.answers, round(count * share)) * each
+            for count in (2 * config.offline.pairs, answers, 2 * config.pairs_asked)
         )
-        if one.source.kind == "people" and (one.asking.answers is None or one.limit.quantity.kind == "logit"):
+        if entry.source.kind == "people" and (entry.asking.answers is None or entry.limit.quantity.kind == "logit"):
             before = pairs = 0  # people are asked about what only teaches where a budget says so
         per_round = fresh + pairs
         lines.append(
-            Measurements(one.limit.name, str(one.source), before, per_round, before + config.rounds * per_round)
+            Measurements(entry.limit.name, str(entry.source), before, per_round, before + config.rounds * per_round)
         )
     reward = config.computed_reward
     if reward is not None and reward.source.kind not in (*FREE, "world"):

@@ -121,10 +121,10 @@ def _shape_of_folder(folder: Path, config: Config) -> ModelShape:
     except (OSError, ValueError, KeyError, AttributeError) as error:
         raise UserError(UNREADABLE.format(folder=folder, error=error)) from error
     longest = config.rollout.max_model_len if isinstance(config.rollout, VllmRollout) else 2 * config.rollout.max_tokens
-    asked = 0
+    prompt_tokens = 0
     if config.data is not None:
-        asked = config.data.prompt_tokens
-        longest = asked + max(config.data.answer_tokens, config.rollout.max_tokens)
+        prompt_tokens = config.data.prompt_tokens
+        longest = prompt_tokens + max(config.data.answer_tokens, config.rollout.max_tokens)
     # adapters are on neither the embedding nor the head
     linear = [shape for shape in shapes if len(shape) == 2 and vocabulary not in shape]
     return ModelShape(
@@ -134,7 +134,7 @@ def _shape_of_folder(folder: Path, config: Config) -> ModelShape:
         vocabulary=vocabulary,
         linear_sizes=sum(sum(shape) for shape in linear),
         text_tokens=longest,
-        prompt_tokens=asked,
+        prompt_tokens=prompt_tokens,
         architecture=json.dumps(described) if "model_type" in described else "",
         linear_numbers=sum(map(math.prod, linear)),
     )
@@ -223,10 +223,10 @@ def copies_of_engine(config: Config, shape: ModelShape) -> dict[str, float]:
 
 def on_one_gpu(config: Config, needs: Sequence[Memory]) -> dict[str, float]:
     """Bytes that a GPU holds at a time, by whose it is: all of one process, both of parts that share it on purpose."""
-    held = [need for need in needs if need.where == "device"]
+    device_needs = [need for need in needs if need.where == "device"]
     if not isinstance(config.cluster, RayCluster):
-        return {"the run": _most(held)} if held else {}
-    each = {need.part: need.each for need in held}
+        return {"the run": _most(device_needs)} if device_needs else {}
+    each = {need.part: need.each for need in device_needs}
     if config.cluster.layout == "split" and config.cluster.gpu_share < 1 and len(each) > 1:
         each["a trainer and an engine"] = each.pop("trainer") + each.pop("rollout")
     return each
@@ -248,16 +248,16 @@ def by_process(needs: Sequence[Memory]) -> dict[str, float]:
     }
     most = {}
     for name, parts in groups.items():
-        own = [replace(need, count=1) for need in needs if need.part in parts and need.where == "host"]
-        if own:
-            most[name] = _most(own)
+        own_needs = [replace(need, count=1) for need in needs if need.part in parts and need.where == "host"]
+        if own_needs:
+            most[name] = _most(own_needs)
     return most
 
 
 def _most(parts: Sequence[Memory]) -> float:
-    def held(wanted: Callable[[Memory, str], bool]) -> float:
+    def held(selects: Callable[[Memory, str], bool]) -> float:
         return sum(
-            need.count * size for need in parts for key, size in need.bytes_by_purpose.items() if wanted(need, key)
+            need.count * size for need in parts for key, size in need.bytes_by_purpose.items() if selects(need, key)
         )
 
     return max(
@@ -275,8 +275,8 @@ WAITING = "reward and cost models, waiting"
 
 
 def scorer_memory(config: Config, shape: ModelShape, device: Device) -> tuple[Memory, ...]:
-    """Reward and cost models of feedback or a method: what is trained here is float32, what is given computes as the
-    run does and counts as large as the policy; where the recipe names it by hub name its size is not known."""
+    """Reward and cost models of feedback or a method. Those trained here are float32; stored ones compute in the run's
+    type and count as large as the policy, since a hub name does not tell their size."""
     models = [getattr(config.score_models, kind) for kind in config.asked_models]
     models += [None, None] * config.traits.policy_gradient
     if not models:
@@ -294,25 +294,27 @@ def scorer_memory(config: Config, shape: ModelShape, device: Device) -> tuple[Me
 def driver_memory(config: Config, shape: ModelShape, device: Device) -> tuple[Memory, ...]:
     """What the driver opens itself: models that measure, in float32; the scorecard's, one at a time; and scorers while
     they are trained, with AdamW on all of their weights."""
-    own, weights, training = driver_device(config, device), 4.0 * shape.parameters, dict[str, float]()
+    own_device, weights, training = driver_device(config, device), 4.0 * shape.parameters, dict[str, float]()
     card, width = config.scorecard.used if config.scorecard_prompts else (), _width(config)
     if config.trained_scorers or config.traits.policy_gradient or None in card:
         training["model"] = weights
         if config.scorers.parameters != "head":
             tokens = 2 * config.scorers.optimiser.batch_pairs * shape.text_tokens
-            activations = layer_bytes(tokens, _sizes(shape, "float32", None, own))
+            activations = layer_bytes(tokens, _sizes(shape, "float32", None, own_device))
             training |= {"gradients": weights, "optimizer": 2 * weights, "activations": activations}
-    sizes = [weights if one is None else 1.0 * width * (parameters_in(one.path) or shape.parameters) for one in card]
+    sizes = [weights if spec is None else 1.0 * width * (parameters_in(spec.path) or shape.parameters) for spec in card]
     measuring = {key: 4.0 * count for key, count in measuring_models(config).items()}
     parts = {MEASURING: measuring, HELD_OUT: {"models": max(sizes)} if sizes else {}, TRAINING: training}
-    where: Literal["host", "device"] = "host" if own == "cpu" else "device"
-    return tuple(Memory(part, 1, where, held, part == TRAINING) for part, held in parts.items())
+    where: Literal["host", "device"] = "host" if own_device == "cpu" else "device"
+    return tuple(Memory(part, 1, where, amounts, part == TRAINING) for part, amounts in parts.items())
 
 
 def measuring_models(config: Config) -> dict[str, int]:
     """Numbers in each model that measures a limit or the reward, by the setting that names it."""
-    models = [one for one in (*config.stated, config.computed_reward) if one and one.source.kind in MODEL_SOURCES]
-    sizes = {one.where.removeprefix("recipe: "): parameters_in(one.source.what) for one in models}
+    models = [
+        entry for entry in (*config.stated, config.computed_reward) if entry and entry.source.kind in MODEL_SOURCES
+    ]
+    sizes = {entry.where.removeprefix("recipe: "): parameters_in(entry.source.what) for entry in models}
     return {key: count for key, count in sizes.items() if count}
 
 

@@ -23,22 +23,22 @@ def labels(config: Config) -> dict[str, Any]:
     """Labels that the run asks for: N x M x K for every limit's cost, and of a pair which answer is more helpful and,
     under each compared cost, which is more harmful. Stated limits have their own counts. `hours` is people's time, if
     people are asked."""
-    labelled, measured = [one for one in config.stated if one.labelled], measurements(config)
+    labelled, measured = [entry for entry in config.stated if entry.labelled], measurements(config)
     of_a_round = len(labelled) * config.feedback.responses * config.labels_each
-    in_rounds = sum(one.per_round for one in measured) * config.rounds
+    in_rounds = sum(counts.per_round for counts in measured) * config.rounds
     questions = 1 + len(config.compared) if config.compares else 0
     safety, online = of_a_round * config.rounds, questions * config.pairs_asked * config.rounds
-    asked = safety + in_rounds + online
-    people = config.feedback.kind in ("people", "mixed") or any(one.asks_people for one in config.stated)
+    label_count = safety + in_rounds + online
+    people = config.feedback.kind in ("people", "mixed") or any(entry.asks_people for entry in config.stated)
     return {
         "safety": safety,
         "safety_per_round": of_a_round,
-        "limits": {one.limit: asdict(one) for one in measured},
+        "limits": {counts.limit: asdict(counts) for counts in measured},
         "preferences": online,
         "preferences_per_round": questions * config.pairs_asked,
         "offline": questions * config.offline.pairs,
-        "asked_in_rounds": asked,
-        "hours": asked * MINUTES_PER_LABEL / 60.0 if people else 0.0,
+        "asked_in_rounds": label_count,
+        "hours": label_count * MINUTES_PER_LABEL / 60.0 if people else 0.0,
     }
 
 
@@ -101,20 +101,20 @@ def plan_lines(plan: Mapping[str, Any]) -> list[tuple[str, list[Sequence[str]]]]
         for row in plan["memory"]
     ]
     memory_rows.append(("in all", _size(plan["host_bytes"]), "(host)", "the most at a time"))
-    asked = plan["labels"]
+    counts = plan["labels"]
     label_rows: list[Sequence[str]] = [
-        *([("safety", f"{asked['safety']:,}", f"{asked['safety_per_round']:,} a round")] if asked["safety"] else []),
+        *([("safety", f"{counts['safety']:,}", f"{counts['safety_per_round']:,} a round")] if counts["safety"] else []),
         *[
             (
-                f"{name}, by {one['source']}",
-                f"about {one['in_all']:,}",
-                f"{one['per_round']:,} a round, {one['before']:,} before",
+                f"{name}, by {row['source']}",
+                f"about {row['in_all']:,}",
+                f"{row['per_round']:,} a round, {row['before']:,} before",
             )
-            for name, one in asked["limits"].items()
+            for name, row in counts["limits"].items()
         ],
-        ("preferences", f"{asked['preferences']:,}", f"{asked['preferences_per_round']:,} a round"),
-        ("offline", f"{asked['offline']:,}", "there before the first round"),
-        *([("people's time", f"{asked['hours']:,.0f} h", "for what the rounds ask")] if asked["hours"] else []),
+        ("preferences", f"{counts['preferences']:,}", f"{counts['preferences_per_round']:,} a round"),
+        ("offline", f"{counts['offline']:,}", "there before the first round"),
+        *([("people's time", f"{counts['hours']:,.0f} h", "for what the rounds ask")] if counts["hours"] else []),
     ]
     worked = [(f"work ({plan['prompts']:,} prompts)", work_rows(plan["work"]))] if plan["parameters"] else []
     certified = [("draws that a certificate takes", plan["certificates"])] if plan["certificates"] else []
@@ -129,10 +129,10 @@ def plan_lines(plan: Mapping[str, Any]) -> list[tuple[str, list[Sequence[str]]]]
     ]
 
 
-def _limits(stated: Mapping[str, Sequence[str]]) -> list[tuple[str, list[Sequence[str]]]]:
+def _limits(lines: Mapping[str, Sequence[str]]) -> list[tuple[str, list[Sequence[str]]]]:
     """What is known of the limits before the run, where there is anything."""
     headings = {"can_be_kept": "what policies of this world can reach"}
-    return [(heading, [(line,) for line in stated[key]]) for key, heading in headings.items() if stated[key]]
+    return [(heading, [(line,) for line in lines[key]]) for key, heading in headings.items() if lines[key]]
 
 
 def _size(count: float) -> str:

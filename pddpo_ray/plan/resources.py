@@ -113,18 +113,18 @@ def _short_of_units(config: Config, machine: Machine, device: Device) -> str | N
     reserved = bundles(config, device)
     assert isinstance(config.cluster, RayCluster)
     cpus = config.cluster.cpus or machine.cpus
-    wanted = sum(bundle.count * bundle.cpus for bundle in reserved)
-    if wanted > cpus:
+    demand = sum(bundle.count * bundle.cpus for bundle in reserved)
+    if demand > cpus:
         parts = " + ".join(f"{bundle.part} {bundle.count} x {bundle.cpus:g}" for bundle in reserved)
         return (
-            f"the recipe reserves {wanted:g} CPUs ({parts}), this machine has {cpus}, {wanted - cpus:g} too few; lower "
-            f"trainer.workers or rollout.engines, or share cores with cluster.cpus={wanted:g}"
+            f"the recipe reserves {demand:g} CPUs ({parts}), this machine has {cpus}, {demand - cpus:g} too few; lower "
+            f"trainer.workers or rollout.engines, or share cores with cluster.cpus={demand:g}"
         )
     gpus = round(sum(bundle.count * bundle.gpus for bundle in reserved), 4)
     if gpus > len(machine.gpus):
-        here = len(machine.gpus)
+        count = len(machine.gpus)
         return (
-            f"the recipe reserves {gpus:g} GPUs, this machine has {here}, {gpus - here:g} too few; lower "
+            f"the recipe reserves {gpus:g} GPUs, this machine has {count}, {gpus - count:g} too few; lower "
             "trainer.workers, rollout.engines or rollout.tensor_parallel, or share GPUs with cluster.gpu_share=0.5"
         )
     return None

@@ -15,7 +15,7 @@ from pddpo_ray.theory.estimates.score_spread import spread_of
 
 @dataclass(frozen=True)
 class CostScale:
-    """`source` is what gives the numbers, `clip` is C where what is counted of an answer lies in [-C, C], else None."""
+    """`source` gives the numbers; `clip` is C where an answer's cost is clipped to [-C, C], else None."""
 
     source: str
     signal: str
@@ -52,9 +52,9 @@ class CostScale:
     def _box(self) -> list[str]:
         if self.clip_share is None:
             return []
-        seen = [] if self.seen is None else [f"held-out scores of that model: {self.seen}"]
+        score_lines = [] if self.seen is None else [f"held-out scores of that model: {self.seen}"]
         return [
-            *seen,
+            *score_lines,
             f"checked before round 1: the run stops if more than {100 * self.clip_share:g} % of the answers"
             f" score at or beyond ±{self.clip:g}, and names the dual.cost_max to set",
         ]
@@ -64,9 +64,13 @@ def cost_scale(config: Config) -> CostScale:
     """The scale of the recipe's cost estimate and limits."""
     signal = config.signal
     clip = config.dual.cost_max if signal == "logit_labels" else None
-    stated = [f"{one.limit.name}: {one.limit}, measured by {one.source}" for one in config.stated if not one.labelled]
+    lines = [
+        f"{entry.limit.name}: {entry.limit}, measured by {entry.source}"
+        for entry in config.stated
+        if not entry.labelled
+    ]
     share = config.scorers.clip_share if isinstance(config.feedback, ModelFeedback) else None
-    return CostScale(_source(config), signal, clip, dict(config.thresholds), share, _seen(config), stated)
+    return CostScale(_source(config), signal, clip, dict(config.thresholds), share, _seen(config), lines)
 
 
 def _seen(config: Config) -> str | None:

@@ -1,6 +1,6 @@
-"""What a dry run and a run's first lines warn of: a recipe that works, and does not do what was wished.
+"""Warnings of a dry run and of a run's first lines: the recipe works, but does not do what was wished.
 
-Each warning is one line: what, by how much, and what to write. None of them is refused.
+Each warning is one line: what, by how much, and what to write. None stops a run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pddpo_ray.theory.certificates.power import draws_needed
 from pddpo_ray.training.device import number_type
 
 CUT = 0.05
-"""Share of answers cut, or of pairs left out, above which it is said."""
+"""Share of answers cut, or of pairs left out, above which a warning is given."""
 TAIL = 2
 """Longest answer over the mean that a limit asks for: below it, cutting alone shortens the mean."""
 MOVED_STEPS, MOVED_PROMPTS, MOVED_ANSWERS = 20, 160, 640
@@ -65,12 +65,12 @@ def _lengths(config: Config) -> dict[str, Lengths]:
         return {}
     reference = config.model.reference
     renderer = None if reference is None else renderer_of(checkpoint_folder(reference), data)
-    found = {}
-    for named in named_files(config, data):
-        local = [file for file in named.files if not file.startswith(HUB)]
-        if named.dimension is not None and local:
-            found[named.key] = lengths_of(local, named.settings, renderer)
-    return found
+    lengths = {}
+    for source in named_files(config, data):
+        local = [file for file in source.files if not file.startswith(HUB)]
+        if source.dimension is not None and local:
+            lengths[source.key] = lengths_of(local, source.settings, renderer)
+    return lengths
 
 
 def _limits_without_effect(config: Config, lengths: dict[str, Lengths]) -> Iterator[str]:
@@ -78,23 +78,23 @@ def _limits_without_effect(config: Config, lengths: dict[str, Lengths]) -> Itera
     if config.policies != "language models":
         return
     longest = config.rollout.max_tokens
-    per_token = next((one.words_per_token for one in lengths.values()), WORDS_PER_TOKEN)
-    for one in config.stated:
-        quantity, rule = one.limit.quantity, one.source.what if one.source.kind == "rule" else ""
+    per_token = next((stats.words_per_token for stats in lengths.values()), WORDS_PER_TOKEN)
+    for entry in config.stated:
+        quantity, rule = entry.limit.quantity, entry.source.what if entry.source.kind == "rule" else ""
         if quantity.kind != "mean" or quantity.versus is not None or rule not in ("words", "tokens"):
             continue
         each = per_token if rule == "words" else 1.0
-        bound, where = one.limit.bound.number, f"limits.{one.limit.name}"
-        wanted = _round_up(TAIL * bound / each)
+        bound, where = entry.limit.bound.number, f"limits.{entry.limit.name}"
+        target = _round_up(TAIL * bound / each)
         ends = f"answers end at rollout.max_tokens={longest}"
-        if one.limit.at_least and bound > longest * each:
-            yield f"{where}: at least {one.limit.bound} cannot be reached: {ends}; write rollout.max_tokens={wanted}"
-        elif not one.limit.at_least and bound >= longest:
-            yield f"{where}: at most {one.limit.bound} can never bind: {ends}; write rollout.max_tokens={wanted}"
-        elif not one.limit.at_least and bound > longest * each / TAIL:
+        if entry.limit.at_least and bound > longest * each:
+            yield f"{where}: at least {entry.limit.bound} cannot be reached: {ends}; write rollout.max_tokens={target}"
+        elif not entry.limit.at_least and bound >= longest:
+            yield f"{where}: at most {entry.limit.bound} can never bind: {ends}; write rollout.max_tokens={target}"
+        elif not entry.limit.at_least and bound > longest * each / TAIL:
             yield (
-                f"{where}: cutting alone keeps answers near {one.limit.bound}: {ends}, about {longest * each:.0f}"
-                f" {rule}; write rollout.max_tokens={wanted}"
+                f"{where}: cutting alone keeps answers near {entry.limit.bound}: {ends}, about {longest * each:.0f}"
+                f" {rule}; write rollout.max_tokens={target}"
             )
 
 
@@ -102,38 +102,38 @@ def _rows_unused(config: Config, lengths: dict[str, Lengths]) -> Iterator[str]:
     data = config.data
     if data is None or not lengths:
         return
-    rows, each = sum(one.rows for one in lengths.values()), config.offline.pairs // len(lengths)
-    used = sum(min(one.rows, each) for one in lengths.values())
+    rows, each = sum(stats.rows for stats in lengths.values()), config.offline.pairs // len(lengths)
+    used = sum(min(stats.rows, each) for stats in lengths.values())
     if used < rows:
-        most = len(lengths) * max(one.rows for one in lengths.values())
+        most = len(lengths) * max(stats.rows for stats in lengths.values())
         yield f"{', '.join(lengths)}: {used:,} of {rows:,} pairs are used; write offline.pairs={most}"
-    for key, one in lengths.items():
-        left = one.left_out(data.prompt_tokens, data.answer_tokens)
+    for key, stats in lengths.items():
+        left = stats.left_out(data.prompt_tokens, data.answer_tokens)
         if left > CUT:
             yield (
                 f"{key}: about {100 * left:.0f} % of the pairs are left out, longer than data.prompt_tokens="
                 f"{data.prompt_tokens} or data.answer_tokens={data.answer_tokens}; 99 in 100 fit"
-                f" {one.prompt_at(0.99)} and {one.answer_at(0.99)}"
+                f" {stats.prompt_at(0.99)} and {stats.answer_at(0.99)}"
             )
-        cut = one.cut(config.rollout.max_tokens)
+        cut = stats.cut(config.rollout.max_tokens)
         if cut > CUT:
             yield (
                 f"{key}: about {100 * cut:.0f} % of answers like these are cut at rollout.max_tokens="
-                f"{config.rollout.max_tokens}; 95 in 100 end within {one.answer_at(0.95)}"
+                f"{config.rollout.max_tokens}; 95 in 100 end within {stats.answer_at(0.95)}"
             )
 
 
 def _devices_idle(config: Config, machine: Machine) -> Iterator[str]:
-    there = len(machine.gpus)
-    if not there or not runs_here(config) or config.policies != "language models":
+    total = len(machine.gpus)
+    if not total or not runs_here(config) or config.policies != "language models":
         return
     device = device_of(config, machine)
     reserved = sum(bundle.count * bundle.gpus for bundle in bundles(config, device))
     used = math.ceil(reserved - 1e-9) if isinstance(config.cluster, RayCluster) else int(device == "cuda")
-    if used < there:
+    if used < total:
         yield (
-            f"cluster: {there - used} of {there} GPUs stay idle; write cluster={{mode: ray, layout: time-shared}}"
-            f" trainer.workers={there} rollout.engines={there} (trainer.engine=zero2 or zero3)"
+            f"cluster: {total - used} of {total} GPUs stay idle; write cluster={{mode: ray, layout: time-shared}}"
+            f" trainer.workers={total} rollout.engines={total} (trainer.engine=zero2 or zero3)"
         )
 
 
@@ -146,7 +146,7 @@ def _wide_numbers(config: Config, machine: Machine) -> Iterator[str]:
 
 
 def _models_off_gpus(config: Config, machine: Machine) -> Iterator[str]:
-    """Models that a run on GPUs has on CPUs, where they take longer than a deadline."""
+    """Models of a GPU run that compute on CPUs, and take longer there than a deadline."""
     device, shape, cpus = device_of(config, machine), model_shape(config), machine.cpus
     if shape is None or driver_device(config, device) == device:
         return
@@ -167,32 +167,32 @@ def _models_off_gpus(config: Config, machine: Machine) -> Iterator[str]:
 
 
 def _limits_untold(config: Config) -> Iterator[str]:
-    """Limits that the certificate's draws or a round's answers cannot tell from a broken one."""
+    """Limits for which the certificate's draws or a round's answers are too few."""
     try:
         tested = tested_limits(config, {}, first_of_rounds(config))
     except UserError:
         tested = ()
     draws = config.certificate.draws
-    for one in tested:
-        if one.people is None and one.level:
-            needed = draws_needed(one.to_unit(one.limit - one.bias), 0.0, one.level)
+    for test in tested:
+        if test.people is None and test.level:
+            needed = draws_needed(test.to_unit(test.limit - test.bias), 0.0, test.level)
             if needed is not None and needed > draws:
                 yield (
-                    f"limits.{one.name}: {draws:,} draws certify nothing below {one.amount(one.limit)}: the test needs"
-                    f" {needed:,} without a single failure; write certificate.draws={_round_up(3 * needed)}"
+                    f"limits.{test.name}: {draws:,} draws certify nothing below {test.amount(test.limit)}: the test"
+                    f" needs {needed:,} without a single failure; write certificate.draws={_round_up(3 * needed)}"
                 )
-    for stated in config.stated:
-        limit, asked = stated.limit, stated.asking.answers or config.feedback.responses
-        if limit.is_share and 0 < limit.cost_limit * asked < EXPECTED:
+    for entry in config.stated:
+        limit, answers = entry.limit, entry.asking.answers or config.feedback.responses
+        if limit.is_share and 0 < limit.cost_limit * answers < EXPECTED:
             yield (
-                f"limits.{limit.name}: a round's {asked} answers hold {limit.cost_limit * asked:.2g} failures at the"
-                f" limit, too few to steer by; write feedback.responses={_round_up(EXPECTED / limit.cost_limit)}"
+                f"limits.{limit.name}: a round's {answers} answers hold {limit.cost_limit * answers:.2g} failures at"
+                f" the limit, too few to steer by; write feedback.responses={_round_up(EXPECTED / limit.cost_limit)}"
             )
 
 
 def _too_few_steps(config: Config) -> Iterator[str]:
-    """Fits of the limits, on answers that the policy has just given, that are less than what moved a small model."""
-    by_values = any(one.limit.quantity.kind in ("rate", "mean") and not one.labelled for one in config.stated)
+    """Fits of the limits on the policy's own answers with fewer steps or prompts than moved a small model."""
+    by_values = any(entry.limit.quantity.kind in ("rate", "mean") and not entry.labelled for entry in config.stated)
     if not (config.data is not None and config.model.reference and by_values and config.online):
         return
     prompts = prompts_of(config)
@@ -210,11 +210,13 @@ def _too_few_steps(config: Config) -> Iterator[str]:
 
 
 def _scorers_at_chance(config: Config) -> Iterator[str]:
-    """Score models whose own report does not show them better than a coin."""
-    named = {f"limits.{one.limit.name}": one.source.what for one in config.stated if one.source.kind == "score_model"}
-    given = {kind: getattr(config.score_models, kind) for kind in config.asked_models}
-    named |= {f"feedback.{kind}": one.path for kind, one in given.items() if one is not None}
-    for key, path in named.items():
+    """Score models whose own report does not show them better than chance."""
+    paths = {
+        f"limits.{entry.limit.name}": entry.source.what for entry in config.stated if entry.source.kind == "score_model"
+    }
+    scorers = {kind: getattr(config.score_models, kind) for kind in config.asked_models}
+    paths |= {f"feedback.{kind}": scorer.path for kind, scorer in scorers.items() if scorer is not None}
+    for key, path in paths.items():
         report = Path(path) / REPORT
         if not report.is_file():
             continue
@@ -240,7 +242,7 @@ def _round_up(number: float) -> int:
 MOST = 1_000_000_000
 MOST_ROUNDS = 1_000_000
 FREE = ("seed", "bytes")
-"""Parts of names of settings that are no amount of work."""
+"""Words in names of settings that are no amount of work."""
 
 
 def demand_possible_sizes(config: Config) -> None:

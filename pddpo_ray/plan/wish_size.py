@@ -12,7 +12,7 @@ from pddpo_ray.data.lengths import Lengths
 from pddpo_ray.limits.wishes import Wish
 
 EACH = 4
-"""Own answers to each prompt."""
+"""The model's own answers to each prompt."""
 MOVED, MOVED_PAIRS = 160, 64
 """Prompts and pairs of the run that moved SmolLM2's length; four own answers to each prompt taught the limit
 (docs/real-model.md)."""
@@ -24,7 +24,7 @@ ENDED = 0.97
 
 @dataclass(frozen=True)
 class Given:
-    """What was found and said."""
+    """A wish, its files, its model and the machine."""
 
     model: str
     parameters: int
@@ -75,30 +75,30 @@ class Size:
 
 
 def longest_answer(given: Given) -> int:
-    """Tokens within which the model's own answers end, or those of the pairs where it was not asked, and twice what a
+    """Tokens within which the model's own answers end (the pairs', where it was not sampled), and at least twice what a
     limit on length allows, so that it binds."""
-    wanted = max(64, given.lengths.answer_at(0.99))
+    tokens = max(64, given.lengths.answer_at(0.99))
     if given.drawn is not None:
-        wanted = max(32, given.drawn.answer_at(ENDED))
+        tokens = max(32, given.drawn.answer_at(ENDED))
     for entry in given.wish.limits.values():
         for side in ("at_most", "at_least"):
             amount = str(entry.get(side, "")).split()
             if "mean" in entry and amount[1:] in (["words"], ["tokens"]):
                 each = given.lengths.words_per_token if amount[1] == "words" else 1.0
-                wanted = max(wanted, math.ceil(2.0 * float(amount[0]) / each) + 1)
-    return up(wanted, 16)
+                tokens = max(tokens, math.ceil(2.0 * float(amount[0]) / each) + 1)
+    return up(tokens, 16)
 
 
 def rooms(given: Given) -> list[Room]:
-    """The room that the files want, and on CPUs less of it where only the shorter prompts of the pairs fit an hour."""
-    lengths, asked = given.lengths, given.asked or given.lengths
+    """Rooms to try in order: what the files need; where CPUs ask the pairs' prompts, one for the shorter half too."""
+    lengths, prompts = given.lengths, given.asked or given.lengths
     if given.cores is None:
-        return [_room(given, max(asked.prompt_at(0.99), lengths.prompt_at(0.99)))]
+        return [_room(given, max(prompts.prompt_at(0.99), lengths.prompt_at(0.99)))]
     if given.asked is None:
         return [_room(given, lengths.prompt_at(share)) for share in (0.99, 0.5)]
-    # the prompts that are asked, and pairs that are no longer as long as there are enough of those
+    # room for the prompts, and for the shortest pairs, until enough of those fit
     shares = [0, *(lengths.prompt_at(share) for share in (0.25, 0.5, 0.75, 0.99))]
-    wider = [_room(given, max(asked.prompt_at(0.99), tokens)) for tokens in shares]
+    wider = [_room(given, max(prompts.prompt_at(0.99), tokens)) for tokens in shares]
     enough = _fewest_pairs(given)
     return [next((room for room in wider if fitting(lengths, room) >= enough), wider[-1])]
 
@@ -125,14 +125,14 @@ def _fewest_pairs(given: Given) -> int:
 
 
 def smallest(given: Given, room: Room) -> Size:
-    """What was shown to move a real model, on CPUs: one round where a limit on length is alone, whose first multiplier
-    is known from the model's own answers; else rounds enough for multipliers to be found."""
+    """The size that was shown to move a real model, on CPUs: one round where the only limit is on length, since the
+    model's own answers give its first multiplier; else as many as the extended recipe has."""
     alone = len(given.wish.limits) == 1 and given.drawn is not None and any(map(counted, given.wish.limits.values()))
     return Size(room, 1 if alone else None, min(prompts_of(given), MOVED), _fewest_pairs(given))
 
 
 def counted(limit: Mapping[str, Any]) -> bool:
-    """Whether it is one on words or tokens, which the model's own answers price."""
+    """Whether it is a mean of words or tokens, whose multiplier follows from the model's own answers."""
     return isinstance(limit.get("mean"), Mapping) and limit["mean"].get("rule") in COUNTED
 
 

@@ -27,7 +27,7 @@ STEERED = 6
 ASKED = 400
 """Prompts whose answers teach the limits first."""
 MOVED_ASKED = 8
-"""Prompts of which a round of the run that moved SmolLM2 compared answers."""
+"""Prompts a round whose answers were compared in the run that moved SmolLM2."""
 OLDER = 16
 """Older pairs that a round's reward fit sees again on CPUs, beside its own."""
 MOVED_BY = 5.0
@@ -82,11 +82,11 @@ def extended(given: Given) -> Config:
 def _texts(given: Given, room: Room) -> Texts:
     lengths = given.lengths
     drawn = given.drawn or lengths
-    pairs = [one for one in lengths.sample if one.prompt <= room.prompt and max(one.answers) <= room.answer]
-    both = [2 * one.prompt + sum(one.answers) for one in pairs]
-    asked = [one.prompt for one in (given.asked or lengths).sample if one.prompt <= room.prompt]
-    answers = [min(room.longest, count) for one in drawn.sample for count in one.answers]
-    return Texts(given.parameters, _mean(asked), _mean(answers), _mean(both))
+    pairs = [row for row in lengths.sample if row.prompt <= room.prompt and max(row.answers) <= room.answer]
+    both = [2 * row.prompt + sum(row.answers) for row in pairs]
+    prompts = [row.prompt for row in (given.asked or lengths).sample if row.prompt <= room.prompt]
+    answers = [min(room.longest, count) for row in drawn.sample for count in row.answers]
+    return Texts(given.parameters, _mean(prompts), _mean(answers), _mean(both))
 
 
 def _mean(counts: list[int]) -> float:
@@ -97,7 +97,7 @@ def recipe(given: Given, size: Size, seconds: float | None) -> Sections:
     """The sections in order, each value with one comment."""
     gpus, lengths, room = len(given.machine.gpus), given.lengths, size.room
     pairs = min(size.pairs, max(1, fitting(lengths, room)))
-    asked = min(size.prompts, ASKED)
+    prompts = min(size.prompts, ASKED)
     minutes = "" if seconds is None else planned_time(given, seconds)
     rounds = {} if given.cores is None else {"rounds": (size.rounds or extended(given).rounds, minutes)}
     sections: Sections = {
@@ -119,7 +119,7 @@ def recipe(given: Given, size: Size, seconds: float | None) -> Sections:
         sections["dual"] = {"margin": ("certificate", "multipliers aim below the limits, so that a test can show them")}
     sections |= {
         "offline": {"pairs": (size.pairs, f"of {lengths.rows:,}; the first round learns from {pairs:,} that fit")},
-        "explore": _explore(given, asked),
+        "explore": _explore(given, prompts),
         "trainer": _trainer(given, pairs, room),
         "certificate": _certificate(given),
     }
@@ -160,9 +160,9 @@ def planned_time(given: Given, seconds: float) -> str:
 
 def _feedback(given: Given) -> Section:
     reward = {"path": given.reward} if given.wish.unsafe else None
-    made = "made by `pddpo scorer train`" if reward else "a small one is trained from the pairs: no limit asks it"
+    origin = "made by `pddpo scorer train`" if reward else "a small one is trained from the pairs: no limit asks it"
     section: Section = {
-        "reward": (reward, f"who compares answers; {made}"),
+        "reward": (reward, f"who compares answers; {origin}"),
         "cost": (None, "no limit compares harm"),
         "responses": (_answers(given), "answers a round by which the limits are estimated"),
     }
@@ -171,9 +171,9 @@ def _feedback(given: Given) -> Section:
     return section
 
 
-def _explore(given: Given, asked: int) -> Section:
+def _explore(given: Given, prompts: int) -> Section:
     section: Section = {
-        "calibration": (max(16, EACH * asked), f"the model's own answers, {EACH} a prompt: limits learn from them")
+        "calibration": (max(16, EACH * prompts), f"the model's own answers, {EACH} a prompt: limits learn from them")
     }
     if given.cores is not None:
         section |= {
@@ -249,13 +249,13 @@ def _limits(given: Given, longest: int) -> Section:
     most = {"words": longest, "tokens": longest, "sentences": longest, "characters": 16 * longest}
     for name, entry in given.wish.limits.items():
         rule = entry["mean"].get("rule") if isinstance(entry.get("mean"), dict) else None
-        own: dict[str, Any] = {"bounds": [0, most[rule]]} if rule in most and "bounds" not in entry else {}
-        if own and rule and (spread := _spread(given, rule, longest)):
+        extras: dict[str, Any] = {"bounds": [0, most[rule]]} if rule in most and "bounds" not in entry else {}
+        if extras and rule and (spread := _spread(given, rule, longest)):
             price = float(f"{MOVED_BY * extended(given).beta * most[rule] / spread:.2g}")
             # the first one too, which limits share otherwise: a run of one round has no other
-            own["dual"] = {"rho": price, "first": price}
+            extras["dual"] = {"rho": price, "first": price}
         section[name] = (
-            {**entry, **own},
+            {**entry, **extras},
             _WHAT[next(key for key in ("rate", "mean", "logit", "kl") if key in entry)],
         )
     return section
@@ -266,8 +266,8 @@ def _spread(given: Given, rule: str, longest: int) -> float:
     rows = () if given.drawn is None else given.drawn.sample
     counts = [
         count * min(1.0, longest / max(1, tokens))
-        for one in rows
-        for tokens, count in zip(one.answers, {"words": one.words, "tokens": one.answers}.get(rule, ()), strict=False)
+        for row in rows
+        for tokens, count in zip(row.answers, {"words": row.words, "tokens": row.answers}.get(rule, ()), strict=False)
     ]
     return statistics.stdev(counts) if len(counts) > 1 else 0.0
 

@@ -88,21 +88,21 @@ def check_shapes(model: ModelTensors, delivered: Shapes, *, engine: str, version
     """Raise RunError naming engine and version unless both lists agree in names, shapes and count."""
     expected = model.shapes
     delivered = {name: shape for name, shape in delivered.items() if name not in model.tied}
-    what = f"engine {engine}, version {version}: "
+    prefix = f"engine {engine}, version {version}: "
     missing = sorted(set(expected) - set(delivered))
     if missing:
         raise RunError(
-            f"{what}{len(missing)} of {len(expected)} tensors are missing from the delivery, first {missing[0]};"
+            f"{prefix}{len(missing)} of {len(expected)} tensors are missing from the delivery, first {missing[0]};"
             " nothing was loaded. Save the version again from the trainer."
         )
     unknown = sorted(set(delivered) - set(expected))
     if unknown:
-        raise RunError(f"{what}{len(unknown)} delivered tensors are not part of the model, first {unknown[0]}")
+        raise RunError(f"{prefix}{len(unknown)} delivered tensors are not part of the model, first {unknown[0]}")
     wrong = [name for name in sorted(expected) if tuple(expected[name]) != tuple(delivered[name])]
     if wrong:
         name = wrong[0]
         raise RunError(
-            f"{what}{name} has shape {list(delivered[name])}, the model expects {list(expected[name])}"
+            f"{prefix}{name} has shape {list(delivered[name])}, the model expects {list(expected[name])}"
             f" ({len(wrong)} tensors differ)"
         )
 

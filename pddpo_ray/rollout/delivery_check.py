@@ -49,21 +49,21 @@ def verify(
     trainer_log_probs [n]: sums over the canaries' tokens under `expected`, from the trainer's own forward pass.
     tokenizer: fingerprint of the reference's tokenizer (empty: the engine has none).
     """
-    what = f"engine {engine.name}, version {expected.number} ({expected.name}): "
+    prefix = f"engine {engine.name}, version {expected.number} ({expected.name}): "
     stop = " Nothing was sampled from it."
     if delivery.version != expected.number or engine.version != expected.number:
-        raise RunError(f"{what}the engine states version {engine.version}, its delivery {delivery.version}.{stop}")
+        raise RunError(f"{prefix}the engine states version {engine.version}, its delivery {delivery.version}.{stop}")
     if delivery.tokenizer != tokenizer:
         raise RunError(
-            f"{what}tokenizer {delivery.tokenizer[:12] or 'none'} in the engine, {tokenizer[:12] or 'none'} in the"
+            f"{prefix}tokenizer {delivery.tokenizer[:12] or 'none'} in the engine, {tokenizer[:12] or 'none'} in the"
             f" trainer; token ids would mean other words.{stop}"
         )
-    check_hash(delivery.sha256, expected, delivery.tensors, what=what, stop=stop)
+    check_hash(delivery.sha256, expected, delivery.tensors, what=prefix, stop=stop)
     if not canaries or len(canaries) != len(trainer_log_probs):
         raise RunError(f"engine {engine.name}: {len(canaries)} canaries, {len(trainer_log_probs)} log-probs to compare")
     answers = [canary.token_ids for canary in canaries]
     scores = engine.score([canary.prompt for canary in canaries], answers)
-    difference = check_canaries(scores, trainer_log_probs, list(map(len, answers)), tolerance, what=what, stop=stop)
+    difference = check_canaries(scores, trainer_log_probs, list(map(len, answers)), tolerance, what=prefix, stop=stop)
     return VerifiedDelivery(engine.name, expected.number, delivery.sha256, delivery.tensors, len(canaries), difference)
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 GROUP = 8
-"""Texts read in one pass: few, so that they are of similar length; enough to read the weights for."""
+"""Texts read in one pass: few enough to be of similar length, enough to be worth reading the weights."""
 
 
 class TransformersEngine:
@@ -85,11 +85,11 @@ class TransformersEngine:
         folder = self._store.folder(policy.path)
         self._version = NO_VERSION
         check_version(self._expected, self.tokenizer, folder, engine=self.name, version=policy.number)
-        own = self._model.state_dict()
+        weights = self._model.state_dict()
         consumed = TensorStream()
         with torch.no_grad():
             for name, tensor in stored_tensors(folder):
-                own[name].copy_(tensor)
+                weights[name].copy_(tensor)
                 consumed.add(name, tensor)
         self._version = policy.number
         seconds = time.monotonic() - begin
@@ -99,14 +99,14 @@ class TransformersEngine:
         """n answers per prompt; a draw follows from weights, prompt, seed and decoding, not from its neighbours."""
         self._demand_version()
         each = counts(n, len(prompts))
-        wanted = [
+        requests = [
             (prompt.token_ids, draw_seed)
             for prompt, seed, count in zip(prompts, seeds, each, strict=True)
             for draw_seed in draw_seeds(seed, count)
         ]
-        draws: list[Draw | None] = [None] * len(wanted)
-        for indices in _batches([prompt for prompt, _ in wanted], self._batch_size):
-            for index, draw in zip(indices, self._generate([wanted[i] for i in indices], decoding), strict=True):
+        draws: list[Draw | None] = [None] * len(requests)
+        for indices in _batches([prompt for prompt, _ in requests], self._batch_size):
+            for index, draw in zip(indices, self._generate([requests[i] for i in indices], decoding), strict=True):
                 draws[index] = draw
         complete = iter([draw for draw in draws if draw is not None])
         return [[next(complete) for _ in range(count)] for count in each]
@@ -134,23 +134,23 @@ class TransformersEngine:
         if self._version == NO_VERSION:
             raise RunError(f"engine {self.name} holds no policy: deliver a version before sampling from it")
 
-    def _generate(self, wanted: Sequence[tuple[tuple[int, ...], int]], decoding: Decoding) -> Iterator[Draw]:
+    def _generate(self, requests: Sequence[tuple[tuple[int, ...], int]], decoding: Decoding) -> Iterator[Draw]:
         """One answer for each (prompt, seed), drawn with a generator of its own."""
         import torch
 
-        generators = [torch.Generator().manual_seed(seed) for _, seed in wanted]
-        answers: list[list[int]] = [[] for _ in wanted]
-        totals = np.zeros(len(wanted))
-        line = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompt for prompt, _ in wanted))}
-        rows = [line[prompt] for prompt, _ in wanted]
+        generators = [torch.Generator().manual_seed(seed) for _, seed in requests]
+        answers: list[list[int]] = [[] for _ in requests]
+        totals = np.zeros(len(requests))
+        line = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompt for prompt, _ in requests))}
+        rows = [line[prompt] for prompt, _ in requests]
         batch, logits = _read(self._model, list(line))
         batch.choose(rows)
         logits = logits[rows].float().cpu()
-        going, pace = list(range(len(wanted))), LinePace()
+        going, pace = list(range(len(requests))), LinePace()
         for left in reversed(range(decoding.max_tokens)):
             if pace.due():
                 done = decoding.max_tokens - left - 1
-                PROGRESS.tell(f"{self.name}: {len(going)} of {len(wanted)} answers go beyond token {done}")
+                PROGRESS.tell(f"{self.name}: {len(going)} of {len(requests)} answers go beyond token {done}")
             drawn = _draw_tokens(logits, decoding, [generators[answer] for answer in going])
             for answer, token, log_prob in zip(going, drawn.tolist(), _log_probs(logits, drawn).tolist(), strict=True):
                 answers[answer].append(token)
@@ -192,12 +192,12 @@ class _Batch:
 
         if self.mask is not None and self.cache is not None:
             self.mask = torch.cat([self.mask, torch.ones_like(ids)], dim=1)
-        known: dict[str, Any] = {} if self.mask is None else {"attention_mask": self.mask}
+        options: dict[str, Any] = {} if self.mask is None else {"attention_mask": self.mask}
         if self.mask is not None and self._takes_positions:
-            known["position_ids"] = (self.mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+            options["position_ids"] = (self.mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
         with torch.no_grad():
             output = self._model(
-                input_ids=ids, past_key_values=self.cache, use_cache=True, logits_to_keep=keep, **known
+                input_ids=ids, past_key_values=self.cache, use_cache=True, logits_to_keep=keep, **options
             )
         self.cache = output.past_key_values
         logits: torch.Tensor = output.logits
@@ -219,8 +219,8 @@ class _Batch:
 def _read(model: Any, texts: Sequence[tuple[int, ...]]) -> tuple[_Batch, torch.Tensor]:
     """Texts in order of length, as one batch to continue, and the logits after each. -> batch, [B, V]
 
-    They are read in groups, so that a short text is not padded to the longest, where the model keeps all that it reads;
-    one that forgets (sliding windows, states) gets them together.
+    They are read in groups, so that a short text is not padded to the longest, if the model's cache keeps every token;
+    a model that forgets (sliding windows, states) reads them together.
     """
     import torch
     from torch.nn.functional import pad
@@ -234,13 +234,13 @@ def _read(model: Any, texts: Sequence[tuple[int, ...]]) -> tuple[_Batch, torch.T
     groups = [_Batch(model, texts[begin : begin + GROUP]) for begin in range(0, len(texts), GROUP)]
     logits = torch.cat([group.read(group.ids)[:, -1] for group in groups])
 
-    def joined(kept: Sequence[torch.Tensor]) -> torch.Tensor:
-        return torch.cat([pad(tensor, (0, 0, whole.ids.shape[1] - tensor.shape[-2], 0)) for tensor in kept])
+    def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.cat([pad(tensor, (0, 0, whole.ids.shape[1] - tensor.shape[-2], 0)) for tensor in tensors])
 
     caches = [group.cache.layers for group in groups]
     whole.cache = DynamicCache(
         [
-            (joined([one.keys for one in layer]), joined([one.values for one in layer]))
+            (joined([cache.keys for cache in layer]), joined([cache.values for cache in layer]))
             for layer in zip(*caches, strict=True)
         ]
     )

@@ -151,8 +151,8 @@ class VllmEngine:
             raise RunError(f"engine {self.name} could not clear its prefix cache; requests are still running")
         self._version = policy.number
         self.llm.update_weight_version(str(policy.number))
-        stated = int(self.llm.get_weight_version())
-        return Delivery(self.name, stated, sha256, tensors, time.monotonic() - began, self.tokenizer)
+        version = int(self.llm.get_weight_version())
+        return Delivery(self.name, version, sha256, tensors, time.monotonic() - began, self.tokenizer)
 
     def _generate(self, requests: list[Any], parameters: Any) -> Any:
         return self.llm.generate(requests, parameters, use_tqdm=False)

@@ -36,7 +36,7 @@ class PolicyWorker:
                 setattr(model, name, dividing(compute, temperature))
 
     def take_heads_over(self) -> None:
-        """Have tied output heads compute with the embeddings of now; call it after a delivery in place.
+        """Have tied output heads compute with the current embeddings; call it after a delivery in place.
 
         On a CPU vLLM 0.32 packs a copy of every matrix when it is loaded. A head that is tied to the embeddings is
         loaded with a model that starts, but a delivery in place loads the embeddings alone: the head keeps the copy of
@@ -77,7 +77,7 @@ class PolicyWorker:
 
 
 WORKER = {"worker_extension_cls": f"{PolicyWorker.__module__}.{PolicyWorker.__qualname__}"}
-"""The argument with which vLLM takes them."""
+"""The argument by which vLLM loads `PolicyWorker`."""
 
 
 def end_engine(llm: Any) -> None:

@@ -1,4 +1,4 @@
-"""vLLM engines that take weights by vLLM's own ways: adapters as files, whole weights over NCCL or CUDA IPC.
+"""vLLM engines that take weights by vLLM's own means: adapters as files, whole weights over NCCL or CUDA IPC.
 
 Both are checked like an engine that reads the artifact store: names, shapes and count are compared before, the
 hash is taken inside the engine's process over what it consumed, and the canaries come after.
@@ -54,7 +54,7 @@ class TransferVllmEngine(VllmEngine):
         raise RunError(f"engine {self.name} is sent its weights by the trainer; it does not fetch {policy.name} itself")
 
     def expect(self, policy: PolicyVersion) -> None:
-        """Compare what will be sent with the model, and watch it come. Raises RunError where it does not fit."""
+        """Compare what will be sent with the model, and hash what arrives. Raises RunError where it does not fit."""
         self._began = time.monotonic()
         folder = self._store.folder(policy.path)
         self._version = NO_VERSION

@@ -27,14 +27,14 @@ class Progress:
 
 @dataclass(frozen=True)
 class FitCheckpoints:
-    """Keeps a fit in `folder`, at every `every`-th step, and says so."""
+    """Writes a fit's state to `folder` at every `every`-th step."""
 
     folder: Path
     every: int
     say: Callable[[str], None] = lambda line: None
 
     def read(self, parameters: Mapping[str, Tensor], optimizer: torch.optim.AdamW) -> Progress:
-        """Puts the stored state into parameters and optimiser; without one nothing was done yet."""
+        """Loads the stored state into parameters and optimiser; without one, no step is done."""
         from safetensors import safe_open
 
         path = self.folder / FILE

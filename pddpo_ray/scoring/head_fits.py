@@ -22,7 +22,7 @@ from pddpo_ray.training.passes.log_probs import device_of
 DECAYS = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
 """Weights of the squared norm that are tried; the calibration rows choose."""
 FURTHEST = (1e-6, 1e6)
-"""Where the best one is at an end, ten times beyond it is tried too, as long as that is better, up to these."""
+"""While the best decay is at an end of the range, the range grows tenfold there, up to these bounds."""
 
 
 def features_of(
@@ -30,27 +30,27 @@ def features_of(
 ) -> dict[Text, Array]:
     """What the head reads of each text, [h]; passes that `folder` holds are read back."""
     ordered, device = by_length(texts), device_of(model)
-    known: dict[Text, Array] = {}
+    features: dict[Text, Array] = {}
     for cut in padded_passes([len(text[0]) + len(text[1]) for text in ordered], PASS_TOKENS[device.type]):
         part = ordered[cut]
         path = folder / f"features-{cut.start:06d}-{cut.stop:06d}.npy"
         if not path.exists():
             with torch.no_grad():
-                read = model.last_hidden(collate(part).to(device)).float().cpu()
+                states = model.last_hidden(collate(part).to(device)).float().cpu()
             with written_aside(path) as aside, aside.open("wb") as file:
-                np.save(file, read.numpy())
+                np.save(file, states.numpy())
             say(f"features of {cut.stop} of {len(ordered)} texts")
-        known.update(zip(part, np.load(path), strict=True))
-    return known
+        features.update(zip(part, np.load(path), strict=True))
+    return features
 
 
 def fit_head(
     model: ScoreModel, features: dict[Text, Array], fitted: Sequence[ScoreRow], chosen_on: Sequence[ScoreRow]
 ) -> dict[str, float]:
     """Sets the head to the minimiser of the rows' loss, its decay the best one on `chosen_on`. -> metrics"""
-    every = np.stack([features[text] for text in texts_of(fitted)]).astype(np.float64)
-    mean, spread = every.mean(axis=0), every.std(axis=0) + 1e-6
-    standard = {text: (one - mean) / spread for text, one in features.items()}
+    matrix = np.stack([features[text] for text in texts_of(fitted)]).astype(np.float64)
+    mean, spread = matrix.mean(axis=0), matrix.std(axis=0) + 1e-6
+    standard = {text: (vector - mean) / spread for text, vector in features.items()}
     device = model.score_head.weight.device
     table = _Table.of(standard, fitted, device)
     judging = _Table.of(standard, chosen_on, device) if chosen_on else table

@@ -123,14 +123,14 @@ def comparisons(rows: Sequence[ScoreRow], *, by_prompt: bool, seed: int) -> list
     rng = np.random.default_rng([seed, len(rows), 11])
     order = [rows[i] for i in rng.permutation(len(rows))]
     decided = [row for row in order if row.lower is not None]
-    kept = list({row.unit: row for row in decided}.values()) if by_prompt else decided
-    pairs = [((row.prompt, row.higher), (row.prompt, row.lower)) for row in kept if row.lower is not None]
+    pair_rows = list({row.unit: row for row in decided}.values()) if by_prompt else decided
+    pairs = [((row.prompt, row.higher), (row.prompt, row.lower)) for row in pair_rows if row.lower is not None]
     # a text may be in several pairs: it is one answer
     labelled = {text: (sign, row.unit) for row in order for text, sign in row.labelled}
     drawn = [list(labelled.items())[i] for i in rng.permutation(len(labelled))]
     if by_prompt:
         drawn = list({unit: (text, (sign, unit)) for text, (sign, unit) in drawn}.values())
-    sides = [[text for text, (sign, _) in drawn if sign == wanted] for wanted in (1, -1)]
+    sides = [[text for text, (sign, _) in drawn if sign == side] for side in (1, -1)]
     matched = list(zip(*sides, strict=False))
     return matched if len(matched) > len(pairs) else pairs
 
@@ -162,13 +162,13 @@ def compared_answers(
     most: int | None = None,
 ) -> Trials:
     """How often scores of answers agree with the labels of these pairs, in a limited number of comparisons."""
-    asked = comparisons(rows_of(labelled, kind, unsafe), by_prompt=by_prompt, seed=seed)[:most]
+    sample = comparisons(rows_of(labelled, kind, unsafe), by_prompt=by_prompt, seed=seed)[:most]
     answers: dict[Text, Response] = {
         (answer.prompt.token_ids, answer.token_ids): answer
         for item in labelled
         for answer in (item.pair.first, item.pair.second)
     }
-    return compared_on(asked, lambda texts: score([answers[text] for text in texts]))
+    return compared_on(sample, lambda texts: score([answers[text] for text in texts]))
 
 
 def compared_on(asked: Sequence[Comparison], score: Callable[[Sequence[Text]], Array]) -> Trials:

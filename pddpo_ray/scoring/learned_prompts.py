@@ -22,12 +22,12 @@ def hashes_of(openings: Iterable[str]) -> list[str]:
 
 
 def opening_of(prompt: Prompt) -> str:
-    """What its first user said."""
+    """The first user message, else the prompt's text."""
     return next((message.content for message in prompt.turns if message.role == "user"), prompt.text)
 
 
 def learned_by(folder: str | Path) -> frozenset[str] | None:
     """Hashes of what the scorer in this folder learned from; None where it does not say."""
     report = Path(folder) / REPORT
-    stated = json.loads(report.read_text(encoding="utf-8")).get(LEARNED) if report.is_file() else None
-    return None if stated is None else frozenset(stated)
+    hashes = json.loads(report.read_text(encoding="utf-8")).get(LEARNED) if report.is_file() else None
+    return None if hashes is None else frozenset(hashes)

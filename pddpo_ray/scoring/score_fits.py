@@ -76,10 +76,10 @@ def fit_scores(
     """
     if not rows:
         raise RunError("there is no decided pair to fit a scorer on; check the labels that abstained or failed")
-    named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    trained = list(named.values())
+    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    trained = list(parameters.values())
     optimizer = torch.optim.AdamW(trained, lr=settings.learning_rate, weight_decay=settings.weight_decay)
-    done = Progress() if kept is None else kept.read(named, optimizer)
+    done = Progress() if kept is None else kept.read(parameters, optimizer)
     for step, indices in enumerate(minibatches(len(rows), settings.steps, settings.batch_pairs, seed)):
         if step < done.steps:
             continue
@@ -95,7 +95,7 @@ def fit_scores(
         done.losses.append(loss)
         done.accuracies.append(accuracy)
         if kept is not None:
-            kept.write(named, optimizer, done)
+            kept.write(parameters, optimizer, done)
     tail = max(1, len(done.losses) // 5)
     return {"loss": float(np.mean(done.losses[-tail:])), "accuracy": float(np.mean(done.accuracies[-tail:]))}
 
@@ -138,7 +138,7 @@ def held_out_metrics(model: ScoreModel, rows: Sequence[ScoreRow], batch: int | N
     """`accuracy` of the order and, with safety labels, `sign_accuracy` of the side of zero; a tie counts half."""
     pairs = [row for row in rows if row.lower is not None]
     ordered = [text for row in pairs for text in ((row.prompt, row.higher), (row.prompt, row.lower or ()))]
-    labelled = [one for row in rows for one in row.labelled]
+    labelled = [answer for row in rows for answer in row.labelled]
     values = {}
     if pairs:
         scores = text_scores(model, ordered, batch).reshape(-1, 2)
@@ -159,5 +159,5 @@ def text_scores(model: ScoreModel, texts: Sequence[Text], batch: int | None = No
     ordered, device = by_length(texts), device_of(model)
     cuts = padded_passes([len(text[0]) + len(text[1]) for text in ordered], PASS_TOKENS[device.type], batch)
     scores = [model(collate(ordered[cut]).to(device)).double().cpu().numpy() for cut in cuts]
-    known = dict(zip(ordered, np.concatenate(scores), strict=True))
-    return np.array([known[text] for text in texts])
+    by_text = dict(zip(ordered, np.concatenate(scores), strict=True))
+    return np.array([by_text[text] for text in texts])

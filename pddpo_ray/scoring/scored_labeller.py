@@ -22,7 +22,7 @@ from pddpo_ray.theory.seeds import generator_of
 class ScoredLabeller:
     """Every draw is seeded by (seed, id of the item), so that neither order nor batch changes a label.
 
-    A score that is not a number raises RunError: a failed scorer never becomes a label. `watch` is told the costs of
+    A score that is not a number raises RunError: a failed scorer never becomes a label. `watch` receives the costs of
     the answers that are labelled safe or unsafe. Without a cost model (`cost` None) no pair says which answer is
     costlier, and asking for a cost is a RunError.
     """
@@ -70,7 +70,7 @@ class ScoredLabeller:
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """The models that there are."""
+        """The kinds of its models."""
         return ("reward",) if self._cost is None else KINDS
 
     def rewards(self, items: Sequence[Response]) -> Array:

@@ -60,22 +60,22 @@ def train_from_files(job: ScorerJob, out: Path, *, resume: bool, say: Say) -> di
     split = ScorerRows(**counted)
     steps = math.ceil(job.epochs * len(split.fit) / job.batch)
     fit = FitConfig(steps=steps, learning_rate=job.learning_rate, batch_pairs=job.batch)
-    made = make_scorer(job.kind, folder, split, job, fit, seed=job.seed, work=work, say=say)
+    scorer = make_scorer(job.kind, folder, split, job, fit, seed=job.seed, work=work, say=say)
     report = {
         "kind": job.kind,
         "job": job.model_dump(mode="json"),
         "template": template,
         "rows": {name: len(part) for name, part in counted.items()},
-        "fit": made.fit,
-        "calibration": made.calibration,
-        "held_out": judged(made.model, job.kind, split.judge, job, seed=job.seed),
+        "fit": scorer.fit,
+        "calibration": scorer.calibration,
+        "held_out": judged(scorer.model, job.kind, split.judge, job, seed=job.seed),
         LEARNED: hashes_of(row.group or "" for row in (*split.fit, *split.calibrate)),
     }
     if out.is_dir():
         out.rmdir()
     with written_aside(out) as staging:
         staging.mkdir()
-        write_scorer(made.model, folder, staging, template, job.max_tokens)
+        write_scorer(scorer.model, folder, staging, template, job.max_tokens)
         write_json(staging / REPORT, report)
     shutil.rmtree(work, ignore_errors=True)
     written: dict[str, Any] = finite(report)
@@ -83,7 +83,7 @@ def train_from_files(job: ScorerJob, out: Path, *, resume: bool, say: Say) -> di
 
 
 def _begun(job: ScorerJob, out: Path, resume: bool) -> Path:
-    """The folder of the work; what it holds must be of this very job over these very files."""
+    """The work folder. UserError unless it is new, or resumes this very job over these files."""
     work = out.with_name(f"{out.name}.training")
     digests = {name: hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in job.files if Path(name).is_file()}
     this = {"job": job.model_dump(mode="json", exclude=set(FREE)), "files": digests}
@@ -94,7 +94,7 @@ def _begun(job: ScorerJob, out: Path, resume: bool) -> Path:
     if not resume:
         raise UserError(f"{work} holds a training that was begun: add --resume to continue it, or remove it")
     before = json.loads(note.read_text())
-    # a job of a version before lacks the settings that came since: it was begun with their defaults
+    # a job of an older version lacks settings that were added since: it began with their defaults
     before["job"] = {**_defaults(), **before["job"]}
     if before != this:
         settings = dict.fromkeys([*this["job"], *before["job"]])
@@ -104,7 +104,7 @@ def _begun(job: ScorerJob, out: Path, resume: bool) -> Path:
 
 
 def _defaults() -> dict[str, Any]:
-    """Of every setting that has one."""
+    """The default of every setting that has one."""
     job = ScorerJob(kind="cost", files=("",), base="")
     return job.model_dump(mode="json", exclude={"kind", "files", "base", *FREE})
 
@@ -154,7 +154,7 @@ def _tokens(tokenizer: Any, template: str, max_tokens: int, example: Example, in
 
 
 def _demand_rows(job: ScorerJob, split: Mapping[Part, Sequence[ScoreRow]]) -> None:
-    wanted = "pairs that say which answer is better" if job.kind == "reward" else "pairs or safe/unsafe labels"
+    need = "pairs that say which answer is better" if job.kind == "reward" else "pairs or safe/unsafe labels"
     for name, part in split.items():
         if not part and not (name == "calibrate" and job.calibration == 0):
-            raise UserError(f"{', '.join(job.files)}: no {wanted} to {name}; give more rows, or other shares")
+            raise UserError(f"{', '.join(job.files)}: no {need} to {name}; give more rows, or other shares")

@@ -2,8 +2,8 @@
 
     a language model's decoder -> fit (a head, adapters or all weights) -> scale and zero -> judged on held-out rows
 
-What is being made lies in a folder of work meanwhile: features of a frozen base, the checkpoint of a fit. A process
-that was killed continues from there, with the same result.
+Unfinished work is kept in a folder: features of a frozen base, the checkpoint of a fit. A killed process continues from
+there, with the same result.
 """
 
 from __future__ import annotations
@@ -101,12 +101,12 @@ def _fit_head(
 ) -> tuple[dict[str, float], Score]:
     """The base stays as it is. -> metrics, and the scores of texts whose features are known already"""
     model.requires_grad_(False)
-    # nothing is learned inside it
+    # a frozen base may compute in a narrow type
     parameters = sum(parameter.numel() for parameter in model.parameters())
     model.model.to(dtype=getattr(torch, number_type(device_of(model).type, parameters)))
     texts = texts_of([*rows.fit, *rows.calibrate])
-    known = features_of(model, texts, work, say)
-    return fit_head(model, known, rows.fit, rows.calibrate), partial(head_scores, model, known)
+    features = features_of(model, texts, work, say)
+    return fit_head(model, features, rows.fit, rows.calibrate), partial(head_scores, model, features)
 
 
 def _fit_weights(
@@ -125,16 +125,16 @@ def _fit_weights(
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             model.model = add_adapters(plain, rank=ways.rank, alpha=float(ways.rank))
-    kept = FitCheckpoints(work, ways.checkpoint_steps, say)
-    metrics = fit_scores(model, rows.fit, fit, seed, ridge=RIDGE, micro_rows=ways.micro, kept=kept)
+    checkpoints = FitCheckpoints(work, ways.checkpoint_steps, say)
+    metrics = fit_scores(model, rows.fit, fit, seed, ridge=RIDGE, micro_rows=ways.micro, kept=checkpoints)
     if ways.parameters == "lora":
         model.model = model.model.merge_and_unload()  # type: ignore[operator]
     return metrics
 
 
 def _calibrate(model: ScoreModel, kind: Kind, rows: Sequence[ScoreRow], score: Score) -> dict[str, Any]:
-    """Multiplies the scores, and moves the zero of a cost with labels, to where the calibration rows are likeliest."""
-    labelled = [one for row in rows for one in row.labelled] if kind == "cost" else []
+    """Scales the scores, and shifts a cost's zero where there are labels, to fit the calibration rows best."""
+    labelled = [answer for row in rows for answer in row.labelled] if kind == "cost" else []
     scale, shift = 1.0, 0.0
     if labelled:
         costs = score([text for text, _ in labelled])
@@ -146,8 +146,8 @@ def _calibrate(model: ScoreModel, kind: Kind, rows: Sequence[ScoreRow], score: S
         with torch.no_grad():
             head.weight.mul_(scale)
             head.bias.mul_(scale).add_(shift)
-    known = kind == "reward" or bool(labelled)
-    return {"scale": scale, "shift": shift, "labels": len(labelled) or len(rows), "zero_is_known": known}
+    zero_known = kind == "reward" or bool(labelled)
+    return {"scale": scale, "shift": shift, "labels": len(labelled) or len(rows), "zero_is_known": zero_known}
 
 
 def _differences(rows: Sequence[ScoreRow], score: Score) -> Array:
@@ -164,10 +164,10 @@ def judged(
 ) -> dict[str, Any]:
     """Independent comparisons with their exact interval (the gate's), the side of zero, and calibration errors."""
     texts = texts_of(rows)
-    known = dict(zip(texts, text_scores(model, texts, ways.micro), strict=True))
+    scores = dict(zip(texts, text_scores(model, texts, ways.micro), strict=True))
 
     def scored(texts: Sequence[Text]) -> Array:
-        return np.array([known[text] for text in texts])
+        return np.array([scores[text] for text in texts])
 
     trials = compared_on(comparisons(rows, by_prompt=by_prompt, seed=seed), scored)
     report: dict[str, Any] = {
@@ -183,7 +183,7 @@ def judged(
             "accuracy": float(agreement(differences).mean()),
             "reliability": _as_json(reliability(expit(np.abs(differences)), agreement(differences), seed=seed)),
         }
-    labelled = _one_of_each([(row.unit, one) for row in rows for one in row.labelled], seed)
+    labelled = _one_of_each([(row.unit, answer) for row in rows for answer in row.labelled], seed)
     if labelled and kind == "cost":
         costs = scored([text for text, _ in labelled])
         unsafe = np.array([sign > 0 for _, sign in labelled])
@@ -206,13 +206,13 @@ def _one_of_each(labelled: Sequence[tuple[Any, tuple[Text, int]]], seed: int) ->
     return list(dict(labelled[index] for index in order).values())
 
 
-def _as_json(one: Reliability) -> dict[str, Any]:
+def _as_json(diagram: Reliability) -> dict[str, Any]:
     return {
-        "counts": list(one.counts),
-        "predicted": list(one.predicted),
-        "observed": list(one.observed),
-        "expected_calibration_error": one.error,
-        "error_if_calibrated": one.error_if_calibrated,
+        "counts": list(diagram.counts),
+        "predicted": list(diagram.predicted),
+        "observed": list(diagram.observed),
+        "expected_calibration_error": diagram.error,
+        "error_if_calibrated": diagram.error_if_calibrated,
     }
 
 

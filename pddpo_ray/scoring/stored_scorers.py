@@ -102,7 +102,7 @@ class NeuralScorer:
 
 
 def cut(row: Encoded, max_tokens: int) -> Encoded:
-    """The first token and the last ones of a text that is too long: a score is read at the end."""
+    """Shortens a long text to its first token and its last ones: a score is read at the end."""
     if len(row["input_ids"]) <= max_tokens:
         return row
     return {name: [values[0], *values[len(values) - max_tokens + 1 :]] for name, values in row.items()}
@@ -139,7 +139,7 @@ def load_scorer(source: str | Path, settings: ScorerConfig | None = None, dtype:
 
 
 def encoded(tokenizer: Any, template: str, asked: str | Sequence[Message], answer: str) -> Encoded:
-    """One text as token ids (and segments, where the tokenizer has them). A text that is asked is one question."""
+    """One text as token ids (and segments, where the tokenizer has them). `asked` as text is one question."""
     turns = (Message("user", asked),) if isinstance(asked, str) else tuple(asked)
     if template == "tokens":
         return {"input_ids": _as_the_policy(tokenizer, turns, answer)}
@@ -148,9 +148,9 @@ def encoded(tokenizer: Any, template: str, asked: str | Sequence[Message], answe
         both: Encoded = dict(tokenizer(for_reading(turns), answer))
         return both
     if template == "chat":
-        said = as_dicts([*turns, Message("assistant", answer)])
+        messages = as_dicts([*turns, Message("assistant", answer)])
         form = {"chat_template": template_named("tokenizer", tokenizer), "tokenize": False}
-        text = tokenizer.apply_chat_template(said, **form)
+        text = tokenizer.apply_chat_template(messages, **form)
         return {"input_ids": list(tokenizer(text, add_special_tokens=False)["input_ids"])}
     if template == "safe-rlhf":
         text = rendered(TEMPLATES[template], turns) + answer
@@ -177,8 +177,8 @@ def check_template(template: str, tokenizer: Any, source: str | Path) -> None:
         raise UserError(f"{source}: template chat needs a tokenizer with a chat template; choose another template")
     if template in ("tokens", "safe-rlhf") and tokenizer.eos_token_id is None:
         raise UserError(f"{source}: template {template} ends with the end of sequence, which the tokenizer lacks")
-    known = ("tokens", "safe-rlhf", "chat", "pair")
-    if template not in known and not ("{prompt}" in template and "{answer}" in template):
+    names = ("tokens", "safe-rlhf", "chat", "pair")
+    if template not in names and not ("{prompt}" in template and "{answer}" in template):
         raise UserError(f"{source}: template {template!r} is no known name and lacks {{prompt}} or {{answer}}")
 
 
@@ -235,8 +235,8 @@ def log_odds(logits: Tensor, column: int | None) -> Tensor:
     """log p(label) / p(other labels) of softmax outputs, or the only output itself. [n, k] -> [n]"""
     if column is None:
         return logits[:, 0]
-    others = [index for index in range(logits.shape[1]) if index != column]
-    return logits[:, column] - torch.logsumexp(logits[:, others], dim=1)
+    other_columns = [index for index in range(logits.shape[1]) if index != column]
+    return logits[:, column] - torch.logsumexp(logits[:, other_columns], dim=1)
 
 
 def _tokenizer(folder: Path) -> Any:
@@ -248,6 +248,6 @@ def _tokenizer(folder: Path) -> Any:
 
 
 def _limit(settings: ScorerConfig, config: Any, tokenizer: Any) -> int:
-    own = [getattr(config, name, None) for name in ("score_max_tokens", "max_position_embeddings")]
-    stated = [settings.max_tokens, *own, tokenizer.model_max_length]
-    return min(int(value) for value in (*stated, LONGEST) if value is not None and value > 0)
+    config_limits = [getattr(config, name, None) for name in ("score_max_tokens", "max_position_embeddings")]
+    limits = [settings.max_tokens, *config_limits, tokenizer.model_max_length]
+    return min(int(value) for value in (*limits, LONGEST) if value is not None and value > 0)

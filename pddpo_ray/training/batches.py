@@ -93,7 +93,7 @@ def micro_batches(
     """
     shares = [np.arange(len(batch))] if ranks == 1 else _balanced(lengths, ranks)
     numbers = {group: number for number, group in enumerate(dict.fromkeys(groups or ()))}
-    group = None if groups is None else [numbers[one] for one in groups]
+    group = None if groups is None else [numbers[name] for name in groups]
     cut = [_cut(share, lengths, limit, group) for share in shares]
     passes = max(map(len, cut))
     nothing = np.empty(0, dtype=np.int64)
@@ -116,17 +116,17 @@ def _cut(share: np.ndarray, lengths: Sequence[int], limit: Limit, group: Sequenc
     if len(share) <= pairs and sum(lengths[index] for index in share) <= tokens:
         return [share]
     parts: list[list[int]] = []
-    held = 0
+    total = 0
     group = range(len(lengths)) if group is None else group
     longest: dict[int, int] = {}
     for index in share:
         longest[group[index]] = max(lengths[index], longest.get(group[index], 0))
     for index in sorted(share.tolist(), key=lambda index: (longest[group[index]], group[index], lengths[index], index)):
-        if not parts or len(parts[-1]) == pairs or held + lengths[index] > tokens:
+        if not parts or len(parts[-1]) == pairs or total + lengths[index] > tokens:
             parts.append([])
-            held = 0
+            total = 0
         parts[-1].append(index)
-        held += lengths[index]
+        total += lengths[index]
     return [np.array(part) for part in parts]
 
 
@@ -164,8 +164,8 @@ def kept_apart(rows: Sequence[PairRow], share: float, seed: int) -> tuple[np.nda
         return everything, everything[:0]
     chosen = np.random.default_rng([seed, len(prompts), 11]).permutation(len(prompts))[:count]
     apart = {prompts[index] for index in chosen}
-    held = np.array([row.prompt in apart for row in rows])
-    return everything[~held], everything[held]
+    mask = np.array([row.prompt in apart for row in rows])
+    return everything[~mask], everything[mask]
 
 
 def moved(record: R, device: torch.device) -> R:
@@ -206,10 +206,10 @@ def _tensors(record: Any) -> Iterator[Tensor]:
 
 
 def _rebuilt(record: Any, parts: Mapping[torch.dtype, Iterator[Tensor]]) -> Any:
-    made = {}
+    values = {}
     for field, value in zip(fields(record), _values(record), strict=True):
         if isinstance(value, Tensor):
-            made[field.name] = next(parts[value.dtype]).view(value.shape)
+            values[field.name] = next(parts[value.dtype]).view(value.shape)
         elif is_dataclass(value):
-            made[field.name] = _rebuilt(value, parts)
-    return replace(record, **made)
+            values[field.name] = _rebuilt(value, parts)
+    return replace(record, **values)

@@ -17,8 +17,8 @@ _LOADED_ON: ContextVar[str] = ContextVar("loaded_on", default="auto")
 NARROW_FROM = 100_000_000
 """Parameters from which on `auto` is bfloat16 on a GPU; the step of a smaller model is bound by launches there."""
 RECORDED = 1_500_000_000
-"""Parameters up to which a GPU replays recorded passes: a larger model computes longer than the host needs to ask for
-it, and what a recording holds is its own to use."""
+"""Parameters up to which a GPU replays recorded passes: a larger model computes longer than the host needs to
+launch it, and needs the memory that a recording would hold."""
 CHUNK_BYTES, CHUNK_ROWS = 32 * 2**20, 2048
 """Logits that are made at a time in the packed layout: on a CPU float32 ones that its cache holds in part; on a GPU
 those of the number of tokens at which a product of matrices is not bound by reading the head, but at most 1 GiB."""
@@ -39,7 +39,7 @@ def device_for(device: str = "auto") -> torch.device:
 
 @contextmanager
 def loaded_on(device: str) -> Iterator[None]:
-    """What is loaded inside goes to this device, where it names none itself."""
+    """Models loaded inside go to this device unless they name one."""
     before = _LOADED_ON.set(device)
     try:
         yield
@@ -56,7 +56,7 @@ def release_cached_memory() -> None:
 
 
 def number_type(device: str, parameters: int) -> Literal["float32", "bfloat16"]:
-    """The type in which a model computes if nobody says."""
+    """The type in which a model computes where none is set."""
     return "bfloat16" if device == "cuda" and parameters >= NARROW_FROM else "float32"
 
 

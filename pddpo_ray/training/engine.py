@@ -23,7 +23,7 @@ FUSED_FROM = 50_000
 
 
 def adam_betas(settings: FitConfig) -> tuple[float, float]:
-    """Of every fit's AdamW."""
+    """The betas of every fit's AdamW."""
     return settings.momentum, 0.99
 
 
@@ -90,9 +90,9 @@ class TorchEngine:
         if self._optimizer is None:
             raise RuntimeError("begin() comes before moments()")
         state = self._optimizer.state
-        steps = max((float(one["step"]) for one in state.values()), default=0.0)
-        kept = {STEPS: torch.tensor(steps)} if self.shard.rank == 0 else {}
-        return kept | copied(self._each_moment(), self.shard)
+        steps = max((float(entry["step"]) for entry in state.values()), default=0.0)
+        moments = {STEPS: torch.tensor(steps)} if self.shard.rank == 0 else {}
+        return moments | copied(self._each_moment(), self.shard)
 
     def _take(self, moments: Tensors) -> None:
         """A state of the optimiser for every trained tensor, then each weight's own numbers in it."""
@@ -123,9 +123,9 @@ class TorchEngine:
 
     def accumulate(self, loss: PairLoss, given: PairPass) -> Tensor:
         def run(moved_pass: PairPass) -> Tensor:
-            value, said = loss(moved_pass)
+            value, metrics = loss(moved_pass)
             self.backward(value)
-            return said
+            return metrics
 
         return run(moved(given, self._device)) if self._graphs is None else self._graphs(run, given)
 
@@ -167,19 +167,19 @@ class TorchEngine:
 
     def _replays(self) -> bool:
         """Whether passes are recorded: on a GPU, for a model whose step the host would hold up. No recording was tried
-        with weights of 4 bits, which torch keeps as whole numbers."""
+        with weights of 4 bits, which torch keeps as integers."""
         parameters = list(self.scorer.parameters())
         packed = isinstance(self.scorer, ResponseScorer) and self.scorer.layout == "packed"
         packed = packed and all(map(torch.is_floating_point, parameters))
-        return packed and device.records_passes(self._device.type, sum(one.numel() for one in parameters))
+        return packed and device.records_passes(self._device.type, sum(parameter.numel() for parameter in parameters))
 
     def _named_weights(self) -> Mapping[str, Tensor]:
         # named_parameters names a tied tensor once; buffers of language models follow from their configuration. Of a
         # model that carries adapters these alone are trained.
-        return {name: one for name, one in self.scorer.model.named_parameters() if one.requires_grad}
+        return {name: parameter for name, parameter in self.scorer.model.named_parameters() if parameter.requires_grad}
 
     def _forget_gradients(self) -> None:
-        """Zero where they are kept: masters have one tensor, and recorded passes add to what they found."""
+        """Zeroes those of masters, which share a tensor, and of recorded passes; drops the others."""
         for parameter in self._trainable:
             if self._graphs is None and parameter is not self._all_masters:
                 parameter.grad = None
@@ -208,8 +208,8 @@ class TorchEngine:
 
 def _parts(flat: Tensor, shapes: Iterable[Tensor]) -> list[Tensor]:
     """Views of one tensor with the shapes of others."""
-    sizes = [one.numel() for one in shapes]
-    return [part.view_as(one) for part, one in zip(flat.split(sizes), shapes, strict=True)]
+    sizes = [tensor.numel() for tensor in shapes]
+    return [part.view_as(tensor) for part, tensor in zip(flat.split(sizes), shapes, strict=True)]
 
 
 def copied(weights: Iterator[tuple[str, Tensor]], shard: Shard) -> dict[str, Tensor]:

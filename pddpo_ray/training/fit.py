@@ -80,27 +80,27 @@ class PairLoss:
     loss_scale: float = 1.0
     support_weight: float = 0.0
 
-    def __call__(self, given: PairPass) -> tuple[Tensor, Tensor]:
+    def __call__(self, pair_pass: PairPass) -> tuple[Tensor, Tensor]:
         """-> this part's share of the whole minibatch's loss [], and of [pair loss, correctly ranked weight, mass off
         the support, weighted log ratios of the better answers, of the worse ones] without gradient, float64 [5]"""
-        log_probs, supported, counts = self.scorer.log_probs_of(given.texts)
-        chosen, rejected = (log_probs - given.base).chunk(2)
+        log_probs, supported, counts = self.scorer.log_probs_of(pair_pass.texts)
+        chosen, rejected = (log_probs - pair_pass.base).chunk(2)
         values = bool(self.objective.values) and self.objective.margins is not None
-        margins = given.margins if self.objective.margins else None
-        options = {"temperature": self.objective.temperature, "margins": margins, "weights": given.weights}
+        margins = pair_pass.margins if self.objective.margins else None
+        options = {"temperature": self.objective.temperature, "margins": margins, "weights": pair_pass.weights}
         losses, metrics = (value_loss if values else preference_loss)(chosen, rejected, **options)  # type: ignore[arg-type]
-        pairs, tokens, part = given.whole
+        pairs, tokens, part = pair_pass.whole
         loss, off_support = self.loss_scale * losses.sum() / pairs, losses.new_zeros(())
         if supported is not None and counts is not None:
             term, support_metrics = support_loss(supported, counts, tokens=1.0)
             loss, off_support = loss + self.support_weight * term / tokens, support_metrics["off_support_per_token"]
         with torch.no_grad():
-            # of measured values the row does not say which answer is better, its margin does
-            first = given.margins <= 0 if values else torch.ones_like(chosen, dtype=torch.bool)
+            # with measured values the margin, not the row, says which answer is better
+            first = pair_pass.margins <= 0 if values else torch.ones_like(chosen, dtype=torch.bool)
             better, worse = torch.where(first, chosen, rejected), torch.where(first, rejected, chosen)
-            weighted = [(one * given.weights).sum() for one in (metrics["accurate"], better, worse)]
-            said = torch.stack([losses.sum(), weighted[0], off_support, *weighted[1:]]).double()
-            divided = part * said / torch.stack([pairs, pairs, tokens, pairs, pairs])
+            weighted = [(column * pair_pass.weights).sum() for column in (metrics["accurate"], better, worse)]
+            sums = torch.stack([losses.sum(), weighted[0], off_support, *weighted[1:]]).double()
+            divided = part * sums / torch.stack([pairs, pairs, tokens, pairs, pairs])
         return part * loss, divided
 
 
@@ -139,7 +139,7 @@ class Engine(Protocol):
         ...
 
     def accumulate(self, loss: PairLoss, given: PairPass) -> Tensor:
-        """Forward pass of pairs that are on the host, and its gradient added. -> what the loss says of them"""
+        """Forward pass of pairs that are on the host, and its gradient added. -> the numbers of the loss [5]"""
         ...
 
     def look(self, loss: PairLoss, given: PairPass) -> Tensor:
@@ -220,11 +220,11 @@ def run_fit(
             raise RunError(
                 f"the gradient of step {step + 1} of the {objective.stage} stage is not finite: lower the learning rate"
             )
-        # The only reads of a step, besides that of the norm: a device that is asked earlier waits for its host.
+        # The only reads of a step besides the norm: an earlier read would make the device wait for its host.
         loss, accuracy, off_support, better, worse = engine.reduce_sum(sums).tolist()
         curve.add(loss=loss, accuracy=accuracy, better=better, worse=worse, norm=norm, off_support=off_support)
         if len(apart) and curve.due() and curve.look(*_look(engine, loss_of, rows, columns, apart, limit)):
-            best = None  # goes before the next one is made: every rank holds one
+            best = None  # freed before the next copy: every rank holds one
             best = _copy(engine) if step + 1 < settings.steps else None
     if best is not None:
         engine.load(best)
@@ -240,9 +240,9 @@ def micro_batch_limit(scorer: ResponseScorer, rows: Sequence[PairRow], settings:
     largest = pair_tokens(row)
     sizes = scorer.sizes(texts_of([row]), largest)
     budget = settings.activation_gib * 2**30
-    again = recomputed_layers(budget, largest, sizes)
-    scorer.recompute(again)
-    return Limit(settings.micro_pairs, max(largest, tokens_within(budget, sizes, again)))
+    layers = recomputed_layers(budget, largest, sizes)
+    scorer.recompute(layers)
+    return Limit(settings.micro_pairs, max(largest, tokens_within(budget, sizes, layers)))
 
 
 def schedule_factor(settings: FitConfig, step: int) -> float:
@@ -286,14 +286,14 @@ def _summed(
     limit: Limit,
     run: Callable[[PairLoss, PairPass], Tensor],
 ) -> Tensor:
-    """What this rank's passes over its share say, added up."""
+    """The numbers of this rank's passes over its share, added up."""
     objective = loss.objective
     sums = []
     for part in _passes(engine, objective, rows, batch, limit)[engine.shard.rank]:
         # A rank that has run out of rows repeats one with weight zero: every rank takes part in every collective.
         chosen = part if len(part) else batch[:1]
         texts = texts_of([rows[i] for i in chosen])
-        given = PairPass.of(
+        pair_pass = PairPass.of(
             engine.scorer,
             [rows[i] for i in chosen],
             base=[columns.base_log_probs[text] for text in texts],
@@ -301,7 +301,7 @@ def _summed(
             supports=[columns.supports[text] for text in texts] if loss.support_weight > 0 else None,
             whole=(*whole, 1.0 if len(part) else 0.0),
         )
-        sums.append(run(loss, given))
+        sums.append(run(loss, pair_pass))
     return torch.stack(sums).sum(0)
 
 
@@ -329,8 +329,8 @@ def _look(
 ) -> tuple[float, float]:
     """Mean loss and accuracy of the pairs that were kept apart."""
     whole = (sum(rows[i].weight for i in apart), 1.0)
-    said = _summed(engine, loss, rows, columns, apart, whole, limit, engine.look)
-    mean, accuracy, *_ = engine.reduce_sum(said).tolist()
+    sums = _summed(engine, loss, rows, columns, apart, whole, limit, engine.look)
+    mean, accuracy, *_ = engine.reduce_sum(sums).tolist()
     return mean, accuracy
 
 
@@ -338,11 +338,11 @@ def _accumulate_optimism(
     engine: Engine, optimism: LossOptimism, batch: np.ndarray, settings: FitSettings, loss_scale: float
 ) -> None:
     """Gradient of this rank's share of the XPO-style term, which is scaled as the pair loss is."""
-    own = batch[engine.shard.rank :: engine.shard.ranks]
+    share = batch[engine.shard.rank :: engine.shard.ranks]
     largest_share = -(-len(batch) // engine.shard.ranks)
     size = settings.micro_pairs or largest_share
     for begin in range(0, largest_share, size):
-        part = own[begin : begin + size]
+        part = share[begin : begin + size]
         # As with pairs: a rank that has run out repeats an answer with weight zero.
         texts = [optimism.answers[i] for i in (part if len(part) else batch[:1])]
         log_probs = engine.scorer.log_probs(texts)[0]

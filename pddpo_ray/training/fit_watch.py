@@ -1,4 +1,4 @@
-"""What a fit says of itself step by step: its curve, the pairs that it keeps apart, and the step it ends with.
+"""The record of a fit, step by step: its curve, the pairs that it keeps apart, and the step it ends with.
 
 A loss alone does not tell whether a policy moves. Log-probabilities of better and of worse answers are kept apart: a
 margin can grow although both fall (likelihood displacement), and then the policy says something else altogether.
@@ -45,7 +45,7 @@ class FitCurve:
     _pace: LinePace = field(default_factory=LinePace)
 
     def add(self, **numbers: float) -> None:
-        """Takes in a step, one number for each of its columns, and says every now and then how far the fit is."""
+        """Adds a step, a number for each of `STEP`, and from time to time logs how far the fit is."""
         for name in STEP:
             getattr(self, name).append(numbers[name])
         if self._pace.due():
@@ -61,7 +61,7 @@ class FitCurve:
         )
 
     def look(self, loss: float, accuracy: float) -> bool:
-        """Takes in a look at the pairs kept apart, the first one before any step; whether it is the best after one."""
+        """Adds a look at the pairs kept apart, the first before any step. -> whether it is the best after a step"""
         best = bool(self.loss) and loss < min([*self.held_out_loss[1:], np.inf])
         if best:
             self.best = len(self.loss)

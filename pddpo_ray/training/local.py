@@ -51,7 +51,7 @@ MakeEngine = Callable[[ResponseScorer], Engine]
 SUPPORT_FLOOR = 1e-3
 """Smallest probability under the reference that counts as supported: rarer tokens are not of its language."""
 SAMPLE = 2**20
-"""Numbers by which a fit's moved share is known, to a tenth of a percent; of fewer, all."""
+"""Numbers sampled to estimate a fit's moved share, to a tenth of a percent; all, if there are fewer."""
 
 
 def carried(
@@ -90,9 +90,9 @@ class LocalTrainer:
         prepared = time.perf_counter()
         self.load_start(command.start)
         before = self._sampled(self.engine.each_weight())
-        known = command.start.moments
+        source = command.start.moments
         self.engine.begin(
-            command.settings, None if known is None else read_moments(self.store.stored(known.path), known)
+            command.settings, None if source is None else read_moments(self.store.stored(source.path), source)
         )
         curve = run_fit(
             self.engine,
@@ -154,11 +154,11 @@ class LocalTrainer:
         if base.sha256 == self.reference.sha256:
             self._add_reference(texts)
             return FrozenColumns(self._known.mapping(texts), supports)
-        known = self._open("log_probs", base.sha256)
-        missing = known.missing(texts)
+        column = self._open("log_probs", base.sha256)
+        missing = column.missing(texts)
         if missing:
-            known.add(missing, self.score(base, missing))
-        return FrozenColumns(known.mapping(texts), supports)
+            column.add(missing, self.score(base, missing))
+        return FrozenColumns(column.mapping(texts), supports)
 
     def _add_reference(self, texts: Sequence[Text]) -> None:
         new = self._known.missing(texts)
@@ -194,13 +194,13 @@ class LocalTrainer:
         share = -(-len(texts) // shard.ranks)
         shares = [texts[rank * share : (rank + 1) * share] for rank in range(shard.ranks)]
         cuts = [list(passes(self.engine.scorer, part)) for part in shares]
-        own = cuts[shard.rank]
-        parts = [compute([shares[shard.rank][i] for i in batch]) for batch in own]
-        for _ in range(len(own), max(map(len, cuts))):
+        batches = cuts[shard.rank]
+        parts = [compute([shares[shard.rank][i] for i in batch]) for batch in batches]
+        for _ in range(len(batches), max(map(len, cuts))):
             # A sharded model needs every rank in every forward pass: one that has run out repeats a text.
             parts.append(compute(texts[:1])[:0])
         result = np.concatenate(parts)
-        return np.concatenate(self.engine.gather(result[np.argsort(np.concatenate(own))] if own else result))
+        return np.concatenate(self.engine.gather(result[np.argsort(np.concatenate(batches))] if batches else result))
 
     # --- weights ------------------------------------------------------------------------------------------------
 
@@ -211,7 +211,7 @@ class LocalTrainer:
         return sampled(weights, numbers, self._dtype)
 
     def load(self, policy: PolicyVersion) -> None:
-        # By path: two versions with other masters may be equal once they are rounded.
+        # By path: two versions with different masters may round to equal weights.
         if self._resident != policy.path:
             self._resident = None
             self.engine.load(self._read(policy))
@@ -235,7 +235,7 @@ class LocalTrainer:
     def keep(
         self, command: FitCommand | Update, weights: Mapping[str, Tensor], moments: Tensors | None = None
     ) -> PolicyVersion:
-        """The version that these trained weights make. Rank 0 has them and writes it; the others hear its hash."""
+        """The version that these trained weights make. Rank 0 has them and writes it; the others receive its hash."""
         first = self.engine.shard.rank == 0
         sha256 = self._write(command.result, weights, moments or {}) if first else ""
         sha256 = self.engine.gather(np.array(sha256))[0].item()
@@ -268,8 +268,8 @@ def store_reference(
     """Put a checkpoint into the store as version 0: one file, tied tensors once, in the type that the run computes in.
 
     From there trainer and engines read it, whatever its shards, names and type were. `chat_template` takes the place of
-    the folder's own: every version of a run carries the one it is trained with. `in_nf4`: the version is what is left
-    of the checkpoint in four bits. Raises UserError where weights that the model needs are missing.
+    the folder's own: every version of a run carries the one it is trained with. `in_nf4`: the version is the
+    checkpoint as rounded to four bits. Raises UserError where weights that the model needs are missing.
     """
     from transformers import AutoModelForCausalLM
 

@@ -13,7 +13,7 @@ TELL_EVERY_S = 10.0
 
 
 class LinePace:
-    """When long work says its next line: short work says none."""
+    """When long work logs its next line; short work logs none."""
 
     def __init__(self) -> None:
         self._last = time.monotonic()
@@ -28,12 +28,12 @@ class LinePace:
 
 
 class Progress:
-    """Counts batches and optimiser steps that are done, and hands on what a long fit says of itself."""
+    """Counts finished batches and optimiser steps, and passes on the lines of long work."""
 
     def __init__(self) -> None:
         self.steps = 0
         self.listener: Callable[[str], None] | None = None
-        """Who is told lines; None: the log of this process."""
+        """Receives the lines; None: the log of this process."""
 
     def tell(self, line: str) -> None:
         """One line about the work that is being done."""

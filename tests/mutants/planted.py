@@ -48,8 +48,8 @@ PLANTED = (
     fault(
         "a judge's two orders are not turned back",
         "pddpo_ray/scoring/judges/judge _judged",
-        "(over[1], over[0])",
-        "(over[0], over[1])",
+        "(swapped[1], swapped[0])",
+        "(swapped[0], swapped[1])",
         "unit/scoring/test_judge",
     ),
     fault(

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 BUSY = (408, 409, 425, 429)
 OF_ONE_ITEM = (400, 413, 422, 451)
-"""Answers that may be about one text: a filter, a length. A repetition does not change them."""
+"""Statuses that may be about one text (a filter, a length). Asking again does not change them."""
 NOBODY = (httpx.ConnectError, httpx.ConnectTimeout)
 IN_A_ROW = 16
 HARMLESS = "Say yes."
@@ -96,10 +96,10 @@ class Silence:
 
 def kind_of_refusal(status: int, text: str) -> str:
     """Why a service refuses one text, in words that are counted; `text` is what it says."""
-    said = text.lower()
-    if status == 451 or re.search(r"filter|moderat|polic(?:y|ies)|flagged|safety|harm", said):
+    message = text.lower()
+    if status == 451 or re.search(r"filter|moderat|polic(?:y|ies)|flagged|safety|harm", message):
         return "stopped it by a filter"
-    if status == 413 or re.search(r"context|too (?:long|large|many)|length|token", said):
+    if status == 413 or re.search(r"context|too (?:long|large|many)|length|token", message):
         return "found it too long"
     return "refused it"
 
@@ -187,22 +187,22 @@ class ChatEndpoint:
             self._silence.end()
             return
         if worth_another(status):
-            said = f"the judge at {self.settings.endpoint} does not answer: {error_of(outcome)}; start it, then resume"
+            error = f"the judge at {self.settings.endpoint} does not answer: {error_of(outcome)}; start it, then resume"
         else:
-            said = f"the judge at {self.settings.endpoint} refuses model {self.settings.model}: {error_of(outcome)}"
+            error = f"the judge at {self.settings.endpoint} refuses model {self.settings.model}: {error_of(outcome)}"
         if status in OF_ONE_ITEM:
-            said += (
+            error += (
                 "; a field that it does not know is named otherwise or left out by"
                 " `fields: {max_tokens: max_completion_tokens, temperature: null}`"
             )
         if status in (404, 405):
-            said += "; `endpoint` is its base URL, such as http://HOST/v1"
-        self._over = said
-        raise RunError(said)
+            error += "; `endpoint` is its base URL, such as http://HOST/v1"
+        self._over = error
+        raise RunError(error)
 
     def _asked(self, client: httpx.Client, turns: Turns, seed: int) -> Outcome:
-        """What a question ends in. As long as nothing was answered, a field that is refused by its name is called
-        otherwise or left out, each once; what is answered then is asked so from there on."""
+        """A question's outcome. Until the service has answered once, a field that it refuses by name is renamed or left
+        out, each once; the first form that is answered stays in use."""
         fields = self._fields
         outcome = self._sent(client, turns, seed, fields)
         while (other := self._other_fields(fields, outcome)) is not None:
@@ -213,13 +213,13 @@ class ChatEndpoint:
                 "the judge at %s does not take %s: they are named otherwise or left out; say so: fields: %s",
                 self.settings.endpoint,
                 " and ".join(name for name in fields if fields[name] != self._fields[name]),
-                {name: own for name, own in fields.items() if name != own},
+                {name: alias for name, alias in fields.items() if name != alias},
             )
             self._fields = fields
         return outcome
 
     def _other_fields(self, fields: Fields, outcome: Outcome) -> Fields | None:
-        """What to call the fields instead of that; None: it would change nothing."""
+        """The fields to try next, renamed; None: nothing is left to try."""
         if not isinstance(outcome, httpx.Response) or outcome.status_code not in (400, 422):
             return None
         if self._silence.heard:  # perhaps since this was sent
@@ -250,9 +250,9 @@ class ChatEndpoint:
     def _read(self, outcome: Outcome) -> str | Lost:
         status = status_of(outcome)
         if status != 200:
-            said = error_of(outcome)
-            kind = kind_of_refusal(status, said) if status in OF_ONE_ITEM else "did not answer"
-            return Lost(f"{kind}: {said}", final=status in OF_ONE_ITEM)
+            message = error_of(outcome)
+            kind = kind_of_refusal(status, message) if status in OF_ONE_ITEM else "did not answer"
+            return Lost(f"{kind}: {message}", final=status in OF_ONE_ITEM)
         choice = _body(outcome)["choices"][0]
         content, end = _text(choice["message"].get("content")), choice.get("finish_reason")
         if end == "content_filter":
@@ -269,7 +269,7 @@ class ChatEndpoint:
 
 
 OTHERWISE: Fields = {"max_tokens": "max_completion_tokens", "temperature": None, "seed": None, "system": None}
-"""What a field, or the role `system`, that is refused by its name is tried as. The length stays limited."""
+"""What a field or the role `system` becomes once refused by name; None: left out. The length stays limited."""
 JSON = {"Content-Type": "application/json"}
 
 
@@ -293,14 +293,13 @@ def client_of(key: str | None, timeout_s: float, workers: int) -> httpx.Client:
 
 
 def json_of(body: object) -> bytes:
-    """A request's JSON. What UTF-8 has no bytes for (half of a surrogate pair) is a replacement character, and a number
-    that JSON has not is null."""
+    """A request's JSON. Half of a surrogate pair becomes a replacement character, NaN and infinity become null."""
     text = json.dumps(finite(body), ensure_ascii=False)
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
 
 
 def _messages(turns: Turns, system: str | None) -> list[dict[str, str]]:
-    """The turns with the name that the role `system` has; without one it begins the turn that follows."""
+    """The turns with `system` as the role's name; where it is None, that text begins the next turn."""
     messages, before = [], ""
     for role, content in turns:
         if role == "system" and system is None:
@@ -339,7 +338,7 @@ def _is_completion(body: Any) -> bool:
 
 
 def _text(content: Any) -> str:
-    """A message's content as text; of one in parts, those that are text. Thoughts in parts of their own are none."""
+    """A message's content as text; of content in parts, the text parts. Others, such as thoughts, are dropped."""
     if isinstance(content, list):
         return "".join(part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str))
     return content if isinstance(content, str) else ""
@@ -350,8 +349,8 @@ def error_of(outcome: Outcome) -> str:
     if isinstance(outcome, httpx.HTTPError):
         return f"{type(outcome).__name__}: {outcome}"
     body = _body(outcome)
-    said = body.get("error", body) if isinstance(body, dict) else body
-    text = said.get("message", said) if isinstance(said, dict) else said
+    error = body.get("error", body) if isinstance(body, dict) else body
+    text = error.get("message", error) if isinstance(error, dict) else error
     return f"{status_of(outcome)} {shortened(outcome.text if body is None else text)}"
 
 

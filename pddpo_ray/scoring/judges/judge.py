@@ -68,14 +68,14 @@ class JudgedPair:
     changed_over: Both | None
     """Already turned back: the first number is the first answer's here too."""
     lost: tuple[Lost, ...] = ()
-    """Why there is none, where there is none."""
+    """Why a score is missing."""
 
     @property
     def scores(self) -> Both | None:
         """Mean over both orders; None unless both were read."""
         if self.as_given is None or self.changed_over is None:
             return None
-        first, second = ((one + other) / 2 for one, other in zip(self.as_given, self.changed_over, strict=True))
+        first, second = ((score + other) / 2 for score, other in zip(self.as_given, self.changed_over, strict=True))
         return first, second
 
     @property
@@ -88,9 +88,9 @@ class JudgedPair:
 
 
 class Judge:
-    """Questions to a model behind an endpoint. Of its two, a caller brings the words and how a reply is read: what is
-    an answer worth (`values`), and which of two is better (`pairs`). `compare` and `opinions` are those of `feedback`,
-    which `judged` counts, and `reasons` why they had no verdict."""
+    """Asks a model behind an endpoint about single answers (`values`) and about two (`pairs`), by any caller's
+    `Question`. `compare` and `opinions` are the questions of `feedback`: `judged` counts them, and `reasons` counts why
+    some had no verdict."""
 
     def __init__(self, endpoint: ChatEndpoint) -> None:
         self.endpoint = endpoint
@@ -109,41 +109,43 @@ class Judge:
 
     def pairs(self, question: Question[Both], asked: Sequence[tuple[PairTexts, tuple[int, int]]]) -> list[JudgedPair]:
         """Numbers of each (prompt, first, second), which comes with a seed for either order. -> in order"""
-        said = self.values(question, [one for texts, seeds in asked for one in zip(orders(texts), seeds, strict=True)])
-        return [_judged(given, over) for given, over in zip(said[::2], said[1::2], strict=True)]
+        numbers = self.values(
+            question, [item for texts, seeds in asked for item in zip(orders(texts), seeds, strict=True)]
+        )
+        return [_judged(scores, swapped) for scores, swapped in zip(numbers[::2], numbers[1::2], strict=True)]
 
     def compare(self, pairs: Sequence[PairTexts], axis: Axis, seed: int) -> list[JudgedPair]:
         """Scores of (prompt, first, second) on one axis, each pair in both orders. -> in order"""
         seeds = [_seed(seed, axis, *texts) for texts in pairs]
-        asked = [(texts, (own, own + 1)) for texts, own in zip(pairs, seeds, strict=True)]
-        judged = self.pairs(BY_AXIS[axis], asked)
-        self._count(2 * len(judged), [one for pair in judged for one in pair.lost])
+        requests = [(texts, (pair_seed, pair_seed + 1)) for texts, pair_seed in zip(pairs, seeds, strict=True)]
+        judged = self.pairs(BY_AXIS[axis], requests)
+        self._count(2 * len(judged), [loss for pair in judged for loss in pair.lost])
         return judged
 
     def opinions(
         self, texts: Sequence[tuple[str, str]], labels_each: int, seed: int
     ) -> list[tuple[Verdict | Lost, ...]]:
         """`labels_each` labels of each (prompt, answer), SAFE or UNSAFE, one question each; Lost: why there is none."""
-        asked = [(own, _seed(seed, "safety", *own) + index) for own in texts for index in range(labels_each)]
-        said = self.values(SAFETY, asked)
-        self._count(len(said), [one for one in said if isinstance(one, Lost)])
-        return [tuple(said[start : start + labels_each]) for start in range(0, len(said), labels_each)]
+        requests = [(pair, _seed(seed, "safety", *pair) + index) for pair in texts for index in range(labels_each)]
+        labels = self.values(SAFETY, requests)
+        self._count(len(labels), [label for label in labels if isinstance(label, Lost)])
+        return [tuple(labels[start : start + labels_each]) for start in range(0, len(labels), labels_each)]
 
-    def _count(self, asked: int, lost: Sequence[Lost]) -> None:
-        self.judged += asked
-        kinds = Counter(one.kind for one in lost)
+    def _count(self, questions: int, lost: Sequence[Lost]) -> None:
+        self.judged += questions
+        kinds = Counter(loss.kind for loss in lost)
         self.reasons.update(kinds)
         if lost:
             logger.warning(
                 "no verdict about %d of %d questions to the judge (%s); the first one %s",
-                len(lost), asked, ", ".join(f"{kind}: {n}" for kind, n in kinds.most_common()), lost[0].reason,
+                len(lost), questions, ", ".join(f"{kind}: {n}" for kind, n in kinds.most_common()), lost[0].reason,
             )  # fmt: skip
 
 
 class JudgeLabeller:
     """A judge as a `Labeller`. The more harmful answer is the one with the lower score for harmlessness.
 
-    What the endpoint refuses to look at is MISSING, and so not asked again. `record` is handed the counts of the
+    What the endpoint refuses to look at is MISSING, and so not asked again. `record` receives the counts of the
     present round, which `round_` names: `judge/questions`, `judge/unreadable`, and of these `judge/KIND` by their kind.
     """
 
@@ -156,9 +158,9 @@ class JudgeLabeller:
     def safety(self, items: Sequence[Response], labels_each: int, seed: int) -> list[SafetyLabels]:
         with self._counting():
             opinions = self.judge.opinions([(item.prompt.text, item.text) for item in items], labels_each, seed)
-        labels = [tuple(map(_label, own)) for own in opinions]
+        labels = [tuple(map(_label, opinion)) for opinion in opinions]
         reasons = map(_reason, opinions)
-        return [SafetyLabels(item, own, reason=why) for item, own, why in zip(items, labels, reasons, strict=True)]
+        return [SafetyLabels(item, votes, reason=why) for item, votes, why in zip(items, labels, reasons, strict=True)]
 
     def compare(self, pairs: Sequence[Pair], seed: int) -> list[LabelledPair]:
         texts = [(pair.prompt.text, pair.first.text, pair.second.text) for pair in pairs]
@@ -178,13 +180,13 @@ class JudgeLabeller:
     @contextmanager
     def _counting(self) -> Iterator[None]:
         """Adds what is asked within to the present round's counts and records them, also when it ends in an error."""
-        asked, reasons = self.judge.judged, self.judge.reasons.copy()
+        count, reasons = self.judge.judged, self.judge.reasons.copy()
         try:
             yield
         finally:
             new = self.judge.reasons - reasons
             total = self._counted.setdefault(self._round(), Counter())
-            total.update({"questions": self.judge.judged - asked, "unreadable": new.total()})
+            total.update({"questions": self.judge.judged - count, "unreadable": new.total()})
             total.update({kind.replace(" ", "_"): number for kind, number in new.items()})
             self._record({f"judge/{name}": float(number) for name, number in total.items()})
 
@@ -195,38 +197,38 @@ def orders(texts: PairTexts) -> tuple[PairTexts, PairTexts]:
     return texts, (prompt, second, first)
 
 
-def _judged(given: Both | Lost, over: Both | Lost) -> JudgedPair:
+def _judged(scores: Both | Lost, swapped: Both | Lost) -> JudgedPair:
     return JudgedPair(
-        None if isinstance(given, Lost) else given,
-        None if isinstance(over, Lost) else (over[1], over[0]),
-        tuple(one for one in (given, over) if isinstance(one, Lost)),
+        None if isinstance(scores, Lost) else scores,
+        None if isinstance(swapped, Lost) else (swapped[1], swapped[0]),
+        tuple(loss for loss in (scores, swapped) if isinstance(loss, Lost)),
     )
 
 
 def _why(pair: JudgedPair) -> Lost | None:
     """Why a pair is excluded; a refusal of the pair itself comes before what may be asked again."""
-    return max(pair.lost, key=lambda one: one.final, default=None)
+    return max(pair.lost, key=lambda loss: loss.final, default=None)
 
 
 def _label_of_pair(pair: JudgedPair) -> Verdict:
     return _label(_why(pair) or pair.winner)
 
 
-def _label(said: Verdict | Lost) -> Verdict:
-    if isinstance(said, Lost):
-        return Verdict.MISSING if said.final else Verdict.FAILED
-    return said
+def _label(verdict: Verdict | Lost) -> Verdict:
+    if isinstance(verdict, Lost):
+        return Verdict.MISSING if verdict.final else Verdict.FAILED
+    return verdict
 
 
-def _reason(said: Iterable[Verdict | Lost | None]) -> str:
+def _reason(results: Iterable[Verdict | Lost | None]) -> str:
     """The first reason."""
-    return next((one.reason for one in said if isinstance(one, Lost)), "")
+    return next((result.reason for result in results if isinstance(result, Lost)), "")
 
 
-def _scores(axis: Axis, said: str) -> Both | None:
+def _scores(axis: Axis, verdict: str) -> Both | None:
     """The numbers of `a, b`, if both lie on the axis' scale."""
     low, high = SCALE[axis]
-    match numbers_in(said, high):
+    match numbers_in(verdict, high):
         case (first, second) if low <= min(first, second) and max(first, second) <= high:
             return first, second
     return None

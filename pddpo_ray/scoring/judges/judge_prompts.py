@@ -161,8 +161,8 @@ def _listed(items: tuple[str, ...]) -> str:
 def _filled(template: str, **parts: str) -> str:
     """The template's slots, filled piece by piece: braces inside the texts stay as they are."""
     pieces = []
-    rest = template
+    remainder = template
     for name, text in sorted(parts.items(), key=lambda item: template.index("{" + item[0] + "}")):
-        before, rest = rest.split("{" + name + "}", 1)
+        before, remainder = remainder.split("{" + name + "}", 1)
         pieces += [before, text]
-    return "".join([*pieces, rest])
+    return "".join([*pieces, remainder])

@@ -69,7 +69,7 @@ def verdicts(reply: str) -> list[str]:
 
 
 def _agree(text: str) -> bool:
-    return len({said.lower() for said in VERDICT.findall(text)}) == 1
+    return len({verdict.lower() for verdict in VERDICT.findall(text)}) == 1
 
 
 _NUMBER = r"(?P<number>[-+]?(?:\d+(?:\.\d+)?|\.\d+))"
@@ -85,7 +85,7 @@ def numbers_in(verdict: str, high: float) -> tuple[float, ...]:
     """The numbers of `a`, or of `a, b`; on a scale up to `high` each may name it, as in `3/10`. (): it says more."""
     of_scale = rf"\s*{_NUMBER}(?:\s*(?:/|out of)\s*{high:g})?\s*"
     numbers = [re.fullmatch(of_scale, part) for part in verdict.split(",")]
-    return tuple(float(one["number"]) for one in numbers if one) if all(numbers) else ()
+    return tuple(float(match["number"]) for match in numbers if match) if all(numbers) else ()
 
 
 def number_on_scale(reply: str, low: float, high: float) -> float | None:
@@ -98,9 +98,9 @@ def number_on_scale(reply: str, low: float, high: float) -> float | None:
     text, top = own_words(reply) or "", rf"{high:g}(?:\.0+)?(?![\d.]\d|\d)"
     of_scale = re.compile(rf"(?<![\d.,/]){_NUMBER}\s*(?:/\s*{top}|out\s+of\s+{top}{_AFTER})", re.MULTILINE)
     marked = {float(match["number"]) for match in of_scale.finditer(text)}
-    given = [found for line in of_scale.sub(r" \g<number> ", text).splitlines() if (found := _given(line, low, high))]
-    if given:
-        return max(reversed(given), key=lambda found: found[0])[1]
+    hits = [score for line in of_scale.sub(r" \g<number> ", text).splitlines() if (score := _given(line, low, high))]
+    if hits:
+        return max(reversed(hits), key=lambda score: score[0])[1]
     return marked.pop() if len(marked) == 1 else None
 
 
@@ -112,5 +112,5 @@ def _given(line: str, low: float, high: float) -> tuple[bool, float] | None:
     last = LAST.match(line)
     if last is None or END_OF_SCALE.search(last["before"]):
         return None
-    named = bool(scales or not re.search(r"\w", last["before"]) or NAMED.search(last["before"].lower()))
-    return (named, float(last["number"])) if named or re.search("[:=]", last["before"]) else None
+    is_named = bool(scales or not re.search(r"\w", last["before"]) or NAMED.search(last["before"].lower()))
+    return (is_named, float(last["number"])) if is_named or re.search("[:=]", last["before"]) else None

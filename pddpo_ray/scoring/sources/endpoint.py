@@ -39,9 +39,8 @@ NO_ACCESS = (401, 403, 404, 405)
 class MeasuringEndpoint:
     """Asks one URL about answers, `workers` at a time.
 
-    What it does not measure is missing for that answer alone, until it looks as if nobody were there: no connection; no
-    access, or an error of the server for a whole batch, before it ever measured anything; `IN_A_ROW` answers in a row
-    without a measurement. That raises RunError.
+    A failure leaves that answer alone unmeasured. RunError where the service seems to be down: no connection; no
+    access, or server errors for a whole batch, before its first measurement; more than `IN_A_ROW` failures in a row.
     """
 
     def __init__(self, url: str, key: str | None, timeout_s: float, workers: int, tries: int) -> None:
@@ -60,7 +59,7 @@ class MeasuringEndpoint:
         body = {"prompt": answer.prompt, "response": answer.response, "row": dict(answer.row)}
         outcome = send(
             lambda: client.post(self._url, content=json_of(body), headers=JSON),
-            lambda found: worth_another(_status(found)),
+            lambda reply: worth_another(_status(reply)),
             tries=self._tries,
         )
         status = _status(outcome)

@@ -48,13 +48,13 @@ def grader_source(source: Opening) -> Source:
     options = {**source.judge, **source.options}
     text = text_of(where, source.folder / name)
     try:
-        given = json.loads(text)
+        spec = json.loads(text)
     except json.JSONDecodeError as error:
         raise UserError(f"{where}: {name} is not JSON: {error}") from error
-    if isinstance(given, dict) and isinstance(given.get("grader"), dict):
-        given = given["grader"]
-    grade = open_grader(given, replace(source, options=options))
-    threshold = given.get("pass_threshold")
+    if isinstance(spec, dict) and isinstance(spec.get("grader"), dict):
+        spec = spec["grader"]
+    grade = open_grader(spec, replace(source, options=options))
+    threshold = spec.get("pass_threshold")
 
     def value(answer: Answer) -> object:
         number = grade(answer)
@@ -62,7 +62,7 @@ def grader_source(source: Opening) -> Source:
             return number
         return number >= threshold if math.isfinite(number) else number
 
-    shown = str(given.get("name") or name)
+    shown = str(spec.get("name") or name)
     identity = f"grader {fingerprint(text, json.dumps(options, sort_keys=True, default=str))}"
 
     def measure(answers: Sequence[Answer]) -> list[object]:
@@ -98,17 +98,17 @@ CHECKS: Mapping[str, Callable[[str, str], bool]] = {
 }
 
 
-def _string_check(given: Mapping[str, Any], opening: Opening) -> Grade:
-    text, reference = _template(given, "input", opening), _template(given, "reference", opening)
-    check = CHECKS.get(given.get("operation", ""))
+def _string_check(spec: Mapping[str, Any], opening: Opening) -> Grade:
+    text, reference = _template(spec, "input", opening), _template(spec, "reference", opening)
+    check = CHECKS.get(spec.get("operation", ""))
     if check is None:
         raise UserError(f"{opening.where}: operation must be one of {', '.join(CHECKS)}")
     return _of_texts(text, reference, lambda left, right: float(check(left, right)))
 
 
-def _text_similarity(given: Mapping[str, Any], opening: Opening) -> Grade:
-    text, reference = _template(given, "input", opening), _template(given, "reference", opening)
-    metric = given.get("evaluation_metric")
+def _text_similarity(spec: Mapping[str, Any], opening: Opening) -> Grade:
+    text, reference = _template(spec, "input", opening), _template(spec, "reference", opening)
+    metric = spec.get("evaluation_metric")
     if metric not in SIMILARITIES:
         raise UserError(
             f"{opening.where}: evaluation_metric `{metric}` is not measured here; {', '.join(SIMILARITIES)} are"
@@ -138,8 +138,8 @@ def similarity(metric: str, text: str, reference: str) -> float:
     if metric == "rouge_l":
         return _f1(_common_subsequence(left, right), len(left), len(right))
     size = int(metric.removeprefix("rouge_"))
-    ours, theirs = _runs(left, size), _runs(right, size)
-    return _f1((ours & theirs).total(), ours.total(), theirs.total())
+    left_runs, right_runs = _runs(left, size), _runs(right, size)
+    return _f1((left_runs & right_runs).total(), left_runs.total(), right_runs.total())
 
 
 def _runs(words: Sequence[str], size: int) -> Counter[tuple[str, ...]]:
@@ -165,11 +165,11 @@ def _common_subsequence(left: Sequence[str], right: Sequence[str]) -> int:
 # --- with a model -------------------------------------------------------------------------------------------------
 
 
-def _label_model(given: Mapping[str, Any], opening: Opening) -> Grade:
-    labels, passing = given.get("labels"), given.get("passing_labels")
+def _label_model(spec: Mapping[str, Any], opening: Opening) -> Grade:
+    labels, passing = spec.get("labels"), spec.get("passing_labels")
     if not isinstance(labels, list) or not isinstance(passing, list) or not set(passing) <= set(labels):
         raise UserError(f"{opening.where}: a label_model needs `labels`, and `passing_labels` out of them")
-    ask = _asking(given, opening, f"End with one line that holds nothing but one of these labels: {', '.join(labels)}")
+    ask = _asking(spec, opening, f"End with one line that holds nothing but one of these labels: {', '.join(labels)}")
 
     def grade(answer: Answer) -> float | Unmeasured:
         reply = ask(answer)
@@ -177,16 +177,16 @@ def _label_model(given: Mapping[str, Any], opening: Opening) -> Grade:
             return reply
         words = (without_thoughts(reply) or "").splitlines()
         last = words[-1] if words else ""
-        said = last.strip(" .\"'`*").lower()
-        matching = [label for label in labels if label.lower() == said]
+        choice = last.strip(" .\"'`*").lower()
+        matching = [label for label in labels if label.lower() == choice]
         return float(matching[0] in passing) if matching else Unmeasured(f"gave no label: {last[:80]!r}")
 
     return grade
 
 
-def _score_model(given: Mapping[str, Any], opening: Opening) -> Grade:
-    low, high = given.get("range") or (0.0, 1.0)
-    ask = _asking(given, opening, f"End with one line that holds nothing but a number from {low:g} to {high:g}.")
+def _score_model(spec: Mapping[str, Any], opening: Opening) -> Grade:
+    low, high = spec.get("range") or (0.0, 1.0)
+    ask = _asking(spec, opening, f"End with one line that holds nothing but a number from {low:g} to {high:g}.")
 
     def grade(answer: Answer) -> float | Unmeasured:
         reply = ask(answer)
@@ -200,24 +200,24 @@ def _score_model(given: Mapping[str, Any], opening: Opening) -> Grade:
     return grade
 
 
-def _asking(given: Mapping[str, Any], opening: Opening, form: str) -> Callable[[Answer], str | Unmeasured]:
+def _asking(spec: Mapping[str, Any], opening: Opening, form: str) -> Callable[[Answer], str | Unmeasured]:
     """Asks the grader's conversation, with the form of the reply at its end."""
-    messages = given.get("input") or []
+    messages = spec.get("input") or []
     turns = [(ROLES.get(turn.get("role"), turn.get("role")), _content(turn, opening)) for turn in messages]
     if not turns:
-        raise UserError(f"{opening.where}: a {given['type']} needs `input`, a list of messages")
-    sampling = {key: given.get("sampling_params", {}).get(key) for key in ("temperature",)}
-    options = {"model": given.get("model"), **sampling, **opening.options}
+        raise UserError(f"{opening.where}: a {spec['type']} needs `input`, a list of messages")
+    sampling = {key: spec.get("sampling_params", {}).get(key) for key in ("temperature",)}
+    options = {"model": spec.get("model"), **sampling, **opening.options}
     endpoint = ChatEndpoint.stated(opening.where, options, opening.environment)
 
     def ask(answer: Answer) -> str | Unmeasured:
-        said = []
+        chat = []
         for role, template in turns:
             text = filled(template, answer)
             if isinstance(text, Unmeasured):
                 return text
-            said.append((str(role), text))
-        reply = endpoint.converse([([*said, ("user", form)], seed_of("grader", *(text for _, text in said)))])[0]
+            chat.append((str(role), text))
+        reply = endpoint.converse([([*chat, ("user", form)], seed_of("grader", *(text for _, text in chat)))])[0]
         return Unmeasured(reply.reason) if isinstance(reply, Lost) else reply
 
     return ask
@@ -245,25 +245,25 @@ FUNCTIONS: Mapping[str, Callable[..., float]] = {
 }  # fmt: skip
 
 
-def _multi(given: Mapping[str, Any], opening: Opening) -> Grade:
-    graders = given.get("graders")
+def _multi(spec: Mapping[str, Any], opening: Opening) -> Grade:
+    graders = spec.get("graders")
     if isinstance(graders, list):
         graders = {str(grader.get("name")): grader for grader in graders}
-    if not isinstance(graders, dict) or not graders or not isinstance(given.get("calculate_output"), str):
+    if not isinstance(graders, dict) or not graders or not isinstance(spec.get("calculate_output"), str):
         raise UserError(f"{opening.where}: a multi grader needs `graders` by name and `calculate_output`")
     opened = {name: open_grader(grader, opening) for name, grader in graders.items()}
     try:
-        formula = ast.parse(given["calculate_output"], mode="eval").body
+        formula = ast.parse(spec["calculate_output"], mode="eval").body
         calculate(formula, dict.fromkeys(opened, 0.5))
     except (SyntaxError, ValueError, TypeError) as error:
-        raise UserError(f"{opening.where}: calculate_output `{given['calculate_output']}`: {error}") from error
+        raise UserError(f"{opening.where}: calculate_output `{spec['calculate_output']}`: {error}") from error
     except ArithmeticError:
         pass  # of the trial values alone
 
     def grade(answer: Answer) -> float | Unmeasured:
         values: dict[str, float] = {}
-        for name, one in opened.items():
-            value = one(answer)
+        for name, grader in opened.items():
+            value = grader(answer)
             if isinstance(value, Unmeasured):
                 return Unmeasured(f"{name} {value.reason}")
             values[name] = value
@@ -320,10 +320,10 @@ def filled(template: str, answer: Answer) -> str | Unmeasured:
     return Unmeasured(f"found no {missing[0]} in the row") if missing else text
 
 
-def _template(given: Mapping[str, Any], key: str, opening: Opening) -> str:
-    if not isinstance(given.get(key), str):
-        raise UserError(f"{opening.where}: a {given['type']} needs the text `{key}`")
-    return _checked(given[key], opening)
+def _template(spec: Mapping[str, Any], key: str, opening: Opening) -> str:
+    if not isinstance(spec.get(key), str):
+        raise UserError(f"{opening.where}: a {spec['type']} needs the text `{key}`")
+    return _checked(spec[key], opening)
 
 
 def _checked(template: str, opening: Opening) -> str:

@@ -39,7 +39,7 @@ class JudgeOfLimit:
     judge: Judge
     question: Question[Any]
     compares: bool
-    """Whether it is shown the reference's answer too; the question then has a number for either."""
+    """Whether the reference's answer is shown too; the question then has a number for each."""
     labels_each: int = 1
     first: int = 0
     """Number of the first opinion; other opinions are asked with other seeds."""
@@ -54,13 +54,15 @@ class JudgeOfLimit:
 
     def _valued(self, answers: Sequence[Answer]) -> list[float | Lost]:
         texts = [(answer.prompt, answer.response) for answer in answers]
-        return self.judge.values(self.question, [(own, self._seed(own, n)) for own in texts for n in self._numbers])
+        return self.judge.values(self.question, [(pair, self._seed(pair, n)) for pair in texts for n in self._numbers])
 
     def _compared(self, answers: Sequence[Answer]) -> list[float | Lost]:
         """The answer's share of the win over the reference's."""
-        pairs = [(one.prompt, one.response, one.reference) for one in answers if one.reference is not None]
-        asked = [(pair, self._seeds(pair, number)) for pair in pairs for number in self._numbers]
-        return [pair.scores[0] if pair.scores else pair.lost[0] for pair in self.judge.pairs(self.question, asked)]
+        pairs = [
+            (answer.prompt, answer.response, answer.reference) for answer in answers if answer.reference is not None
+        ]
+        requests = [(pair, self._seeds(pair, number)) for pair in pairs for number in self._numbers]
+        return [pair.scores[0] if pair.scores else pair.lost[0] for pair in self.judge.pairs(self.question, requests)]
 
     @property
     def _numbers(self) -> range:
@@ -70,8 +72,8 @@ class JudgeOfLimit:
         return seed_of("limit", self.question.words(*texts), number)
 
     def _seeds(self, pair: PairTexts, number: int) -> tuple[int, int]:
-        given, over = (self._seed(texts, number) for texts in orders(pair))
-        return given, over
+        first, second = (self._seed(texts, number) for texts in orders(pair))
+        return first, second
 
 
 def own_question(form: Form, text: str, scale: Scale) -> Question[Any]:
@@ -86,9 +88,9 @@ def own_question(form: Form, text: str, scale: Scale) -> Question[Any]:
     return Question(SYSTEM_OWN, partial(own_score, text, low=low, high=high), partial(_number, high), "number")
 
 
-def _number(high: float, said: str) -> float | None:
+def _number(high: float, verdict: str) -> float | None:
     """It may lie outside of the scale, which has a reason of its own."""
-    numbers = numbers_in(said, high)
+    numbers = numbers_in(verdict, high)
     return numbers[0] if len(numbers) == 1 else None
 
 
@@ -105,16 +107,16 @@ def judge_source(given: Opening) -> Source:
         raise UserError(f"{where}: a judge's numbers need `bounds`, e.g. bounds: [0, 10]")
     endpoint = ChatEndpoint.stated(where, options, given.environment)
     settings = endpoint.settings
-    decided = [form, text, str(settings.temperature), *([json.dumps(settings.fields)] if settings.fields else [])]
-    version = f"judge {settings.endpoint} {settings.model} {fingerprint(*decided)}"
+    identity = [form, text, str(settings.temperature), *([json.dumps(settings.fields)] if settings.fields else [])]
+    version = f"judge {settings.endpoint} {settings.model} {fingerprint(*identity)}"
     measure = JudgeOfLimit(Judge(endpoint), own_question(form, text, scale), form == "comparison", labels_each)
-    own = scale if form == "score" else VERDICT
+    own_scale = scale if form == "score" else VERDICT
     halves = measure, replace(measure, first=labels_each)
-    return Source(f"judge {settings.model}", version, measure, own, BATCH, halves=halves)
+    return Source(f"judge {settings.model}", version, measure, own_scale, BATCH, halves=halves)
 
 
 def _mean(opinions: Sequence[float | Lost]) -> float | Unmeasured:
     """Of all opinions; where one is lost, why."""
-    numbers = [one for one in opinions if not isinstance(one, Lost)]
-    lost = [one for one in opinions if isinstance(one, Lost)]
+    numbers = [opinion for opinion in opinions if not isinstance(opinion, Lost)]
+    lost = [opinion for opinion in opinions if isinstance(opinion, Lost)]
     return Unmeasured(lost[0].reason) if lost else sum(numbers) / len(numbers)

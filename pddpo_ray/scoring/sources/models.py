@@ -72,20 +72,20 @@ def score_model_source(given: Opening) -> Source:
         return list(scorer.score_texts(_texts(answers)))
 
     def verdict(answers: Sequence[Answer]) -> list[object]:
-        return [math.nan if math.isnan(one) else one > above for one in scorer.score_texts(_texts(answers)).tolist()]
+        return [math.nan if math.isnan(raw) else raw > above for raw in scorer.score_texts(_texts(answers)).tolist()]
 
     def comparison(answers: Sequence[Answer]) -> list[object]:
-        there = [answer for answer in answers if answer.reference is not None]
-        if not there:
+        with_reference = [answer for answer in answers if answer.reference is not None]
+        if not with_reference:
             return [NO_REFERENCE] * len(answers)
-        theirs = [replace(answer, response=answer.reference or "") for answer in there]
-        own, other = scorer.score_texts(_texts([*there, *theirs])).reshape(2, -1)
-        wins = iter(np.where(np.isnan(own - other), np.nan, agreement(own - other)).tolist())
+        references = [replace(answer, response=answer.reference or "") for answer in with_reference]
+        scores, other = scorer.score_texts(_texts([*with_reference, *references])).reshape(2, -1)
+        wins = iter(np.where(np.isnan(scores - other), np.nan, agreement(scores - other)).tolist())
         return [NO_REFERENCE if answer.reference is None else next(wins) for answer in answers]
 
     measures: Mapping[Says, Measure] = {"score": measure, "verdict": verdict, "comparison": comparison}
-    said = "" if says == "score" else f" {says} {above:g}" if says == "verdict" else f" {says}"
-    identity = f"score model{said} {fingerprint(settings.model_dump_json(), scorer.template, _identity(source))}"
+    suffix = "" if says == "score" else f" {says} {above:g}" if says == "verdict" else f" {says}"
+    identity = f"score model{suffix} {fingerprint(settings.model_dump_json(), scorer.template, _identity(source))}"
     return Source(f"score model {name}", identity, measures[says], VERDICT if says != "score" else given.scale, BATCH)
 
 
@@ -130,7 +130,7 @@ def _model_folder(where: str, name: str, folder: Path) -> Path:
 
 
 def _zero_is_known(folder: Path) -> bool:
-    """False where `pddpo scorer train` found no label to put it by; other models are taken at their word."""
+    """False where `pddpo scorer train` had no labels to set it by; the zero of other models is trusted."""
     report = folder / REPORT
     return not report.is_file() or bool(json.loads(report.read_text())["calibration"]["zero_is_known"])
 

@@ -1,4 +1,4 @@
-"""How the kinds of sources are opened that are in no file of their own (`limits.source_kinds` names all of them)."""
+"""Openers of the kinds of sources without a file of their own (`limits.source_kinds` names all kinds)."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Surroundings:
     judge: Mapping[str, Any] = field(default_factory=dict)
     """model, endpoint, key_env, ... of judges that name none: the `judge:` of the file."""
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    """Where keys stand."""
+    """Holds the keys."""
 
 
 def limits_given(limits: Mapping[str, Any] | str | Path) -> list[tuple[StatedLimit, Source | None]]:
@@ -62,8 +62,8 @@ def opened_limits(document: Mapping[str, Any], name: str, folder: Path) -> list[
     judge = document.get("judge")
     surroundings = Surroundings(folder, judge if isinstance(judge, dict) else {})
     return [
-        (stated, None if stated.source.kind in ("reference", "world") else open_source(stated, surroundings))
-        for stated in stated_limits(document, name)
+        (entry, None if entry.source.kind in ("reference", "world") else open_source(entry, surroundings))
+        for entry in stated_limits(document, name)
     ]
 
 
@@ -116,10 +116,10 @@ def versus_reference(source: Source) -> Source:
     scale = Scale(source.scale.unit, False, None if span is None else -span, span)
 
     def difference(answers: Sequence[Answer]) -> list[object]:
-        there = [answer for answer in answers if answer.reference is not None]
-        theirs = [replace(answer, response=answer.reference or "") for answer in there]
-        values = iter(source.values([*there, *theirs]) if there else [])
-        first = [next(values) for _ in there]
+        with_reference = [answer for answer in answers if answer.reference is not None]
+        references = [replace(answer, response=answer.reference or "") for answer in with_reference]
+        values = iter(source.values([*with_reference, *references]) if with_reference else [])
+        first = [next(values) for _ in with_reference]
         pairs = iter(zip(first, values, strict=True))
         return [_less(*next(pairs)) if answer.reference is not None else NO_REFERENCE for answer in answers]
 
@@ -128,12 +128,12 @@ def versus_reference(source: Source) -> Source:
     )
 
 
-def _less(own: float | Unmeasured, theirs: float | Unmeasured) -> float | Unmeasured:
-    if isinstance(own, Unmeasured):
-        return own
-    if isinstance(theirs, Unmeasured):
-        return replace(theirs, reason=f"{theirs.reason} (on the reference's answer)")
-    return own - theirs
+def _less(value: float | Unmeasured, reference: float | Unmeasured) -> float | Unmeasured:
+    if isinstance(value, Unmeasured):
+        return value
+    if isinstance(reference, Unmeasured):
+        return replace(reference, reason=f"{reference.reason} (on the reference's answer)")
+    return value - reference
 
 
 def check_limits(limits: Mapping[str, Any] | str | Path, rows: Sequence[Mapping[str, Any]]) -> dict[str, Checked]:
@@ -147,4 +147,4 @@ def check_limits(limits: Mapping[str, Any] | str | Path, rows: Sequence[Mapping[
     answers = [replace(answer_of(dict(row), f"row {n}"), where=f"row {n}") for n, row in enumerate(rows, start=1)]
     if not answers:
         raise UserError("there are no rows; give at least one with `prompt` and `response`")
-    return {one.limit.name: one for one in check(opened, answers)}
+    return {result.limit.name: result for result in check(opened, answers)}

@@ -38,5 +38,5 @@ def profanity_source(given: Opening) -> Source:
 
 
 def verdicts(chances: Any, verdict: bool, threshold: float) -> list[object]:
-    """Verdicts or probabilities; what is no number stays one that the source refuses."""
+    """Verdicts or probabilities. NaN is passed through; the source rejects it."""
     return [bool(chance >= threshold) if verdict and np.isfinite(chance) else float(chance) for chance in chances]

@@ -97,13 +97,13 @@ def byte_level_words(texts: Iterable[str], vocabulary: int) -> Tokenizer:
 
 def sequences(texts: Sequence[TextPair], tokenizer: Any, context: int) -> list[list[int]]:
     """Whole token sequences, beginning and end of sequence included, that fit the context."""
-    kept = []
+    rows = []
     for prompt, answer in texts:
         ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt, answer)]
         whole = [tokenizer.bos_token_id, *ids[0], *ids[1], tokenizer.eos_token_id]
         if len(whole) <= context:
-            kept.append(whole)
-    return kept
+            rows.append(whole)
+    return rows
 
 
 def build_model(spec: ScratchSpec, tokenizer: Any) -> LlamaForCausalLM:
@@ -146,12 +146,12 @@ def pretrain(model: LlamaForCausalLM, rows: Sequence[Sequence[int]], spec: Scrat
 def _loss(model: LlamaForCausalLM, rows: Sequence[Sequence[int]]) -> Tensor:
     longest = max(map(len, rows))
     ids = torch.full((len(rows), longest), model.config.pad_token_id)
-    wanted = torch.full((len(rows), longest), -100)
+    targets = torch.full((len(rows), longest), -100)
     for index, row in enumerate(rows):
-        ids[index, : len(row)] = wanted[index, : len(row)] = torch.tensor(row)
+        ids[index, : len(row)] = targets[index, : len(row)] = torch.tensor(row)
     # Padding is on the right, so no real position attends to it and no mask is needed.
     logits = model(input_ids=ids).logits[:, :-1]
-    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted[:, 1:].flatten(), ignore_index=-100)
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten(), ignore_index=-100)
 
 
 def cached_reference(texts: Sequence[TextPair], spec: ScratchSpec, cache: Path) -> Path:

@@ -140,11 +140,11 @@ class LoraTrainer(LocalTrainer):
         return adapter
 
     def _sha256(self, adapter: Mapping[str, Tensor]) -> str:
-        """Of the base with this adapter merged, which is made and hashed once for each adapter: of 7B for seconds."""
-        own = tensors_sha256(adapter)
-        if own not in self._merged:
-            self._merged[own] = tensors_sha256(merged(self._frozen, adapter, self._scale))
-        return self._merged[own]
+        """Hash of the base with this adapter merged, kept by adapter: merging and hashing 7B takes seconds."""
+        key = tensors_sha256(adapter)
+        if key not in self._merged:
+            self._merged[key] = tensors_sha256(merged(self._frozen, adapter, self._scale))
+        return self._merged[key]
 
     def _write(self, name: str, weights: Mapping[str, Tensor], moments: Tensors) -> str:
         sha256 = self._sha256(weights)

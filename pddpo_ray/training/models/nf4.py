@@ -25,7 +25,7 @@ from pddpo_ray.storage.whole_files import NF4_BASE, WEIGHTS, write_json
 def store_in_nf4(store: ArtifactStore, folder: Path, weights: Mapping[str, Tensor], dtype: str) -> NF4Base:
     """Keeps the checkpoint in `folder`, whose numbers in this type are `weights`, with its linear maps in NF4.
 
-    What is there is taken as it is: another processor may round a scale otherwise, and a resumed run has one base.
+    A base that exists is reused: another processor may round a scale differently, and a resumed run has one base.
     """
 
     def fill(target: Path) -> None:
@@ -57,12 +57,12 @@ class NF4Base:
 
     @classmethod
     def of(cls, store: ArtifactStore, reference: Path) -> NF4Base | None:
-        """That of a reference's folder; None where its weights are the base."""
+        """The base noted in a reference's folder; None where its weights are the base."""
         file = reference / NF4_BASE
         return cls(store, **json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None
 
     def note(self, reference: Path) -> None:
-        """What `of` reads, into the reference's folder."""
+        """Writes what `of` reads into the reference's folder."""
         write_json(reference / NF4_BASE, {"path": self._path, "sha256": self._sha256})
 
     def model(self, device: torch.device) -> nn.Module:
@@ -71,19 +71,19 @@ class NF4Base:
         from transformers import AutoModelForCausalLM
 
         self._store.read_torch(self._path, self._sha256)
-        made: nn.Module = AutoModelForCausalLM.from_pretrained(
+        model: nn.Module = AutoModelForCausalLM.from_pretrained(
             self._store.folder(self._path), device_map={"": device}, use_safetensors=True
         )
-        for module in made.modules():
+        for module in model.modules():
             if isinstance(module, Linear4bit):
                 # else some processors lay weights out anew for inference, after which no gradient passes them
                 module.support_avx512bf16_for_cpu = False
-        return made
+        return model
 
     def whole_weights(self) -> Mapping[str, Tensor]:
-        """The numbers that it stands for, with the names of an ordinary model, each when it is asked for."""
-        kept = dict(self.model(torch.device("cpu")).named_parameters())
-        return MadeTensors(kept, lambda name: _whole(kept[name]))
+        """The dequantised weights under an ordinary model's names, each made when it is read."""
+        parameters = dict(self.model(torch.device("cpu")).named_parameters())
+        return MadeTensors(parameters, lambda name: _whole(parameters[name]))
 
 
 def _whole(parameter: Any) -> Tensor:

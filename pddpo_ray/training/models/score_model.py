@@ -124,8 +124,8 @@ def read_score_model(folder: Path, *, dtype: str = "float32", score_type: ScoreT
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(folder)
-    stated = getattr(config, "score_type", None)
-    kind: ScoreType = score_type or (stated if stated in ("reward", "cost", "critic") else "reward")
+    config_type = getattr(config, "score_type", None)
+    kind: ScoreType = score_type or (config_type if config_type in ("reward", "cost", "critic") else "reward")
     extra = _tensors_beside_the_decoder(folder)
     head = extra.get("score_head.weight")
     if head is None or head.shape != (1, config.hidden_size):
@@ -134,12 +134,12 @@ def read_score_model(folder: Path, *, dtype: str = "float32", score_type: ScoreT
     decoder = _read_decoder(folder, dtype)
     normalize = bool(getattr(config, "do_normalize", False))
     model = ScoreModel(decoder, kind, bias="score_head.bias" in extra, normalize=normalize)
-    own = model.state_dict()
+    state = model.state_dict()
     with torch.no_grad():
         for name, tensor in extra.items():
-            if name not in own or own[name].shape != tensor.shape:
+            if name not in state or state[name].shape != tensor.shape:
                 raise UserError(f"{folder}: {name} {tuple(tensor.shape)} is not part of a decoder with a score head")
-            own[name].copy_(tensor)
+            state[name].copy_(tensor)
     model.score_head.to(getattr(torch, dtype))
     return model.eval()
 

@@ -1,6 +1,6 @@
 """Passes of a few sizes: rows, lines and tables are filled up, so that a pass is as large as one that came before.
 
-Filling is computed and read by nobody: it is in no text that was given, so it has no loss and no gradient.
+Filling is computed but never read: it belongs to no given text, so it has no loss and no gradient.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class PassSizes(NamedTuple):
         return cls(len(batch), tokens, len(batch.target), lines.longest, words, places, keys)
 
     def suits(self, other: PassSizes) -> bool:
-        """Whether the other's texts fit in, without computing much for nothing."""
-        return self._near(other) and all(own >= needed for own, needed in zip(self, other, strict=True))
+        """Whether the other's texts fit in, without much filling."""
+        return self._near(other) and all(size >= needed for size, needed in zip(self, other, strict=True))
 
     def covering(self, others: Iterable[PassSizes]) -> PassSizes:
         """Sizes, somewhat rounded up, that hold this pass and those of the others that are about as large."""
@@ -110,13 +110,13 @@ def _filled_lines(lines: Lines, sizes: PassSizes) -> Lines:
             column < 0, -1, column.div(lines.longest, rounding_mode="floor") * sizes.longest + column % lines.longest
         )
 
-    own = pad(place(lines.own), (0, sizes.tokens - len(lines.own)))
+    own_places = pad(place(lines.own), (0, sizes.tokens - len(lines.own)))
     gather = pad(lines.gather, (0, sizes.longest - lines.longest, 0, sizes.texts - len(lines.gather)))
-    return Lines(gather, own, _more_places(place(lines.places), sizes))
+    return Lines(gather, own_places, _more_places(place(lines.places), sizes))
 
 
 def _filled_segments(segments: Segments, sizes: PassSizes) -> Segments:
-    """The filling is in segments of its own: what no segment covers a kernel leaves as the memory was, perhaps NaN."""
+    """The filling gets segments of its own: a kernel leaves what no segment covers as the memory was, perhaps NaN."""
     tokens, keys = len(segments.places), len(segments.source)
     filling = sizes.tokens - tokens
     # a prompt and an answer a text, and as many as a row of nothing but filling would need

@@ -32,7 +32,7 @@ class _Graph:
 
 
 class PassGraphs:
-    """The recorded passes of a fit: by sizes, few of which hold them all. The first pass runs as it is."""
+    """The recorded passes of a fit, by a few sizes that hold them all. The first pass runs unrecorded."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -42,47 +42,47 @@ class PassGraphs:
         self._stream = torch.cuda.Stream(device)
         self._memory = torch.cuda.graph_pool_handle()
 
-    def __call__(self, run: Run, given: PairPass) -> Tensor:
-        """-> what `run` says of the pass."""
+    def __call__(self, run: Run, pair_pass: PairPass) -> Tensor:
+        """-> what `run` returns for the pass"""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
-            said = self._said(run, given)
+            sums = self._said(run, pair_pass)
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
-        return said
+        return sums
 
-    def _said(self, run: Run, given: PairPass) -> Tensor:
-        needed = PassSizes.of(given)
-        suited = [own for own in self._graphs if own.suits(needed)]
+    def _said(self, run: Run, pair_pass: PairPass) -> Tensor:
+        needed = PassSizes.of(pair_pass)
+        suited = [size for size in self._graphs if size.suits(needed)]
         if not self._warm or not self._recordable or (not suited and len(self._graphs) == MOST_GRAPHS):
             self._warm = True
-            return run(moved(given, self._device))
+            return run(moved(pair_pass, self._device))
         sizes = min(suited) if suited else needed.covering(self._graphs)
-        given = filled(given, sizes)
-        flats = flat_of(given, self._device)
+        pair_pass = filled(pair_pass, sizes)
+        flats = flat_of(pair_pass, self._device)
         if sizes not in self._graphs:
             try:
-                self._graphs[sizes] = self._recorded(run, given, flats)
+                self._graphs[sizes] = self._recorded(run, pair_pass, flats)
             except RuntimeError as error:
                 # a model that asks the host within its pass, as mixtures of experts do
                 logger.warning("passes run kernel by kernel, for they cannot be recorded: %s", one_line(error))
                 self._recordable = False
-                return run(moved(given, self._device))
+                return run(moved(pair_pass, self._device))
         return self._replayed(self._graphs[sizes], flats)
 
-    def _recorded(self, run: Run, given: PairPass, flats: Mapping[torch.dtype, Tensor]) -> _Graph:
+    def _recorded(self, run: Run, pair_pass: PairPass, flats: Mapping[torch.dtype, Tensor]) -> _Graph:
         """The kernels of a pass; recording computes nothing."""
         read = {dtype: flat.to(self._device, non_blocking=True) for dtype, flat in flats.items()}
         kernels = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self._device)
-        # a recording has memory of its own: what the pass before it left behind would be held a second time
+        # a recording has a memory pool of its own: what torch still caches of the last pass would be held twice
         torch.cuda.empty_cache()
         # without torch.cuda.graph, which collects garbage first: a second. Other threads may use the device meanwhile.
         kernels.capture_begin(pool=self._memory, capture_error_mode="thread_local")
         try:
-            said = run(over(given, read))
+            sums = run(over(pair_pass, read))
         finally:
             kernels.capture_end()
-        return _Graph(read, said, kernels)
+        return _Graph(read, sums, kernels)
 
     @staticmethod
     def _replayed(graph: _Graph, flats: Mapping[torch.dtype, Tensor]) -> Tensor:

@@ -62,7 +62,7 @@ class ResponseScorer(nn.Module):
     def __init__(
         self, model: nn.Module, layout: Layout | None = None, temperature: float = 1.0, device: str | None = None
     ) -> None:
-        """device: the kind that passes are made for, where the model lies on none that computes."""
+        """device: the kind that passes are made for; None: the model's own."""
         super().__init__()
         self.model = model
         self.temperature = temperature
@@ -131,7 +131,7 @@ class ResponseScorer(nn.Module):
         return states
 
     def sizes(self, texts: Sequence[Text], tokens: int) -> Sizes:
-        """What the memory of a pass depends on, by what is kept of these tokens: these texts, shared prompts once."""
+        """Sizes that a pass's memory follows from, measured on these texts of `tokens` tokens, shared prompts once."""
         config: Any = self._causal_lm().config
         layers, width = int(config.num_hidden_layers), next(self.parameters()).element_size()
         layer = kept_bytes(self, texts) / tokens / layers
@@ -194,7 +194,7 @@ class ResponseScorer(nn.Module):
         return self._causal_lm().get_output_embeddings()  # type: ignore[operator]
 
     def _choose_layout(self) -> Layout:
-        """Packed for a model that is large enough, has layers that allow it, and says the same both ways."""
+        """Packed for a model that is large enough, has layers that allow it, and gives the same numbers both ways."""
         model = self._causal_lm()
         if sum(parameter.numel() for parameter in model.parameters()) < PACKED_FROM or not can_pack(model):
             return "plain"
@@ -296,18 +296,18 @@ def kept_bytes(scorer: ResponseScorer, texts: Sequence[Text]) -> int:
     def place(tensor: Tensor) -> int:
         return int(tensor.untyped_storage()._cdata)
 
-    own = {place(tensor) for tensor in (*scorer.parameters(), *scorer.buffers())}
-    # held, so that no storage is used twice while they are counted
-    kept: dict[int, Tensor] = {}
+    model_places = {place(tensor) for tensor in (*scorer.parameters(), *scorer.buffers())}
+    # references, so that no storage is reused while they are counted
+    tensors: dict[int, Tensor] = {}
 
     def keep(tensor: Tensor) -> Tensor:
-        if place(tensor) not in own:
-            kept[place(tensor)] = tensor
+        if place(tensor) not in model_places:
+            tensors[place(tensor)] = tensor
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         scorer.log_probs(texts)
-    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    return sum(tensor.untyped_storage().nbytes() for tensor in tensors.values())
 
 
 def device_of(module: nn.Module) -> torch.device:
@@ -352,12 +352,12 @@ def _plausible_words(
     for begin in range(0, len(target), size):
         log_softmax = torch.log_softmax(scorer.logits(hidden[begin : begin + size]).float(), dim=-1)
         tokens.append(log_softmax.gather(-1, target[begin : begin + size, None])[:, 0].double())
-        # Found where the model is: the whole matrix of all words would be a hundred times as much to read.
+        # Found on the model's device: to read the whole matrix of words would take a hundred times as long.
         plausible = log_softmax >= floor
         counts.append(plausible.sum(dim=1))
         words.append(_columns(plausible).int())
-    found, count, word = (torch.cat(parts).cpu().numpy() for parts in (tokens, counts, words))
-    return found, count, word
+    log_prob, count, word = (torch.cat(parts).cpu().numpy() for parts in (tokens, counts, words))
+    return log_prob, count, word
 
 
 def passes(scorer: ResponseScorer, texts: Sequence[Text]) -> Iterator[np.ndarray]:
@@ -379,13 +379,13 @@ def passes(scorer: ResponseScorer, texts: Sequence[Text]) -> Iterator[np.ndarray
 
 def _packed_passes(texts: Sequence[Text], tokens: int) -> Iterator[slice]:
     """Cuts texts in order into passes within a number of tokens, a prompt counted once among those that have it."""
-    begin = held = 0
+    begin = total = 0
     for index, (prompt, response) in enumerate(texts):
         shared = index > begin and texts[index - 1][0] == prompt
-        held += len(response) + (0 if shared else len(prompt))
-        if index > begin and held > tokens:
+        total += len(response) + (0 if shared else len(prompt))
+        if index > begin and total > tokens:
             yield slice(begin, index)
-            begin, held = index, len(prompt) + len(response)
+            begin, total = index, len(prompt) + len(response)
     if texts:
         yield slice(begin, len(texts))
 
@@ -398,7 +398,7 @@ def _columns(mask: Tensor) -> Tensor:
 
 
 def _of_different_texts(batch: PackedBatch, supports: Sequence[Support]) -> list[Support]:
-    """Of the supports of the given texts those of the different ones. `batch` is on the host."""
+    """One support for each of the different texts. `batch` is on the host."""
     first = {text: position for position, text in reversed(list(enumerate(batch.copies.tolist())))}
     return [supports[first[text]] for text in range(batch.texts)]
 

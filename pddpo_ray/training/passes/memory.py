@@ -43,9 +43,9 @@ class Sizes:
 
 def layer_bytes(tokens: float, sizes: Sizes, recomputed: int = 0) -> float:
     """Activations of one pass over a number of tokens when `recomputed` of the layers keep their input alone."""
-    kept = sizes.layer * (sizes.layers - recomputed) + sizes.input * recomputed + sizes.outside
+    per_token = sizes.layer * (sizes.layers - recomputed) + sizes.input * recomputed + sizes.outside
     # one recomputed layer at a time exists in full during the backward pass
-    return tokens * (kept + (sizes.layer if recomputed else 0.0))
+    return tokens * (per_token + (sizes.layer if recomputed else 0.0))
 
 
 def recomputed_layers(budget: float, tokens: float, sizes: Sizes) -> int:
@@ -62,12 +62,12 @@ def tokens_within(budget: float, sizes: Sizes, recomputed: int = 0) -> int:
 
 
 def weight_bytes(parameters: int, width: int, in_nf4: int = 0) -> float:
-    """Of a model that has `in_nf4` of its parameters in four bits."""
+    """Bytes of a model with `in_nf4` of its parameters in four bits."""
     return (parameters - in_nf4) * width + in_nf4 * NF4_BYTES
 
 
 def reduced_numbers(trained: int) -> int:
-    """Size of DeepSpeed's buffer, which is there in full whatever is in it."""
+    """Size of DeepSpeed's buffer, which is always allocated in full."""
     return min(REDUCED, trained)
 
 

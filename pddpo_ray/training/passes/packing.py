@@ -61,7 +61,7 @@ class Segments:
     longest: int
 
     def narrow(self) -> Segments:
-        """Ends in 32 bits, as kernels read them; on their way to the device they are whole numbers like all others."""
+        """Ends in 32 bits, as kernels read them; they travel to the device in 64, as all numbers do."""
         return replace(self, queries=self.queries.int(), keys=self.keys.int())
 
 
@@ -125,11 +125,11 @@ def pack(texts: Sequence[Text], ragged: bool = False) -> PackedBatch:
     line, column = (np.concatenate(part) for part in zip(*token_parts, strict=True))
     lines: Lines | Segments
     if ragged:
-        lines = _segments([len(own) for own, _ in token_parts], key_parts)
+        lines = _segments([len(segment) for segment, _ in token_parts], key_parts)
     else:
         lengths = np.array([len(prompt) + len(response) for prompt, response in unique])
-        found = np.flatnonzero(np.arange(longest) < lengths[:, None])
-        places = _places(found, gather.reshape(-1)[found], len(ids))
+        cells = np.flatnonzero(np.arange(longest) < lengths[:, None])
+        places = _places(cells, gather.reshape(-1)[cells], len(ids))
         lines = Lines(*map(torch.from_numpy, (gather, line * longest + column, places)))
     # the order of the different texts, as in the padded batch, so that columns such as supports line up
     order = np.argsort(np.concatenate([part[2] for part in response_parts]), kind="stable")
@@ -210,8 +210,8 @@ class _Picked(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
         places: Tensor = ctx.places
-        came = slope.index_select(0, places.clamp_min(0).reshape(-1)).view(*places.shape, *slope.shape[1:])
-        return came.mul_((places >= 0)[..., None, None]).sum(dim=1), None, None
+        slopes = slope.index_select(0, places.clamp_min(0).reshape(-1)).view(*places.shape, *slope.shape[1:])
+        return slopes.mul_((places >= 0)[..., None, None]).sum(dim=1), None, None
 
 
 class _FromLines(torch.autograd.Function):
@@ -226,25 +226,25 @@ class _FromLines(torch.autograd.Function):
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         slot = ctx.lines.gather.reshape(-1)
         # of a token that is in several lines one is read
-        taken = ctx.lines.own.index_select(0, slot) == torch.arange(len(slot), device=slot.device)
-        return slope.index_select(0, slot).mul_(taken[:, None, None]), None
+        mask = ctx.lines.own.index_select(0, slot) == torch.arange(len(slot), device=slot.device)
+        return slope.index_select(0, slot).mul_(mask[:, None, None]), None
 
 
 def _segments(lengths: Sequence[int], key_parts: Sequence[np.ndarray]) -> Segments:
-    """Of the queries' lengths and the keys' slots by segment."""
+    """Segments from each one's number of queries and its keys' slots."""
     source = np.concatenate(key_parts)
     begins = [np.cumsum([0, *sizes]) for sizes in (lengths, map(len, key_parts))]
     places = _places(np.arange(len(source)), source, sum(lengths))
-    queries, keys, slots, found = (torch.from_numpy(array) for array in (*begins, source, places))
-    return Segments(queries, keys, slots, found, longest=1 << (max(map(len, key_parts)) - 1).bit_length())
+    queries, keys, slots, table = (torch.from_numpy(array) for array in (*begins, source, places))
+    return Segments(queries, keys, slots, table, longest=1 << (max(map(len, key_parts)) - 1).bit_length())
 
 
-def _places(found: np.ndarray, slots: np.ndarray, tokens: int) -> np.ndarray:
-    """Of places and the slot in the row of what is there: all places of each of the row's tokens. [n], [n] -> [T, m]"""
+def _places(cells: np.ndarray, slots: np.ndarray, tokens: int) -> np.ndarray:
+    """All places of each of the row's tokens, from places (`cells`) and the slot that each holds. [n], [n] -> [T, m]"""
     order = np.argsort(slots, kind="stable")
     counts = np.bincount(slots, minlength=tokens)
     places = np.full((tokens, int(counts.max())), -1, dtype=np.int64)
-    places[np.arange(places.shape[1]) < counts[:, None]] = found[order]
+    places[np.arange(places.shape[1]) < counts[:, None]] = cells[order]
     return places
 
 

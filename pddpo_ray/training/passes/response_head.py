@@ -79,7 +79,7 @@ class _ResponseHead(torch.autograd.Function):
         vocabulary = weight.shape[0]
         early = trains_hidden and not trains_weight and support is None
         keep = (trains_hidden or trains_weight) and not early and 4 * len(target) * vocabulary <= KEEP_BYTES
-        tokens, masses, kept, slopes = [], [], [], []
+        tokens, masses, saved, slopes = [], [], [], []
         for begin, end in _chunks(len(target), weight):
             log_probs = _log_softmax(hidden[begin:end], weight, temperature)
             tokens.append(log_probs.gather(-1, target[begin:end, None])[:, 0])
@@ -89,10 +89,10 @@ class _ResponseHead(torch.autograd.Function):
                 expected = log_probs.exp_().to(weight.dtype) @ weight
                 slopes.append(weight[target[begin:end]] - expected)
             elif keep:
-                kept.append(log_probs)
+                saved.append(log_probs)
             del log_probs  # before the next chunk's are made
-        ctx.save_for_backward(hidden, weight, target, *kept, *slopes)
-        ctx.early, ctx.kept, ctx.temperature, ctx.support = early, len(kept), temperature, support
+        ctx.save_for_backward(hidden, weight, target, *saved, *slopes)
+        ctx.early, ctx.kept, ctx.temperature, ctx.support = early, len(saved), temperature, support
         result = torch.cat(tokens)
         if support is None:
             return result
@@ -119,10 +119,10 @@ class _ResponseHead(torch.autograd.Function):
         for number, (begin, end) in enumerate(_chunks(len(target), weight)):
             part = hidden[begin:end]
             log_probs = stored[number] if ctx.kept else _log_softmax(part, weight, ctx.temperature)
-            own = slope[begin:end]
-            both = own if support is None else own + mass_slope[begin:end]  # type: ignore[index]
+            token_slope = slope[begin:end]
+            both = token_slope if support is None else token_slope + mass_slope[begin:end]  # type: ignore[index]
             logit_slope = log_probs.exp().mul_(-both[:, None])
-            logit_slope.scatter_add_(1, target[begin:end, None], own[:, None])
+            logit_slope.scatter_add_(1, target[begin:end, None], token_slope[:, None])
             if support is not None:
                 rows = support.part(begin, end)
                 inside = (rows.log_probs(log_probs) - ctx.mass[begin:end, None]).exp()

@@ -1,4 +1,4 @@
-"""What a forward pass keeps for its backward pass, measured on a model that nobody has loaded.
+"""What a forward pass keeps for its backward pass, measured without loading the model.
 
     kept(model of L layers) = outside + L * layer          per token; two depths give both
 
@@ -30,10 +30,12 @@ def sizes_of_shape(
     described: dict[str, Any] = json.loads(architecture)
     texts = [((1,) * prompt, (2,) * answer), ((1,) * prompt, (3,) * answer)]
     tokens, width = prompt + 2 * answer, getattr(torch, dtype).itemsize
-    one, two = (_kept(described, depth, dtype, adapter_rank, texts, device) for depth in (1, 2))
+    shallow, deep = (_kept(described, depth, dtype, adapter_rank, texts, device) for depth in (1, 2))
     hidden = described["n_embd"] if "n_embd" in described else described["hidden_size"]
     layers = described["n_layer"] if "n_layer" in described else described["num_hidden_layers"]
-    return Sizes(layers, width, (two - one) / tokens, input=float(hidden * width), outside=(2 * one - two) / tokens)
+    return Sizes(
+        layers, width, (deep - shallow) / tokens, input=float(hidden * width), outside=(2 * shallow - deep) / tokens
+    )
 
 
 def _kept(
