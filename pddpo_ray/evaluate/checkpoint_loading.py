@@ -1,6 +1,6 @@
 """Any checkpoint as a model in memory: a folder, a hub name, a version of a run, or a LoRA adapter on its base.
 
-Everything that was not read from the files is a reason to refuse: a model with weights made up at loading has no score.
+A model whose files lack weights is refused: transformers would fill the gaps with random numbers.
 """
 
 from __future__ import annotations
@@ -53,14 +53,16 @@ def _whole(place: str, folder: Path) -> Checkpoint:
 
 
 def _adapter(place: str, folder: Path, base: str | None) -> Checkpoint:
-    """The adapter merged into its base. Its own tokenizer goes before its base's."""
+    """The adapter merged into its base, with the adapter's tokenizer or, without one, the base's."""
     try:
-        named = base or stated_base(folder)
-        below = _whole(named, checkpoint_folder(named))
+        base_name = base or stated_base(folder)
+        base_checkpoint = _whole(base_name, checkpoint_folder(base_name))
     except UserError as error:
         raise UserError(f"{place} is an adapter, and its base is not usable (--base names another): {error}") from error
-    own = folder if has_tokenizer(folder) else below.tokenizer_folder
-    return Checkpoint(place, put_on(below.model, folder), _load_tokenizer(place, own), own)
+    tokenizer_folder = folder if has_tokenizer(folder) else base_checkpoint.tokenizer_folder
+    return Checkpoint(
+        place, put_on(base_checkpoint.model, folder), _load_tokenizer(place, tokenizer_folder), tokenizer_folder
+    )
 
 
 def _load_model(place: str, folder: Path) -> Any:

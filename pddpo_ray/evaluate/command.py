@@ -1,7 +1,7 @@
 """`pddpo evaluate`: answers of several models to the same questions, scored, judged and compared.
 
-One model is in memory at a time. Answers and scores are kept in the output folder, so that a command given again, or
-with one model more, does only what is new.
+One model is in memory at a time. Answers and scores are kept in the output folder, so a repeated command, or one with
+another model added, computes only what is new.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Scorers:
-    """Who judges; each may be missing. A judge's fingerprint tells two judges' memories apart."""
+    """Scorers and judges of an evaluation, each optional. The fingerprint is part of the keys of stored results."""
 
     reward: Score | None = None
     cost: Score | None = None
@@ -91,20 +91,20 @@ def evaluate(
     """Runs the plan, writes evaluation.json, .csv, .html and answers.jsonl into `out`, and returns the first."""
     out.mkdir(parents=True, exist_ok=True)
     memory = Memory(out / "memory.jsonl")
-    everyone = [*plan.models, *([plan.reference] if plan.reference not in plan.models else [])]
-    if len({model.name for model in everyone}) != len(everyone):
+    all_models = [*plan.models, *([plan.reference] if plan.reference not in plan.models else [])]
+    if len({model.name for model in all_models}) != len(all_models):
         raise UserError("two models have the same name: give them names of their own, NAME=PATH")
-    spoken = {model.name: _speak(plan, model, memory, tell) for model in everyone}
-    reference = _reference_scores(plan, spoken, memory, tell)
-    sets = {asked.name: _of_set(plan, asked, spoken, reference, scorers, memory, tell) for asked in plan.sets}
+    outputs = {model.name: _speak(plan, model, memory, tell) for model in all_models}
+    reference = _reference_scores(plan, outputs, memory, tell)
+    sets = {eval_set.name: _of_set(plan, eval_set, outputs, reference, scorers, memory, tell) for eval_set in plan.sets}
     result = {"reference": plan.reference.name, "seed": plan.seed, "each": plan.each,
               "decoding": asdict(plan.decoding), "policy_temperature": plan.policy_temperature,
               "template": plan.template,
-              "models": {model.name: model.source for model in everyone}, "sets": sets}  # fmt: skip
+              "models": {model.name: model.source for model in all_models}, "sets": sets}  # fmt: skip
     write_json(out / RESULT, result)
     write_whole(out / TABLE, table(result))
     write_whole(out / PAGE, render(result, title, commands, notes))
-    _write_answers(plan, spoken, out / ANSWERS)
+    _write_answers(plan, outputs, out / ANSWERS)
     return result
 
 
@@ -113,44 +113,44 @@ def evaluate(
 
 def _speak(plan: Plan, model: Model, memory: Memory, tell: Tell) -> dict[str, Any]:
     """A model's answers to every set, and its log-probabilities of the sets' pairs. One model load, at most."""
-    loaded: list[Speaker] = []
+    speakers: list[Speaker] = []
 
     def speaker() -> Speaker:
-        if not loaded:
+        if not speakers:
             tell(f"{model.name}: loading {model.source}")
-            loaded.append(_speaker(plan, model))
-            loaded[0].renderer.demand_system_turns(question for asked in plan.sets for question in asked.questions)
-        return loaded[0]
+            speakers.append(_speaker(plan, model))
+            speakers[0].renderer.demand_system_turns(turns for eval_set in plan.sets for turns in eval_set.questions)
+        return speakers[0]
 
-    spoken: dict[str, Any] = {}
+    outputs: dict[str, Any] = {}
     now = model_now(model.source)
-    for asked in plan.sets:
-        what = ["answers", now, plan.template, asdict(plan.decoding), plan.each, plan.seed, *plan.numbers]
-        texts = [as_dicts(question) for question in asked.questions]
-        both = [[as_dicts(pair.prompt), *pair.answers] for pair in asked.pairs]
+    for eval_set in plan.sets:
+        key = ["answers", now, plan.template, asdict(plan.decoding), plan.each, plan.seed, *plan.numbers]
+        texts = [as_dicts(question) for question in eval_set.questions]
+        both = [[as_dicts(pair.prompt), *pair.answers] for pair in eval_set.pairs]
 
-        def draw(asked: EvaluationSet = asked) -> list[list[list[Any]]]:
-            tell(f"{model.name}: answering {len(asked.questions)} questions of {asked.name}")
-            seeds = [seed_of(plan.seed, "evaluate", asked.name, index) for index in range(len(asked.questions))]
-            drawn = speaker().answer(asked.questions, seeds, plan.decoding, plan.each)
+        def draw(eval_set: EvaluationSet = eval_set) -> list[list[list[Any]]]:
+            tell(f"{model.name}: answering {len(eval_set.questions)} questions of {eval_set.name}")
+            seeds = [seed_of(plan.seed, "evaluate", eval_set.name, index) for index in range(len(eval_set.questions))]
+            drawn = speaker().answer(eval_set.questions, seeds, plan.decoding, plan.each)
             return [[[list(reply.token_ids), reply.text, reply.log_prob] for reply in replies] for replies in drawn]
 
-        def pairs(asked: EvaluationSet = asked) -> list[list[float]]:
-            return _pair_scores(speaker(), asked)
+        def pairs(eval_set: EvaluationSet = eval_set) -> list[list[float]]:
+            return _pair_scores(speaker(), eval_set)
 
-        spoken[asked.name] = {
-            "answers": memory.recall([*what, texts], draw),
-            "pairs": memory.recall(["pairs", now, plan.template, *plan.numbers, both], pairs) if asked.pairs else [],
+        outputs[eval_set.name] = {
+            "answers": memory.recall([*key, texts], draw),
+            "pairs": memory.recall(["pairs", now, plan.template, *plan.numbers, both], pairs) if eval_set.pairs else [],
         }
-    for opened in loaded:
-        opened.close()
-    return spoken
+    for open_speaker in speakers:
+        open_speaker.close()
+    return outputs
 
 
 def _reference_scores(
-    plan: Plan, spoken: dict[str, dict[str, Any]], memory: Memory, tell: Tell
+    plan: Plan, outputs: dict[str, dict[str, Any]], memory: Memory, tell: Tell
 ) -> dict[str, dict[str, list[list[float]] | None]]:
-    """log pi_ref of every model's answers. None for a model whose words are not the reference's."""
+    """log pi_ref of every model's answers. None for a model with another vocabulary."""
     speaker: Speaker | None = None
     now = model_now(plan.reference.source)
     scores: dict[str, dict[str, list[list[float]] | None]] = {}
@@ -158,32 +158,32 @@ def _reference_scores(
         if model == plan.reference:
             continue
         scores[model.name] = {}
-        for asked in plan.sets:
-            answers = spoken[model.name][asked.name]["answers"]
+        for eval_set in plan.sets:
+            answers = outputs[model.name][eval_set.name]["answers"]
 
-            def score(asked: EvaluationSet = asked, answers: Any = answers, model: Model = model) -> Any:
+            def score(eval_set: EvaluationSet = eval_set, answers: Any = answers, model: Model = model) -> Any:
                 nonlocal speaker
                 if speaker is None:
                     tell(f"{plan.reference.name}: scoring the others' answers")
                     speaker = _speaker(plan, plan.reference)
                 if not _same_words(model, speaker):
                     return None
-                questions = [question for question in asked.questions for _ in range(plan.each)]
+                questions = [question for question in eval_set.questions for _ in range(plan.each)]
                 ids = [tuple(reply[0]) for replies in answers for reply in replies]
                 values = speaker.score_ids(questions, ids)
-                return np.reshape(values, (len(asked.questions), plan.each)).tolist()
+                return np.reshape(values, (len(eval_set.questions), plan.each)).tolist()
 
-            what = ["reference", now, model_now(model.source), plan.template, *plan.numbers, answers]
-            scores[model.name][asked.name] = memory.recall(what, score)
+            key = ["reference", now, model_now(model.source), plan.template, *plan.numbers, answers]
+            scores[model.name][eval_set.name] = memory.recall(key, score)
     if speaker is not None:
         speaker.close()
     return scores
 
 
 def _same_words(model: Model, reference: Speaker) -> bool:
-    """Whether a model's tokens mean the same to the reference."""
-    own: dict[str, int] = load_tokenizer(model_folder(model.source)).get_vocab()
-    return own == reference.vocabulary
+    """Whether a model and the reference have the same vocabulary."""
+    vocabulary: dict[str, int] = load_tokenizer(model_folder(model.source)).get_vocab()
+    return vocabulary == reference.vocabulary
 
 
 def _speaker(plan: Plan, model: Model) -> Speaker:
@@ -197,10 +197,10 @@ def _speaker(plan: Plan, model: Model) -> Speaker:
     )
 
 
-def _pair_scores(speaker: Speaker, asked: EvaluationSet) -> list[list[float]]:
+def _pair_scores(speaker: Speaker, eval_set: EvaluationSet) -> list[list[float]]:
     """log-probabilities of both answers of every pair. -> [n][2]"""
-    questions = [pair.prompt for pair in asked.pairs for _ in pair.answers]
-    values = speaker.score(questions, [answer for pair in asked.pairs for answer in pair.answers])
+    questions = [pair.prompt for pair in eval_set.pairs for _ in pair.answers]
+    values = speaker.score(questions, [answer for pair in eval_set.pairs for answer in pair.answers])
     rows: list[list[float]] = np.reshape(values, (-1, 2)).tolist()
     return rows
 
@@ -210,8 +210,8 @@ def _pair_scores(speaker: Speaker, asked: EvaluationSet) -> list[list[float]]:
 
 def _of_set(
     plan: Plan,
-    asked: EvaluationSet,
-    spoken: dict[str, dict[str, Any]],
+    eval_set: EvaluationSet,
+    outputs: dict[str, dict[str, Any]],
     reference: dict[str, dict[str, list[list[float]] | None]],
     scorers: Scorers,
     memory: Memory,
@@ -219,33 +219,33 @@ def _of_set(
 ) -> dict[str, Any]:
     """Measures of every model on one set, ratings included."""
     measures: dict[str, dict[str, Any]] = {}
-    texts = {name: _texts(answers[asked.name]["answers"]) for name, answers in spoken.items()}
-    scores = _scores(asked, texts, scorers, memory, tell)
-    anchor_pairs = np.array(spoken[plan.reference.name][asked.name]["pairs"])
-    for name, answers in spoken.items():
-        replies = answers[asked.name]["answers"]
+    texts = {name: _texts(answers[eval_set.name]["answers"]) for name, answers in outputs.items()}
+    scores = _scores(eval_set, texts, scorers, memory, tell)
+    anchor_pairs = np.array(outputs[plan.reference.name][eval_set.name]["pairs"])
+    for name, answers in outputs.items():
+        replies = answers[eval_set.name]["answers"]
         counts = [[len(reply[0]) for reply in row] for row in replies]
-        measures[name] = measure.of_texts(asked, texts[name], counts, plan.decoding.max_tokens)
+        measures[name] = measure.of_texts(eval_set, texts[name], counts, plan.decoding.max_tokens)
         if "reward" in scores:
             measures[name] |= measure.of_rewards(scores["reward"][name])
         if "cost" in scores:
             measures[name] |= measure.of_costs(scores["cost"][name])
         if name == plan.reference.name:
             continue
-        others = reference[name][asked.name]
-        if others is not None:
-            measures[name] |= measure.of_divergence([[reply[2] for reply in row] for row in replies], others)
-        if asked.pairs:
-            own = np.array(answers[asked.name]["pairs"])
-            measures[name] |= measure.of_pairs(asked.pairs, own, anchor_pairs)
-    verdicts = _verdicts(asked, texts, scores, scorers, memory, tell)
+        reference_scores = reference[name][eval_set.name]
+        if reference_scores is not None:
+            measures[name] |= measure.of_divergence([[reply[2] for reply in row] for row in replies], reference_scores)
+        if eval_set.pairs:
+            model_pairs = np.array(answers[eval_set.name]["pairs"])
+            measures[name] |= measure.of_pairs(eval_set.pairs, model_pairs, anchor_pairs)
+    verdicts = _verdicts(eval_set, texts, scores, scorers, memory, tell)
     return {
-        "questions": len(asked.questions),
-        "pairs": len(asked.pairs),
-        "benign": asked.benign,
+        "questions": len(eval_set.questions),
+        "pairs": len(eval_set.pairs),
+        "benign": eval_set.benign,
         "measures": measures,
         "ratings": {
-            name: {model: asdict(rating) for model, rating in _rated(plan, list(spoken), items).items()}
+            name: {model: asdict(rating) for model, rating in _rated(plan, list(outputs), items).items()}
             for name, (items, _) in verdicts.items()
         },
         "verdicts": {name: {"counted": len(items), "excluded": out} for name, (items, out) in verdicts.items()},
@@ -253,7 +253,7 @@ def _of_set(
 
 
 def _scores(
-    asked: EvaluationSet, texts: dict[str, list[list[str]]], scorers: Scorers, memory: Memory, tell: Tell
+    eval_set: EvaluationSet, texts: dict[str, list[list[str]]], scorers: Scorers, memory: Memory, tell: Tell
 ) -> dict[str, dict[str, list[list[float]]]]:
     """Scores of all answers: {reward, cost: {model: per question}}"""
     scores: dict[str, dict[str, list[list[float]]]] = {}
@@ -262,20 +262,20 @@ def _scores(
             continue
         scores[kind] = {}
         for name, replies in texts.items():
-            asking = [(question, text) for question, row in zip(asked.questions, replies, strict=True) for text in row]
+            inputs = [(turns, text) for turns, row in zip(eval_set.questions, replies, strict=True) for text in row]
 
-            def score(asking: Any = asking, scorer: Score = scorer) -> list[float]:
-                return [float(value) for value in scorer(asking)]
+            def score(inputs: Any = inputs, scorer: Score = scorer) -> list[float]:
+                return [float(value) for value in scorer(inputs)]
 
-            tell(f"{name}: {kind} of {len(asking)} answers of {asked.name}")
-            texts_asked = [[as_dicts(question), text] for question, text in asking]
+            tell(f"{name}: {kind} of {len(inputs)} answers of {eval_set.name}")
+            texts_asked = [[as_dicts(question), text] for question, text in inputs]
             values = iter(memory.recall([kind, scorers.fingerprint, texts_asked], score))
             scores[kind][name] = [[next(values) for _ in row] for row in replies]
     return scores
 
 
 def _verdicts(
-    asked: EvaluationSet,
+    eval_set: EvaluationSet,
     texts: dict[str, list[list[str]]],
     scores: dict[str, dict[str, list[list[float]]]],
     scorers: Scorers,
@@ -284,13 +284,13 @@ def _verdicts(
 ) -> dict[str, tuple[list[Comparison], int]]:
     """Comparisons of every two models' first answers, and how many verdicts had to be left out.
 
-    Judges give them where there are judges; else the scorers do, which says the same as the mean scores, on ranks.
+    Each judge gives one set of them, and each scorer another: the answer with the better score wins.
     """
-    prompts = [f"{index}" for index in range(len(asked.questions))]
+    prompts = [f"{index}" for index in range(len(eval_set.questions))]
     verdicts: dict[str, tuple[list[Comparison], int]] = {}
     for name, judge in scorers.judges:
-        tell(f"{asked.name}: judging {name}")
-        verdicts[f"judge_{name}"] = _judged(name, judge, asked, texts, scorers.fingerprint, memory)
+        tell(f"{eval_set.name}: judging {name}")
+        verdicts[f"judge_{name}"] = _judged(name, judge, eval_set, texts, scorers.fingerprint, memory)
     for kind, sign, name in (("reward", 1.0, "helpfulness"), ("cost", -1.0, "harmlessness")):
         if kind in scores:
             firsts = {model: sign * np.array([row[0] for row in rows]) for model, rows in scores[kind].items()}
@@ -301,7 +301,7 @@ def _verdicts(
 def _judged(
     name: str,
     judge: Judge,
-    asked: EvaluationSet,
+    eval_set: EvaluationSet,
     texts: dict[str, list[list[str]]],
     fingerprint: str,
     memory: Memory,
@@ -309,22 +309,22 @@ def _judged(
     items: list[Comparison] = []
     excluded = 0
     models = list(texts)
-    questions = [for_reading(question) for question in asked.questions]
+    questions = [for_reading(question) for question in eval_set.questions]
     for index, first in enumerate(models):
         for second in models[index + 1 :]:
-            answers = [(one[0], other[0]) for one, other in zip(texts[first], texts[second], strict=True)]
-            asking = [
-                (question, one, other)
-                for question, (one, other) in zip(questions, answers, strict=True)
-                if one != other
+            answers = [(texts_a[0], texts_b[0]) for texts_a, texts_b in zip(texts[first], texts[second], strict=True)]
+            inputs = [
+                (question, answer_a, answer_b)
+                for question, (answer_a, answer_b) in zip(questions, answers, strict=True)
+                if answer_a != answer_b
             ]
 
-            def outcomes(asking: list[tuple[str, str, str]] = asking) -> list[float | None]:
-                return list(judge(asking))
+            def outcomes(inputs: list[tuple[str, str, str]] = inputs) -> list[float | None]:
+                return list(judge(inputs))
 
-            given = iter(memory.recall(["judge", name, fingerprint, asking], outcomes))
-            for row, (one, other) in enumerate(answers):
-                outcome = 0.5 if one == other else next(given)
+            verdicts = iter(memory.recall(["judge", name, fingerprint, inputs], outcomes))
+            for row, (answer_a, answer_b) in enumerate(answers):
+                outcome = 0.5 if answer_a == answer_b else next(verdicts)
                 if outcome is None:
                     excluded += 1
                 else:
@@ -350,12 +350,12 @@ def _texts(answers: Any) -> list[list[str]]:
 def table(result: dict[str, Any]) -> str:
     """One line per set, model and measure: value, interval and count."""
     lines: list[list[Any]] = [["set", "model", "measure", "value", "low", "high", "count"]]
-    for name, asked in result["sets"].items():
-        for model, measures in asked["measures"].items():
+    for name, entry in result["sets"].items():
+        for model, measures in entry["measures"].items():
             for key, value in measures.items():
                 if value is not None:
                     lines.append([name, model, key, value["value"], value["low"], value["high"], value["count"]])
-        for key, rated in asked["ratings"].items():
+        for key, rated in entry["ratings"].items():
             for model, value in rated.items():
                 lines.append([name, model, f"elo_{key}", value["value"], value["low"], value["high"], None])
     text = io.StringIO()
@@ -363,12 +363,12 @@ def table(result: dict[str, Any]) -> str:
     return text.getvalue()
 
 
-def _write_answers(plan: Plan, spoken: dict[str, dict[str, Any]], path: Path) -> None:
+def _write_answers(plan: Plan, outputs: dict[str, dict[str, Any]], path: Path) -> None:
     """Every answer with its question, for people to read."""
     with path.open("w", encoding="utf-8") as file:
-        for asked in plan.sets:
-            for index, question in enumerate(asked.questions):
-                for name, sets in spoken.items():
-                    for reply in sets[asked.name]["answers"][index]:
-                        row = {"set": asked.name, "prompt": for_reading(question), "model": name, "answer": reply[1]}
+        for eval_set in plan.sets:
+            for index, question in enumerate(eval_set.questions):
+                for name, sets in outputs.items():
+                    for reply in sets[eval_set.name]["answers"][index]:
+                        row = {"set": eval_set.name, "prompt": for_reading(question), "model": name, "answer": reply[1]}
                         file.write(json.dumps(row, ensure_ascii=False) + "\n")

@@ -38,7 +38,7 @@ def evaluate_models(
     `questions` are by set: a file, or rows of one form, with `prompt` (text or messages), or `prompt`, `chosen` and
     `rejected`; a text is a prompt. On the sets of `benign` a refusal is a fault. `reference`, one of the models' names,
     is what divergence is measured from; by default the first. `reward` and `cost` are folders of scorers. `temperature`
-    is relative to the policies' own. What is in `out` is not asked again.
+    is relative to the policies' own. Answers already in `out` are reused.
     Raises UserError for what cannot be read.
     """
     chosen = _chosen(models)
@@ -50,7 +50,7 @@ def evaluate_models(
     plan = Plan(
         models=chosen,
         reference=chosen[0] if reference is None else _named(chosen, reference),
-        sets=tuple(_set(name, asked, name in benign) for name, asked in questions.items()),
+        sets=tuple(_set(name, source, name in benign) for name, source in questions.items()),
         policy_temperature=policy_temperature(chosen),
         decoding=Decoding(temperature=temperature, max_tokens=max_tokens),
         each=each,
@@ -76,10 +76,10 @@ def _named(models: Sequence[Model], name: str) -> Model:
     raise UserError(f"reference: there is no model {name!r} ({', '.join(model.name for model in models)})")
 
 
-def _set(name: str, asked: str | Path | Rows, benign: bool) -> EvaluationSet:
-    if isinstance(asked, str | Path):
-        return replace(read_set(str(asked), benign=benign), name=name)
-    rows = [{"prompt": row} if isinstance(row, str) else row for row in asked]
+def _set(name: str, source: str | Path | Rows, benign: bool) -> EvaluationSet:
+    if isinstance(source, str | Path):
+        return replace(read_set(str(source), benign=benign), name=name)
+    rows = [{"prompt": row} if isinstance(row, str) else row for row in source]
     try:
         return replace(read_set(rows, benign=benign), name=name)
     except UserError as error:

@@ -54,8 +54,8 @@ def of_costs(scores: Sequence[Sequence[float]]) -> Measures:
 def of_divergence(own: Sequence[Sequence[float]], reference: Sequence[Sequence[float]]) -> Measures:
     """KL to the reference in nats per answer, from the model's own answers: mean of log pi - log pi_ref."""
     values, groups = _flat(own)
-    others, _ = _flat(reference)
-    return {"kl": _plain(mean_interval(np.array(values) - np.array(others), groups))}
+    reference_values, _ = _flat(reference)
+    return {"kl": _plain(mean_interval(np.array(values) - np.array(reference_values), groups))}
 
 
 def of_pairs(pairs: Sequence[HeldOutPair], policy: Array, reference: Array) -> Measures:

@@ -32,7 +32,7 @@ LAST = "last"
 
 @dataclass(frozen=True)
 class Model:
-    """A name for tables, and where the model is: as it was given."""
+    """A model's name in tables, and its source as the user gave it."""
 
     name: str
     source: str
@@ -69,23 +69,23 @@ def model_folder(source: str) -> Path:
 
 
 def model_now(source: str) -> list[Any]:
-    """The source and what lies there at this time: a run's last policy and a folder's weights can be others later."""
+    """The source and the state of its files now: a run's last policy and a folder's weights can change."""
     local = Path(source.partition("@")[0]).is_dir()
     return [source, *files_now(model_folder(source))] if local else [source]
 
 
 def policy_temperature(models: Sequence[Model]) -> float:
     """`policy.temperature` of the runs among the models, 1.0 where there is none. UserError where they differ."""
-    stated: dict[float, str] = {}
+    temperatures: dict[float, str] = {}
     for model in models:
         run = Path(model.source.partition("@")[0])
         if (run / JOURNAL).is_file():
             with open_folder(run.absolute()) as journal:
-                stated[(journal.recipe.get("policy") or {}).get("temperature", 1.0)] = model.name
-    if len(stated) > 1:
-        said = ", ".join(f"{name} {temperature:g}" for temperature, name in stated.items())
-        raise UserError(f"the runs have policies at different temperatures ({said}): give one, --policy-temperature")
-    return next(iter(stated), 1.0)
+                temperatures[(journal.recipe.get("policy") or {}).get("temperature", 1.0)] = model.name
+    if len(temperatures) > 1:
+        text = ", ".join(f"{name} {temperature:g}" for temperature, name in temperatures.items())
+        raise UserError(f"the runs have policies at different temperatures ({text}): give one, --policy-temperature")
+    return next(iter(temperatures), 1.0)
 
 
 def _of_run(run: Path, version: str) -> Path:
@@ -156,7 +156,7 @@ class Speaker:
 
     def score(self, questions: Sequence[Sequence[Message]], answers: Sequence[str]) -> Array:
         """log-probability of each text as an answer, the end of its turn included. -> [n]"""
-        ids = [self.renderer.answer_ids(asked, answer) for asked, answer in zip(questions, answers, strict=True)]
+        ids = [self.renderer.answer_ids(question, answer) for question, answer in zip(questions, answers, strict=True)]
         return self.score_ids(questions, ids)
 
     def score_ids(self, questions: Sequence[Sequence[Message]], answers: Sequence[tuple[int, ...]]) -> Array:

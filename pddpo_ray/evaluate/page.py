@@ -31,10 +31,10 @@ ABOUT = (
 def render(result: Mapping[str, Any], title: str, commands: Sequence[str] = (), notes: Sequence[str] = ()) -> str:
     """The page of an evaluation.json as text."""
     sections = [
-        (f"set-{index}", name, _set(name, asked, result))
-        for index, (name, asked) in enumerate(result["sets"].items(), 1)
+        (f"set-{index}", name, _set(name, entry, result))
+        for index, (name, entry) in enumerate(result["sets"].items(), 1)
     ]
-    models = [[escape(name), f"<code>{escape(where)}</code>"] for name, where in result["models"].items()]
+    models = [[escape(name), f"<code>{escape(source)}</code>"] for name, source in result["models"].items()]
     sections.append(("models", "Models", table(["model", "where it is"], models)))
     if commands:
         sections.append(("commands", "Commands", f"<pre>{escape(chr(10).join(commands))}</pre>"))
@@ -42,16 +42,16 @@ def render(result: Mapping[str, Any], title: str, commands: Sequence[str] = (), 
     return page(title, "pddpo evaluate", header, sections, "evaluation.json")
 
 
-def _set(name: str, asked: Mapping[str, Any], result: Mapping[str, Any]) -> str:
-    measures: Mapping[str, Mapping[str, Any]] = asked["measures"]
+def _set(name: str, entry: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    measures: Mapping[str, Mapping[str, Any]] = entry["measures"]
     keys = [key for key in TITLES if any(key in values for values in measures.values())]
     lines = []
     for index, (model, values) in enumerate(measures.items()):
         cells = [_estimate(values.get(key), f"{model}/{key}") for key in keys]
-        cells += [_estimate(rated.get(model), f"{model}/elo_{rating}") for rating, rated in asked["ratings"].items()]
+        cells += [_estimate(rated.get(model), f"{model}/elo_{rating}") for rating, rated in entry["ratings"].items()]
         lines.append([str(index + 1), escape(model), *cells])
     headings = ["", "model", *[TITLES[key] for key in keys]]
-    headings += [f"Elo, {escape(rating.replace('_', ': '))}" for rating in asked["ratings"]]
+    headings += [f"Elo, {escape(rating.replace('_', ': '))}" for rating in entry["ratings"]]
     dots = [
         Dot(
             model,
@@ -73,12 +73,12 @@ def _set(name: str, asked: Mapping[str, Any], result: Mapping[str, Any]) -> str:
         x_label="harmlessness",
         y_label="helpfulness",
     )
-    kind = ", harmless ones" if asked["benign"] else ""
-    excluded = {name: counts["excluded"] for name, counts in asked["verdicts"].items() if counts["excluded"]}
-    left_out = "".join(f"<p>{count} verdicts of {escape(name)} were left out.</p>" for name, count in excluded.items())
-    counts = f"{asked['questions']} questions{kind}, {asked['pairs']} held-out pairs, {result['each']} answer(s) each"
+    kind = ", harmless ones" if entry["benign"] else ""
+    excluded = {name: counts["excluded"] for name, counts in entry["verdicts"].items() if counts["excluded"]}
+    omissions = "".join(f"<p>{count} verdicts of {escape(name)} were left out.</p>" for name, count in excluded.items())
+    counts = f"{entry['questions']} questions{kind}, {entry['pairs']} held-out pairs, {result['each']} answer(s) each"
     note = f"<p>{counts}. In brackets a 95 % interval, or the standard error where no bounds are stated.</p>"
-    return f'{note}{left_out}{table(headings, lines)}<div class="charts">{drawn}</div>'
+    return f'{note}{omissions}{table(headings, lines)}<div class="charts">{drawn}</div>'
 
 
 def ends_of(value: Mapping[str, Any]) -> tuple[float, float] | None:

@@ -44,8 +44,8 @@ def bradley_terry(models: Sequence[str], wins: Array, anchor: str, ridge: float 
     The ridge on logits keeps the rating of a model that won or lost everything finite.
     """
     winners, losers = np.nonzero(wins)
-    one = np.eye(len(models))
-    theta = most_probable(one[winners] - one[losers], ridge, wins[winners, losers])
+    identity = np.eye(len(models))
+    theta = most_probable(identity[winners] - identity[losers], ridge, wins[winners, losers])
     theta = theta - theta[list(models).index(anchor)]
     return {model: float(ANCHOR + SCALE * value) for model, value in zip(models, theta, strict=True)}
 
@@ -128,8 +128,8 @@ def comparisons_by_score(prompts: Sequence[str], scores: dict[str, Array]) -> li
     """Every two models compared by a scorer on the same prompts; ties are draws."""
     names = list(scores)
     return [
-        Comparison(one, other, agreement(float(scores[one][row] - scores[other][row])), prompt)
-        for index, one in enumerate(names)
-        for other in names[index + 1 :]
+        Comparison(first, second, agreement(float(scores[first][row] - scores[second][row])), prompt)
+        for index, first in enumerate(names)
+        for second in names[index + 1 :]
         for row, prompt in enumerate(prompts)
     ]

@@ -18,18 +18,18 @@ from pddpo_ray.theory.seeds import seed_of
 
 def sampled(file: Path, model: str, *, samples: int, max_tokens: int, seed: int) -> list[Answer]:
     """`samples` answers to every prompt of the file's `prompts:`. Raises UserError where there is none, or no model."""
-    asked = prompts_of(file)
-    named = parse_model(model)
-    speaker = Speaker(named, template="tokenizer-or-plain", temperature=policy_temperature([named]))
+    prompts = prompts_of(file)
+    parsed_model = parse_model(model)
+    speaker = Speaker(parsed_model, template="tokenizer-or-plain", temperature=policy_temperature([parsed_model]))
     try:
-        seeds = [seed_of(seed, "limits suggest", index) for index in range(len(asked))]
-        replies = speaker.answer([turns for turns, _ in asked], seeds, Decoding(max_tokens=max_tokens), samples)
+        seeds = [seed_of(seed, "limits suggest", index) for index in range(len(prompts))]
+        replies = speaker.answer([turns for turns, _ in prompts], seeds, Decoding(max_tokens=max_tokens), samples)
     finally:
         speaker.close()
     return [
         Answer(for_reading(turns), reply.text, {"set": sets}, turns, where=f"prompt {index}, answer {number}")
-        for index, ((turns, sets), own) in enumerate(zip(asked, replies, strict=True), start=1)
-        for number, reply in enumerate(own, start=1)
+        for index, ((turns, sets), prompt_replies) in enumerate(zip(prompts, replies, strict=True), start=1)
+        for number, reply in enumerate(prompt_replies, start=1)
     ]
 
 
@@ -46,12 +46,12 @@ def prompts_of(file: Path) -> list[tuple[tuple[Message, ...], list[str]]]:
     if not isinstance(sets, dict) or not sets:
         raise UserError(f"{file.name}: no `prompts:` in it; name sets: prompts: {{benign: {{files: [benign.jsonl]}}}}")
     sets_of: dict[tuple[Message, ...], list[str]] = {}
-    for name, given in sets.items():
-        files = given.get("files") if isinstance(given, dict) else None
+    for name, settings in sets.items():
+        files = settings.get("files") if isinstance(settings, dict) else None
         if not isinstance(files, list) or not files:
             raise UserError(f"{file.name}: prompts.{name} names files, e.g. {{files: [benign.jsonl]}}")
-        for one in files:
-            for _, where, row in json_rows(file.parent / str(one)):
+        for path in files:
+            for _, where, row in json_rows(file.parent / str(path)):
                 turns = asked_turns(row, where) or (Message("user", row["prompt"]),)
                 names = sets_of.setdefault(turns, [])
                 if name not in names:

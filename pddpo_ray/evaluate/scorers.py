@@ -46,7 +46,7 @@ def lazy_scorer(path: str, dtype: str = "float32") -> Score:
 
 
 def fingerprint(models: Sequence[str | None], *further: str | None) -> str:
-    """Tells scorers apart, also one from another that lay in the same folder before."""
+    """Identifies scorers by path and file state: changed files are another scorer."""
     return json.dumps([*([model, files_now(model)] for model in models if model), *further])
 
 
@@ -59,8 +59,8 @@ def judges_at(url: str, model: str) -> tuple[tuple[str, Judge], ...]:
     judge = EndpointJudge(ChatEndpoint(EndpointConfig(endpoint=url, model=model), key))
 
     def on(axis: Axis) -> Judge:
-        def outcomes(asked: Sequence[tuple[str, str, str]]) -> Sequence[float | None]:
-            return [OUTCOMES[pair.winner] for pair in judge.compare(asked, axis, 0)]
+        def outcomes(triples: Sequence[tuple[str, str, str]]) -> Sequence[float | None]:
+            return [OUTCOMES[pair.winner] for pair in judge.compare(triples, axis, 0)]
 
         return outcomes
 

@@ -26,7 +26,7 @@ PUBLIC = {
 
 @dataclass(frozen=True)
 class HeldOutPair:
-    """A labelled pair; indices of the better and of the safer answer, None where nobody said."""
+    """A labelled pair; indices of the better and of the safer answer, None without a label."""
 
     prompt: tuple[Message, ...]
     answers: tuple[str, str]
@@ -55,7 +55,7 @@ def read_set(
     """
     place = locate(source) if isinstance(source, str) else source
     inspection = inspect([place], Settings(judged=False))
-    examples = [good.example for good in inspection.examples()]
+    examples = [row.example for row in inspection.examples()]
     questions = list(dict.fromkeys(example.prompt for example in examples))
     pairs = [_pair(example) for example in examples if len(example.answers) == 2]
     if not isinstance(source, str):
@@ -70,7 +70,7 @@ def read_set(
 
 
 def _demand_all_good(problems: Sequence[Problem], questions: Sequence[object]) -> None:
-    """Rows in memory have no `pddpo data check` that names the bad ones: one is an error."""
+    """Raises UserError for a bad row, or none: `pddpo data check` cannot name rows in memory."""
     for problem in problems[:1]:
         row = f"row {problem.line}" if problem.line else "the rows"
         raise UserError(f"{row} in memory: {problem.reason}; the rows of one set have one form")
@@ -83,8 +83,8 @@ def locate(source: str) -> str:
     if source not in PUBLIC or Path(source).exists():
         return source
     name, on_hub = PUBLIC[source]
-    beside = Path(__file__).resolve().parents[2].parent / "shared"
-    folders = (Path(os.environ.get("PDDPO_SHARED", beside)), beside)
+    shared_folder = Path(__file__).resolve().parents[2].parent / "shared"
+    folders = (Path(os.environ.get("PDDPO_SHARED", shared_folder)), shared_folder)
     files = (file for folder in folders for file in (folder / "data" / name, folder / name) if file.is_file())
     return str(next(files, on_hub))
 
@@ -95,7 +95,7 @@ def _pair(example: Example) -> HeldOutPair:
 
 
 def _drawn(items: Sequence[Item], limit: int | None, generator: np.random.Generator) -> list[Item]:
-    """All of them, or a number by chance, in their order."""
+    """All items, or `limit` of them at random, in their order."""
     if limit is None or limit >= len(items):
         return list(items)
     return [items[index] for index in sorted(generator.choice(len(items), limit, replace=False))]

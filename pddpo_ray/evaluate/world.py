@@ -58,7 +58,7 @@ def world_view(config: Config, store: ArtifactStore) -> WorldView:
 
 
 def exact_values(view: WorldView, table: Array) -> dict[str, float]:
-    """f, g and gap of a policy's table [X, Y], and what stands behind them."""
+    """f, g, gap and the other exact values of a policy's table [X, Y]."""
     oracle = view.oracle
     return {
         "f": oracle.f(table),
@@ -108,7 +108,7 @@ def pair_accuracy(score: Array, truth: Array, oracle: Oracle) -> float:
 
 
 def summary(values: Mapping[str, Mapping[str, float]]) -> list[list[Any]]:
-    """Lines for a terminal: reference, the last policy, the mixture and what bounds them."""
+    """Lines for a terminal: reference, the last policy, the mixture and the best policies."""
     policies = [name for name in values if name.startswith("policy-")]
     shown = ["reference", *policies[-1:], "mixture", "covered_only", "optimum"]
     columns = list(values["reference"])

@@ -1,15 +1,15 @@
-"""Limits for trainers that ask for the score of one answer at a time, from many processes: what their one owner does.
+"""Limits for trainers that ask for one answer's score at a time, from many processes; one owns the multipliers.
 
     owner = AnswerScores(limits, journal=Path("out/limits.jsonl"), answers_a_step=1024)
     asked = asked_for(["How?"], ["Soak it first."], rewards=[0.7])
     owner.score(asked).scores                              # [0.41]
 
-Every `answers_a_step` answers the multipliers move once; in between they stand still. A request with an `id` that was
-answered before gets the same answer and is not counted again.
+The multipliers move once every `answers_a_step` answers. A request whose `id` was answered before gets the same answer
+and is not counted again.
 
-Two files lie side by side: the controller's journal, and `NAME.answers.jsonl` with the answers (as numbers) of the step
-that is under way and of the one before. A killed owner that begins anew repeats the step from the second one; where the
-whole trainer was started again, `forget_unfinished` begins the step once more.
+The owner writes two files: the controller's journal, and `NAME.answers.jsonl` with the answers (as numbers) of the
+current step and of the one before. After a kill, a new owner restores the step from the second file; after a restart of
+the whole trainer, `forget_unfinished` begins the step again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TRAINING = "train"
 
 @dataclass(frozen=True)
 class Asked:
-    """Answers whose scores one call of a trainer wants; all of training, or none of them."""
+    """Answers that one call of a trainer asks scores for: all from training, or none."""
 
     prompts: Sequence[str]
     answers: Sequence[str]
@@ -66,22 +66,22 @@ class Scored:
     def figures(self) -> dict[str, list[float]]:
         """By answer, for a trainer's log: `limit/NAME`, NaN where there is no number; `missing/NAME`, 1 where the limit
         could not be measured; `multiplier/NAME`."""
-        found: dict[str, list[float]] = {}
-        for name, own in self.values.items():
-            found[f"limit/{name}"] = [value if isinstance(value, float) else math.nan for value in own]
-            found[f"missing/{name}"] = [float(isinstance(value, Unmeasured)) for value in own]
-            found[f"multiplier/{name}"] = [self.multipliers[name]] * len(own)
-        return found
+        figures: dict[str, list[float]] = {}
+        for name, column in self.values.items():
+            figures[f"limit/{name}"] = [value if isinstance(value, float) else math.nan for value in column]
+            figures[f"missing/{name}"] = [float(isinstance(value, Unmeasured)) for value in column]
+            figures[f"multiplier/{name}"] = [self.multipliers[name]] * len(column)
+        return figures
 
 
 class Scorer(Protocol):
-    """Who scores answers: an `AnswerScores` in this process, or the actor that holds one for many processes."""
+    """Scores answers: an `AnswerScores` in this process, or the actor that holds one for many processes."""
 
     def score(self, asked: Asked) -> Scored: ...
 
 
 def demand_plain(helpful: Any) -> None:
-    """Raises UserError for a coroutine function: nobody here would wait for what it gives."""
+    """Raises UserError for a coroutine function: nothing here awaits its result."""
     if inspect.iscoroutinefunction(helpful) or inspect.iscoroutinefunction(getattr(helpful, "__call__", None)):  # noqa: B004
         raise UserError("the helpful function is `async`; give a plain one, which waits for its own calls")
 
@@ -98,15 +98,15 @@ def asked_for(
 
     Raises UserError where the lengths differ or a reward is no number.
     """
-    told: Sequence[Mapping[str, Any]] = [{}] * len(answers) if rows is None else rows
-    if not len(prompts) == len(answers) == len(rewards) == len(told):
+    table: Sequence[Mapping[str, Any]] = [{}] * len(answers) if rows is None else rows
+    if not len(prompts) == len(answers) == len(rewards) == len(table):
         raise UserError(
-            f"{len(prompts)} prompts, {len(answers)} answers, {len(rewards)} rewards and {len(told)} rows:"
+            f"{len(prompts)} prompts, {len(answers)} answers, {len(rewards)} rewards and {len(table)} rows:"
             " one of each belongs to every answer"
         )
-    numbers = [_reward(one) for one in rewards]
-    counts = all(row.get("split", TRAINING) == TRAINING for row in told)
-    return Asked(list(prompts), list(answers), numbers, list(told), list(prompts if groups is None else groups), counts)
+    values = [_reward(reward) for reward in rewards]
+    counts = all(row.get("split", TRAINING) == TRAINING for row in table)
+    return Asked(list(prompts), list(answers), values, list(table), list(prompts if groups is None else groups), counts)
 
 
 class AnswerScores:
@@ -128,19 +128,19 @@ class AnswerScores:
             raise UserError(f"answers_a_step is {answers_a_step}; give the answers of one step: prompts x answers each")
         self._answers_a_step = answers_a_step
         self._file = answers_file(journal)
-        begun = whole_lines(self._file)
+        lines = whole_lines(self._file)
         # a journal of one line was killed before it had a step, or the other file
-        if (begun and not journal.is_file()) or (not begun and len(whole_lines(journal)) > 1):
-            here, gone = (self._file, journal) if begun else (journal, self._file)
-            raise UserError(f"{here} is there and {gone} is not: they belong together; bring it, or name a new journal")
+        if (lines and not journal.is_file()) or (not lines and len(whole_lines(journal)) > 1):
+            file, lost = (self._file, journal) if lines else (journal, self._file)
+            raise UserError(f"{file} is there and {lost} is not: they belong together; bring it, or name a new journal")
         self._controller = LimitController(limits, journal=journal, schedule=schedule)
         self._step = 0
         self._reward, self._costs = Running(), {name: Running() for name in self._controller.names}
         self._counted: list[dict[str, Any]] = []
         self._answers = 0
         self._given: dict[str, Scored] = {}
-        if begun:
-            self._go_on(begun[0], begun[1:])
+        if lines:
+            self._go_on(lines[0], lines[1:])
         else:
             self._write([])
 
@@ -159,36 +159,40 @@ class AnswerScores:
 
     def score_all(self, requests: Sequence[Asked]) -> list[Scored]:
         """The same for several requests, whose answers are measured together. Raises what a limit's source raises."""
-        new = [asked for asked in {asked.id: asked for asked in requests}.values() if asked.id not in self._given]
-        found = {asked.id: self._given[asked.id] for asked in requests if asked.id in self._given}
+        new = [request for request in {item.id: item for item in requests}.values() if request.id not in self._given]
+        results = {request.id: self._given[request.id] for request in requests if request.id in self._given}
         values = self._controller.measure(
-            [prompt for asked in new for prompt in asked.prompts],
-            [answer for asked in new for answer in asked.answers],
-            [row for asked in new for row in asked.rows],
+            [prompt for request in new for prompt in request.prompts],
+            [answer for request in new for answer in request.answers],
+            [row for request in new for row in request.rows],
         )
         start = 0
-        for asked in new:
-            end = start + len(asked.answers)
-            found[asked.id] = self._scored(asked, {name: own[start:end] for name, own in values.items()})
+        for request in new:
+            end = start + len(request.answers)
+            results[request.id] = self._scored(request, {name: column[start:end] for name, column in values.items()})
             start = end
-        return [found[asked.id] for asked in requests]
+        return [results[request.id] for request in requests]
 
     def forget_unfinished(self) -> None:
-        """Counts the step under way from its beginning: a trainer that was started again draws it again, and half of
-        an older one would shift all later steps against its own."""
+        """Drops the answers of the current step: a restarted trainer draws them again, and the old ones would shift
+        all later steps against its own."""
         self._counted, self._answers, self._given = [], 0, {}
         self._write([])
 
-    def _scored(self, asked: Asked, measured: dict[str, list[Value]]) -> Scored:
+    def _scored(self, request: Asked, measured: dict[str, list[Value]]) -> Scored:
         # the files have numbers and kinds of reasons; a reason itself may quote the answer
-        values = {name: [_without_text(value) for value in own] for name, own in measured.items()}
-        costs = {name: self._controller.costs(name, own) for name, own in values.items()}
+        values = {name: [_without_text(value) for value in column] for name, column in measured.items()}
+        costs = {name: self._controller.costs(name, column) for name, column in values.items()}
         multipliers = self.multipliers
-        scores = running_scores(asked.rewards, costs, multipliers, self._reward, self._costs)
+        scores = running_scores(request.rewards, costs, multipliers, self._reward, self._costs)
         scored = Scored(scores.tolist(), values, multipliers)
-        if asked.counts:
-            told = {"groups": asked.groups, "rewards": asked.rewards, "marks": [_mark(text) for text in asked.answers]}
-            line = {"id": asked.id, "step": self._step, **told, "scored": asdict(scored)}
+        if request.counts:
+            data = {
+                "groups": request.groups,
+                "rewards": request.rewards,
+                "marks": [_mark(text) for text in request.answers],
+            }
+            line = {"id": request.id, "step": self._step, **data, "scored": asdict(scored)}
             # without fsync: what a killed process wrote is read by the next one
             with self._file.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
@@ -203,26 +207,26 @@ class AnswerScores:
             self._move()
 
     def _move(self) -> None:
-        """The journal has the step before the other file forgets it: a kill in between repeats it, to the same end."""
-        groups = _joined(one["groups"] for one in self._counted)
-        counted = [self._given[one["id"]] for one in self._counted]
-        values = {name: _joined(one.values[name] for one in counted) for name in self._controller.names}
-        marks = _joined(one["marks"] for one in self._counted)
+        """Journals the step before the other file drops it; a kill in between repeats it with the same result."""
+        groups = _joined(line["groups"] for line in self._counted)
+        counted = [self._given[line["id"]] for line in self._counted]
+        values = {name: _joined(scored.values[name] for scored in counted) for name in self._controller.names}
+        marks = _joined(line["marks"] for line in self._counted)
         self._controller.observe(values, groups, step=self._step, answers=marks)
-        self._reward = next_running(self._reward, _joined(one["rewards"] for one in self._counted), groups)
+        self._reward = next_running(self._reward, _joined(line["rewards"] for line in self._counted), groups)
         self._costs = {
-            name: next_running(self._costs[name], self._controller.costs(name, own), groups)
-            for name, own in values.items()
+            name: next_running(self._costs[name], self._controller.costs(name, column), groups)
+            for name, column in values.items()
         }
         self._step += 1
         done, self._counted, self._answers = self._counted, [], 0
-        self._given = {one["id"]: _read_scored(one) for one in done}
+        self._given = {line["id"]: _read_scored(line) for line in done}
         self._write(done)
         self._controller.warn()
 
     def _write(self, before: Sequence[Mapping[str, Any]]) -> None:
-        """The file at the beginning of a step: what the steps so far left, and the requests of the one before."""
-        costs = {name: asdict(one) for name, one in self._costs.items()}
+        """Writes the file of a new step: running statistics of the steps so far, then the last step's requests."""
+        costs = {name: asdict(running) for name, running in self._costs.items()}
         head = {"step": self._step, "reward": asdict(self._reward), "costs": costs}
         write_whole(self._file, "".join(json.dumps(line) + "\n" for line in (head, *before)))
 
@@ -234,12 +238,12 @@ class AnswerScores:
         before = [line for line in lines if line["step"] < self._step]
         now = [line for line in lines if line["step"] == self._step]
         self._given = {line["id"]: _read_scored(line) for line in before}
-        # what a kill tore off is gone from the file before more is written behind it
+        # drops a torn last line before more is appended
         write_whole(self._file, "".join(json.dumps(line) + "\n" for line in (head, *before, *now)))
         try:
             for line in now:
                 self._count(line)
-        except RunError as problem:  # too many of the step could not be measured, by a source that may work by now
+        except RunError as problem:  # too many answers had no measurement; the source may work by now
             logger.warning("%s; the step begins again", problem)
             self.forget_unfinished()
 
@@ -267,8 +271,8 @@ def _read_scored(line: Mapping[str, Any]) -> Scored:
     """From a line of the file, in which what is unmeasured is a dictionary."""
     scored = Scored(**line["scored"])
     values = {
-        name: [Unmeasured(**value) if isinstance(value, dict) else value for value in own]
-        for name, own in scored.values.items()
+        name: [Unmeasured(**value) if isinstance(value, dict) else value for value in column]
+        for name, column in scored.values.items()
     }
     return replace(scored, values=values)
 
@@ -279,4 +283,4 @@ def _mark(text: str) -> str:
 
 
 def _joined(parts: Iterable[Sequence[Any]]) -> list[Any]:
-    return [one for part in parts for one in part]
+    return [item for part in parts for item in part]

@@ -1,6 +1,6 @@
 """A certificate for a policy that another trainer saved: the same ledger, draws and bets as for a run of this project.
 
-    out/journal.sqlite    the ledger: every policy of the folder that was put to the test, with its number and all draws
+    out/journal.sqlite    the ledger: every tested policy of the folder, with its number and all draws
     out/artifacts/        the weights that were certified
     out/certificate.json  the newest decision; `pddpo certificate verify` computes it again
 
@@ -72,10 +72,10 @@ def certify_saved(
     out: Path, question: Question, policy: str = "last", *, budget: int | None = None,
     bounds: Mapping[str, float] | None = None,
 ) -> tuple[Entry, dict[str, Any]]:  # fmt: skip
-    """Puts a policy in `out` to the test: its line of the ledger there, and the certificate that is written.
+    """Tests a policy in `out`: its entry in the ledger there, and the certificate that is written.
 
     `policy` is final, checkpoint-N or last; `budget` draws for each limit at most; `bounds` are other bounds than the
-    file's, by the limit's name. Asked again, it resumes where it was. Raises UserError for what is not certifiable.
+    file's, by the limit's name. A second call resumes the first. Raises UserError for what is not certifiable.
     """
     config = _config(question)
     name, folder = policy_folder(out, policy)
@@ -87,7 +87,7 @@ def certify_saved(
         version = _entered(journal, stored_policy(store, name, folder))
         whole = store.folder(version.path)
         prompts = prompts_of(question.prompts, whole, question.max_tokens)
-        wanted = tested_limits(config, bounds or {}, len(read_ledger(journal)) + 1)
+        limits = tested_limits(config, bounds or {}, len(read_ledger(journal)) + 1)
 
         @contextmanager
         def parts() -> Iterator[Backends]:
@@ -97,8 +97,8 @@ def certify_saved(
             finally:
                 backends.close()
 
-        said = _statement(question, whole, prompts, sources)
-        entry = ask_about(config, journal, [version], wanted, budget or config.certificate.draws, parts, said)
+        statement = _statement(question, whole, prompts, sources)
+        entry = ask_about(config, journal, [version], limits, budget or config.certificate.draws, parts, statement)
     return entry, write_certificate(out, certificate_of(config, out, entry))
 
 
@@ -107,8 +107,8 @@ def _config(question: Question) -> Config:
     if not question.limits.is_file():
         raise UserError(f"--limits: {question.limits} does not exist; give a file with `limits:` in it")
     document, _ = read_document(question.limits, question.limits.name)
-    for stated in stated_limits(document, question.limits.name):
-        _demand_measured_alone(stated)
+    for limit in stated_limits(document, question.limits.name):
+        _demand_measured_alone(limit)
     limits = document["limits"]
     for entry in limits.values():
         beside(entry, question.limits.parent.absolute())
@@ -133,17 +133,17 @@ def _config(question: Question) -> Config:
         raise UserError(f"{question.limits.name}: {f'{keys}: ' if keys else ''}{first['msg']}") from error
 
 
-def _demand_measured_alone(one: StatedLimit) -> None:
-    """Raises UserError for a limit that needs more than an answer of the policy and a source that needs nobody."""
-    quantity = one.limit.quantity
-    if one.asks_people:
-        raise UserError(f"{one.where}: people are asked in a run alone; name a rule, function, model or judge here")
+def _demand_measured_alone(limit: StatedLimit) -> None:
+    """Raises UserError for a limit that no source can measure alone, from the policy's answers to `--prompts`."""
+    quantity = limit.limit.quantity
+    if limit.asks_people:
+        raise UserError(f"{limit.where}: people are asked in a run alone; name a rule, function, model or judge here")
     if quantity.kind == "logit":
-        raise UserError(f"{one.where}: a logit is a quantity of runs; state a rate here")
+        raise UserError(f"{limit.where}: a logit is a quantity of runs; state a rate here")
     if quantity.over is not None:
-        raise UserError(f"{one.where}: --prompts is one set; give the file of `{quantity.over}` and leave `over` out")
-    if quantity.versus is not None or one.source.kind in ("reference", "world"):
-        raise UserError(f"{one.where}: nobody knows here what the trainer began with; state a limit without it")
+        raise UserError(f"{limit.where}: --prompts is one set; give the file of `{quantity.over}` and leave `over` out")
+    if quantity.versus is not None or limit.source.kind in ("reference", "world"):
+        raise UserError(f"{limit.where}: nobody knows here what the trainer began with; state a limit without it")
 
 
 def _demand_own_ledger(out: Path) -> None:
@@ -165,11 +165,11 @@ def _opened(out: Path, config: Config) -> Iterator[Journal]:
 
 def _entered(journal: Journal, stored: PolicyVersion) -> PolicyVersion:
     """The version in the journal with these weights, whatever it was called when they first came; else a new one."""
-    known = journal.policies
-    for one in known:
-        if one.sha256 == stored.sha256:
-            return one
-    journal.round = len(known) + 1
+    policies = journal.policies
+    for policy in policies:
+        if policy.sha256 == stored.sha256:
+            return policy
+    journal.round = len(policies) + 1
     version = replace(stored, number=journal.round)
     journal.once("saved", lambda: journal.add_version(version, "cost"))
     return version
@@ -177,29 +177,29 @@ def _entered(journal: Journal, stored: PolicyVersion) -> PolicyVersion:
 
 def _statement(question: Question, model: Path, prompts: Sequence[Prompt], sources: Mapping[str, str]) -> str:
     """What the sentence is about. Other prompts, tokens or sources are another statement, and another candidate."""
-    hashed = hashlib.sha256(repr([prompt.token_ids for prompt in prompts]).encode()).hexdigest()
+    digest = hashlib.sha256(repr([prompt.token_ids for prompt in prompts]).encode()).hexdigest()
     measured = "; ".join(f"{name} by {version}" for name, version in sources.items())
     return (
         f"the {len(prompts)} prompts of {question.prompts.name} (file {file_sha256(question.prompts)[:12]}, tokens"
-        f" {hashed[:12]}), drawn with replacement, in {DTYPE}, tokenizer {tokenizer_fingerprint(model)[:12]}; whether"
+        f" {digest[:12]}), drawn with replacement, in {DTYPE}, tokenizer {tokenizer_fingerprint(model)[:12]}; whether"
         f" the policy was trained on them is not known here; measures: {measured}"
     )
 
 
 def _measures(config: Config, prompts: Sequence[Prompt]) -> SourceMeasures:
     acting = {prompt.token_ids: 1.0 for prompt in prompts}
-    stated = config.stated
-    return SourceMeasures(stated, opened_sources(config), [acting] * len(stated), config.dual.cost_max)
+    limits = config.stated
+    return SourceMeasures(limits, opened_sources(config), [acting] * len(limits), config.dual.cost_max)
 
 
 def _backends(config: Config, store: ArtifactStore, version: PolicyVersion, prompts: Sequence[Prompt]) -> Backends:
     """The policy as its own reference, in an engine and in the scorer that verifies the delivery to it."""
     torch.set_num_threads(config.trainer.threads)
-    folder, stated = store.folder(version.path), config.stated
+    folder, limits = store.folder(version.path), config.stated
     temperature = config.policy.temperature
     trainer = recipe_trainer(config.model, folder, store, version, temperature=temperature)
     measures = _measures(config, prompts)
-    scales = [range_of(one, config.dual.cost_max) for one in stated]
+    scales = [range_of(limit, config.dual.cost_max) for limit in limits]
     return Backends(
         store=store,
         trainer=trainer,
@@ -210,7 +210,7 @@ def _backends(config: Config, store: ArtifactStore, version: PolicyVersion, prom
         baseline=(version, Decoding(max_tokens=config.rollout.max_tokens)),
         canaries=[_canary(prompt) for prompt in spread_prompts(prompts, CANARIES)],
         tokenizer=tokenizer_fingerprint(folder),
-        held_limits=held_limits(stated, scales, np.ones((len(stated), len(prompts))), prompts),
+        held_limits=held_limits(limits, scales, np.ones((len(limits), len(prompts))), prompts),
         measure=measures,
         measured_by=measures.versions,
         certification=prompts,
@@ -218,5 +218,5 @@ def _backends(config: Config, store: ArtifactStore, version: PolicyVersion, prom
 
 
 def _canary(prompt: Prompt) -> Response:
-    """Any text will do: the prompt's own words once more."""
+    """Any text will do: the prompt is its own answer."""
     return Response(f"canary-{prompt.id}", prompt, prompt.token_ids[:CANARY_TOKENS], prompt.text, 0, 0)

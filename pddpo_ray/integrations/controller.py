@@ -89,9 +89,9 @@ class LimitController:
 
         Raises UserError for a limit that a step's answers cannot measure, and for a journal of other limits.
         """
-        self._opened = [(stated, _source_of(stated, source)) for stated, source in limits_given(limits)]
+        self._opened = [(limit, _source_of(limit, source)) for limit, source in limits_given(limits)]
         self._schedule = schedule
-        self._first = self._state = first_multipliers([stated for stated, _ in self._opened], schedule)
+        self._first = self._state = first_multipliers([limit for limit, _ in self._opened], schedule)
         self._collapsed = False
         self._last: dict[str, Observed] = {}
         self._told: list[str] = []
@@ -101,7 +101,7 @@ class LimitController:
 
     @property
     def names(self) -> list[str]:
-        return [stated.limit.name for stated, _ in self._opened]
+        return [limit.limit.name for limit, _ in self._opened]
 
     @property
     def multipliers(self) -> dict[str, float]:
@@ -120,16 +120,16 @@ class LimitController:
 
         `rows` hold what else is known of each answer: `set`, `reference`, columns of a data set.
         """
-        told = [{}] * len(answers) if rows is None else rows
-        asked = [
+        all_rows = [{}] * len(answers) if rows is None else rows
+        items = [
             Answer(prompt, answer, row, (), row.get("reference"), f"answer {number}")
-            for number, (prompt, answer, row) in enumerate(zip(prompts, answers, told, strict=True), start=1)
+            for number, (prompt, answer, row) in enumerate(zip(prompts, answers, all_rows, strict=True), start=1)
         ]
-        return {stated.limit.name: _values(stated, source, asked) for stated, source in self._opened}
+        return {limit.limit.name: _values(limit, source, items) for limit, source in self._opened}
 
     def costs(self, name: str, values: Sequence[Value]) -> list[float | None]:
-        """Values as costs, of which less is better: those of `at_least` are turned round. What could not be measured
-        costs the worst that there is; None where no bound is known, and outside the limit's prompt set."""
+        """Values as costs, where less is better; `at_least` reverses the order. An unmeasured answer costs the worst
+        that the bounds allow; None where no bound is known, and outside the limit's prompt set."""
         limit = self._stated(name).limit
         return [None if value is None else _cost(limit, value) for value in values]
 
@@ -147,37 +147,37 @@ class LimitController:
         Raises RunError where more answers could not be measured than the limit's `failed` allows; nothing moves then.
         """
         missing = {name: self._missing(name, values[name]) for name in self.names}
-        seen = {name: _estimate(name, self.costs(name, values[name]), groups) for name in self.names}
-        estimates = [estimate for estimate, _ in seen.values() if estimate is not None]
+        summaries = {name: _estimate(name, self.costs(name, values[name]), groups) for name in self.names}
+        estimates = [estimate for estimate, _ in summaries.values() if estimate is not None]
         self._state = self._after(self._state, estimates, step)
-        found = {}
-        for (stated, _), (name, (estimate, silent)) in zip(self._opened, seen.items(), strict=True):
+        observed = {}
+        for (limit, _), (name, (estimate, silent)) in zip(self._opened, summaries.items(), strict=True):
             n = sum(value is not None for value in values[name]) - missing[name].total()
-            mean = None if estimate is None else stated.limit.cost(estimate.value)
+            mean = None if estimate is None else limit.limit.cost(estimate.value)
             reasons = dict(missing[name].most_common())
-            found[name] = Observed(mean, self.multipliers[name], n, reasons, silent)
-        self._last = found
+            observed[name] = Observed(mean, self.multipliers[name], n, reasons, silent)
+        self._last = observed
         self._collapsed = answers is not None and _collapsed(answers)
         if self._journal is not None:
-            told = {name: asdict(one) for name, one in found.items()}
-            line = {"step": step, "estimates": [asdict(one) for one in estimates], "observed": told}
+            entries = {name: asdict(entry) for name, entry in observed.items()}
+            line = {"step": step, "estimates": [asdict(estimate) for estimate in estimates], "observed": entries}
             append_line(self._journal, {**line, "collapsed": self._collapsed})
-        return found
+        return observed
 
     def messages(self) -> list[str]:
-        """What a person should know about the last step; empty where there is nothing."""
+        """Warnings about the last step; empty if there are none."""
         lines = ["the answers have collapsed: most are empty or one and the same text"] if self._collapsed else []
         for state in self._state.limits:
-            seen = self._last.get(state.name)
-            if seen is None:
+            last = self._last.get(state.name)
+            if last is None:
                 continue
-            if count := sum(seen.missing.values()):
-                known = self._stated(state.name).limit.worst_cost is not None
-                as_what = "which count as the worst" if known else "which count for nothing until `bounds` are stated"
-                lines.append(f"{state.name}: no number for {count} of {seen.n + count} answers ({seen.why}), {as_what}")
-            if seen.estimate is None:
+            if count := sum(last.missing.values()):
+                has_worst = self._stated(state.name).limit.worst_cost is not None
+                note = "which count as the worst" if has_worst else "which count for nothing until `bounds` are stated"
+                lines.append(f"{state.name}: no number for {count} of {last.n + count} answers ({last.why}), {note}")
+            if last.estimate is None:
                 lines.append(f"{state.name}: no answer of the step counted; its multiplier stands")
-            elif seen.silent == 1.0 and state.multiplier > 0.0:
+            elif last.silent == 1.0 and state.multiplier > 0.0:
                 lines.append(
                     f"{state.name}: in every group all answers cost the same, so that no gradient can lower it; sample"
                     " hotter, or more answers to each prompt"
@@ -189,14 +189,14 @@ class LimitController:
 
     def warn(self) -> None:
         """Logs what `messages` says; a line logged after the previous step is not logged again."""
-        told = self.messages()
-        for line in told:
+        lines = self.messages()
+        for line in lines:
             if line not in self._told:
                 logger.warning(line)
-        self._told = told
+        self._told = lines
 
     def rewind(self, step: int) -> None:
-        """Goes back to what was known before `step` was observed: a checkpoint of that step is resumed."""
+        """Restores the state before `step` was observed, for a trainer that resumes from its checkpoint."""
         before: list[Mapping[str, Any]] = []
         if self._journal is not None:
             before = [line for line in _steps_that_count(whole_lines(self._journal)[1:]) if line["step"] < step]
@@ -205,8 +205,8 @@ class LimitController:
 
     def _open(self, journal: Path) -> None:
         states = zip(self._opened, self._first.limits, strict=True)
-        about = [f"{stated.where} {stated.limit} {source.version} {state}" for (stated, source), state in states]
-        mark = fingerprint(*about, str(self._schedule.warmup_steps))
+        descriptions = [f"{limit.where} {limit.limit} {source.version} {state}" for (limit, source), state in states]
+        mark = fingerprint(*descriptions, str(self._schedule.warmup_steps))
         lines = whole_lines(journal)
         if not lines:
             journal.parent.mkdir(parents=True, exist_ok=True)
@@ -226,51 +226,51 @@ class LimitController:
         """The multipliers after these steps of the journal."""
         state = self._first
         for line in lines:
-            state = self._after(state, [CostEstimate(**one) for one in line["estimates"]], line["step"])
+            state = self._after(state, [CostEstimate(**fields) for fields in line["estimates"]], line["step"])
         return state
 
     def _after(self, state: DualState, estimates: Sequence[CostEstimate], step: int) -> DualState:
-        held = {one.constraint: WARMUP for one in estimates} if step < self._schedule.warmup_steps else {}
-        return ascend_all(state, estimates, held=held)[0]
+        reasons = {estimate.constraint: WARMUP for estimate in estimates} if step < self._schedule.warmup_steps else {}
+        return ascend_all(state, estimates, held=reasons)[0]
 
     def _stated(self, name: str) -> StatedLimit:
-        return next(stated for stated, _ in self._opened if stated.limit.name == name)
+        return next(limit for limit, _ in self._opened if limit.limit.name == name)
 
     def _missing(self, name: str, values: Sequence[Value]) -> Counter[str]:
         """How many of a step's answers could not be measured, by kind of reason. Raises RunError for too many."""
         kinds = Counter(why for value in values if (why := _why_missing(value)))
-        allowed, asked = self._stated(name).asking.failed, sum(value is not None for value in values)
-        if allowed is not None and kinds.total() > allowed * asked:
+        allowed, count = self._stated(name).asking.failed, sum(value is not None for value in values)
+        if allowed is not None and kinds.total() > allowed * count:
             why = _by_reason(dict(kinds.most_common()))
             raise RunError(
-                f"limit {name}: no number for {kinds.total()} of {asked} answers of a step ({why}), more than the"
+                f"limit {name}: no number for {kinds.total()} of {count} answers of a step ({why}), more than the"
                 f" {100 * allowed:g} % that may fail; repair the source or raise `failed`"
             )
         return kinds
 
 
-def _source_of(stated: StatedLimit, source: Source | None) -> Source:
-    """Raises UserError for a limit that the answers of a step cannot say anything about."""
-    kind = stated.limit.quantity.kind
+def _source_of(limit: StatedLimit, source: Source | None) -> Source:
+    """Raises UserError for a limit that a step's answers cannot measure."""
+    kind = limit.limit.quantity.kind
     if kind not in ("mean", "rate"):
-        raise UserError(f"{stated.where}: a limit inside another trainer is a `mean` or a `rate`; got `{kind}`")
-    if source is None or stated.asks_people:
-        who = stated.source.kind if source is None else "people"
+        raise UserError(f"{limit.where}: a limit inside another trainer is a `mean` or a `rate`; got `{kind}`")
+    if source is None or limit.asks_people:
+        source_kind = limit.source.kind if source is None else "people"
         raise UserError(
-            f"{stated.where}: {who} cannot measure the answers of a step;"
+            f"{limit.where}: {source_kind} cannot measure the answers of a step;"
             " name a rule, regex, json_schema, function, classifier, judge or endpoint"
         )
     return source
 
 
-def _values(stated: StatedLimit, source: Source, answers: Sequence[Answer]) -> list[Value]:
+def _values(limit: StatedLimit, source: Source, answers: Sequence[Answer]) -> list[Value]:
     """None for answers outside the limit's prompt set. `failed` is about a step, which may be many calls."""
-    over = stated.limit.quantity.over
-    own = [index for index, answer in enumerate(answers) if over is None or over in sets_of(answer)]
-    asking = replace(stated.asking, answers=None, failed=None)
-    measured = ask(stated.limit.name, source, [answers[index] for index in own], asking)
+    over = limit.limit.quantity.over
+    indices = [index for index, answer in enumerate(answers) if over is None or over in sets_of(answer)]
+    asking = replace(limit.asking, answers=None, failed=None)
+    measured = ask(limit.limit.name, source, [answers[index] for index in indices], asking)
     values: list[Value] = [None] * len(answers)
-    for index, value in zip(own, measured.values, strict=True):
+    for index, value in zip(indices, measured.values, strict=True):
         values[index] = value
     return values
 
@@ -294,16 +294,16 @@ def _why_missing(value: Value) -> str | None:
 def _estimate(
     name: str, costs: Sequence[float | None], groups: Sequence[Hashable]
 ) -> tuple[CostEstimate | None, float]:
-    """The mean cost of a step's answers, None without any, and the share of groups that say nothing. [n], [n]"""
-    known = [(cost, group) for cost, group in zip(costs, groups, strict=True) if cost is not None]
-    if not known:
+    """The mean cost of a step's answers, None without any, and the share of silent groups. [n], [n]"""
+    rows = [(cost, group) for cost, group in zip(costs, groups, strict=True) if cost is not None]
+    if not rows:
         return None, 1.0
-    own, company = np.array([cost for cost, _ in known]), compared_groups([group for _, group in known])
-    silent = _silent_share(own, company)
-    within = float(within_covariance(own[:, None], company)[0, 0]) if silent < 1.0 else 0.0
-    error = float(own.std()) / math.sqrt(len(own))
-    mean = float(own.mean())
-    return CostEstimate(mean, error, len(own), 1, "cost_model", name, within_variance=within), silent
+    array, group_ids = np.array([cost for cost, _ in rows]), compared_groups([group for _, group in rows])
+    silent = _silent_share(array, group_ids)
+    within = float(within_covariance(array[:, None], group_ids)[0, 0]) if silent < 1.0 else 0.0
+    error = float(array.std()) / math.sqrt(len(array))
+    mean = float(array.mean())
+    return CostEstimate(mean, error, len(array), 1, "cost_model", name, within_variance=within), silent
 
 
 def _silent_share(costs: Array, groups: Sequence[Hashable]) -> float:
@@ -311,30 +311,30 @@ def _silent_share(costs: Array, groups: Sequence[Hashable]) -> float:
     of_group: dict[Hashable, list[float]] = {}
     for group, cost in zip(groups, costs.tolist(), strict=True):
         of_group.setdefault(group, []).append(cost)
-    several = [own for own in of_group.values() if len(own) > 1]
-    return float(np.mean([max(own) == min(own) for own in several])) if several else 1.0
+    groups_of_many = [values for values in of_group.values() if len(values) > 1]
+    return float(np.mean([max(values) == min(values) for values in groups_of_many])) if groups_of_many else 1.0
 
 
 def _collapsed(answers: Sequence[str]) -> bool:
-    stripped = [answer.strip() for answer in answers]
-    most = max((stripped.count(text) for text in set(stripped)), default=0)
-    return len(stripped) > 1 and most > MOSTLY * len(stripped)
+    texts = [answer.strip() for answer in answers]
+    top_count = max((texts.count(text) for text in set(texts)), default=0)
+    return len(texts) > 1 and top_count > MOSTLY * len(texts)
 
 
 def _steps_that_count(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The observed steps, less those that a checkpoint was gone back behind."""
-    kept: list[Mapping[str, Any]] = []
+    """The observed steps without those that a later `rewind` undid."""
+    steps: list[Mapping[str, Any]] = []
     for line in lines:
         if "rewound" in line:
-            kept = [one for one in kept if one["step"] < line["rewound"]]
+            steps = [step for step in steps if step["step"] < line["rewound"]]
         else:
-            kept.append(line)
-    return kept
+            steps.append(line)
+    return steps
 
 
 def _drop_torn(journal: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-    """Leaves the whole lines alone in a file whose last one was cut off."""
-    whole = "".join(json.dumps(one) + "\n" for one in lines)
+    """Rewrites the journal without a last line that was cut off."""
+    whole = "".join(json.dumps(line) + "\n" for line in lines)
     if journal.read_text(encoding="utf-8") != whole:
         aside = journal.with_suffix(".whole")
         aside.write_text(whole, encoding="utf-8")

@@ -3,7 +3,7 @@
     answers = canaries(tokenizer, ["How do I clean a pan?"], ["Soak it first."])
     check(model, llm, answers)
 
-Only the canaries are compared. Nobody sees the tensors while such an engine takes them, so there is no hash.
+Only the canaries are compared: such an engine loads its tensors unseen, so there is no hash of them.
 """
 
 from __future__ import annotations

@@ -13,13 +13,13 @@ def whole_lines(journal: Path) -> list[dict[str, Any]]:
     """Whole lines; a torn last one, of a killed process, is left out."""
     if not journal.is_file():
         return []
-    found = []
+    lines = []
     for text in journal.read_text(encoding="utf-8").splitlines():
         try:
-            found.append(json.loads(text))
+            lines.append(json.loads(text))
         except json.JSONDecodeError:
             break
-    return found
+    return lines
 
 
 def append_line(journal: Path, line: Mapping[str, Any]) -> None:

@@ -56,14 +56,14 @@ def limited(
         queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any], **more: Any
     ) -> dict[str, Any]:
         answers = [answer_of(query, prompt, ends) for query, prompt in zip(queries, prompts, strict=True)]
-        given = helpful(prompts, answers, labels)
-        told = given if isinstance(given, Mapping) else {"rewards": given}
-        if "rewards" not in told:
-            raise UserError(f"the helpful function gave {sorted(told)} without `rewards`")
-        asked = asked_for(prompts, answers, _listed(told["rewards"]), [row(label) for label in labels])
-        scores = _listed(told["scores"]) if told.get("scores") is not None else asked.rewards
-        scored = limits.score(asked)
-        logs = dict(told.get("extra_logs") or {}) | {name: _tensor(own) for name, own in scored.figures.items()}
+        output = helpful(prompts, answers, labels)
+        result = output if isinstance(output, Mapping) else {"rewards": output}
+        if "rewards" not in result:
+            raise UserError(f"the helpful function gave {sorted(result)} without `rewards`")
+        request = asked_for(prompts, answers, _listed(result["rewards"]), [row(label) for label in labels])
+        scores = _listed(result["scores"]) if result.get("scores") is not None else request.rewards
+        scored = limits.score(request)
+        logs = dict(result.get("extra_logs") or {}) | {name: _tensor(column) for name, column in scored.figures.items()}
         return {"rewards": _tensor(scored.scores), "scores": _tensor(scores), "extra_logs": logs}
 
     return reward_func
@@ -87,11 +87,11 @@ def answer_of(query: str, prompt: str, ends: Sequence[str] | None = None) -> str
     if tail is None:
         raise UserError(f"the prompt that ends in {prompt[-TAIL:]!r} is not in the text that OpenRLHF gave with it")
     mark = MARK if ends is None else "|".join(re.escape(end) for end in ends if end)
-    begun = query.index(tail) + len(tail)
+    start = query.index(tail) + len(tail)
     if tail != prompt:  # the text begins with all that is left of a prompt, which may hold its own end more than once
-        ends_of_left = (end for end in range(begun, len(query) + 1) if query.endswith(tail, 0, end))
-        begun = max((end for end in ends_of_left if prompt.endswith(query[:end])), default=begun)
-    answer = query[begun:]
+        ends_of_left = (end for end in range(start, len(query) + 1) if query.endswith(tail, 0, end))
+        start = max((end for end in ends_of_left if prompt.endswith(query[:end])), default=start)
+    answer = query[start:]
     return re.sub(rf"(?:(?:{mark})\s*)+\Z", "", answer) if mark else answer
 
 

@@ -29,8 +29,8 @@ DTYPE = "float32"
 
 def saved_names(out: Path) -> list[str]:
     """Names of the policies in a folder, the last one last: checkpoints by their steps, then `final`."""
-    steps = [one for one in out.glob("checkpoint-*") if one.is_dir() and one.name.rpartition("-")[2].isdigit()]
-    names = [one.name for one in sorted(steps, key=lambda one: int(one.name.rpartition("-")[2]))]
+    steps = [path for path in out.glob("checkpoint-*") if path.is_dir() and path.name.rpartition("-")[2].isdigit()]
+    names = [path.name for path in sorted(steps, key=lambda path: int(path.name.rpartition("-")[2]))]
     whole = any((out / name).is_file() for name in ("config.json", ADAPTER_CONFIG))
     return [*names, FINAL] if whole else names
 
@@ -93,14 +93,14 @@ def _prompt(tokenizer: Any, where: str, row: Any) -> Prompt:
     from jinja2 import TemplateError
 
     turns = asked_turns(row, where)
-    given = row["prompt"]
+    prompt = row["prompt"]
     if turns and not tokenizer.chat_template:
         raise UserError(f"{where} has turns, and the tokenizer has no chat template; write the prompt as one string")
     try:
         text = (
             tokenizer.apply_chat_template(as_dicts(turns), tokenize=False, add_generation_prompt=True)
             if turns
-            else given
+            else prompt
         )
     except TemplateError as error:
         raise UserError(f"{where}: the tokenizer's chat template refuses these turns ({error})") from error
@@ -108,10 +108,10 @@ def _prompt(tokenizer: Any, where: str, row: Any) -> Prompt:
     if not ids:
         raise UserError(f"{where}: the prompt has no tokens")
     name = hashlib.sha256(json.dumps([text, ids]).encode()).hexdigest()[:16]
-    return Prompt(f"prompt-{name}", ids, for_reading(turns) if turns else given, turns)
+    return Prompt(f"prompt-{name}", ids, for_reading(turns) if turns else prompt, turns)
 
 
 def _context(model: Path) -> int | None:
     """Tokens that a model reads at most, where its configuration says so."""
-    stated = json.loads((model / "config.json").read_text(encoding="utf-8")).get("max_position_embeddings")
-    return stated if isinstance(stated, int) and stated > 0 else None
+    tokens = json.loads((model / "config.json").read_text(encoding="utf-8")).get("max_position_embeddings")
+    return tokens if isinstance(tokens, int) and tokens > 0 else None

@@ -41,7 +41,7 @@ class Schedule:
 
 
 NO_SCHEDULE = Schedule()
-"""Of limits whose rules need none."""
+"""For limits whose rules need none."""
 
 
 def first_multipliers(limits: Sequence[StatedLimit], schedule: Schedule) -> DualState:
@@ -58,10 +58,10 @@ def _first_multiplier(limit: StatedLimit, count: int, schedule: Schedule) -> Lim
         raise UserError(f"{where}: the rule {rule.kind} needs the number of steps: Schedule(steps=...)")
     capped = isinstance(rule, ProjectedRule | AnytimeRule) and rule.curvature_cap
     if not schedule.beta and (capped or isinstance(rule, NewtonRule | InstalledRule)):
-        instead = ", or `curvature_cap: false` in the rule" if capped else ""
+        hint = ", or `curvature_cap: false` in the rule" if capped else ""
         raise UserError(
             f"{where}: the rule {rule.kind} needs the trainer's weight of the KL divergence, above 0:"
-            f" Schedule(beta=...){instead}"
+            f" Schedule(beta=...){hint}"
         )
     rho = settings.rho if settings.rho is not None else settings.upper and settings.upper / 2.0
     if isinstance(rule, FixedRule):
@@ -87,9 +87,9 @@ def _first_multiplier(limit: StatedLimit, count: int, schedule: Schedule) -> Lim
 
 
 def _settings(limit: StatedLimit) -> DualConfig:
-    """A limit's own `dual`; what stands there beside the rule is laid over the defaults of that rule."""
-    own = limit.dual if isinstance(limit.dual, dict) else {}
-    rule = own.get("rule")
+    """A limit's own `dual` settings, over the defaults that belong to its rule."""
+    dual = limit.dual if isinstance(limit.dual, dict) else {}
+    rule = dual.get("rule")
     kind = rule.get("kind", "stepwise") if isinstance(rule, dict) else "stepwise"
     try:
         return (STEPWISE if kind == "stepwise" else DualConfig()).of_limit(limit.where, limit.dual)

@@ -9,8 +9,8 @@
     Limited = limited(Mine, SharedLimits("limits.yaml", journal="out/limits.jsonl", answers_a_step=1024))
     register(id="limited", entry_point=Limited)
 
-SkyRL makes an environment for each answer. The measured answer is the last thing that the model says; what the turns
-before earned is in the reward that is scored, and stands at 0 itself.
+SkyRL makes an environment for each answer. The model's last turn is the measured answer; earlier turns
+get the reward 0, and what they earned is added to the reward that is scored.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ def limited(environment: type[Any], limits: Scorer) -> type[Any]:
 
     class Limited(environment):  # type: ignore[misc]
         def __init__(self, env_config: Any = None, extras: Mapping[str, Any] | None = None) -> None:
-            given = dict(extras or {})
-            super().__init__(env_config, given)
-            self._row, self._prompt, self._group, self._earned = given, "", "", 0.0
+            row = dict(extras or {})
+            super().__init__(env_config, row)
+            self._row, self._prompt, self._group, self._earned = row, "", "", 0.0
             self._figures: dict[str, float] = {}
 
         def init(self, prompt: Sequence[Mapping[str, str]]) -> Any:
-            begun = super().init(prompt)
+            result = super().init(prompt)
             self._group = prompt_text(prompt)
             # an environment may ask more than its row does
-            self._prompt = prompt_text(begun[0]) if isinstance(begun, tuple) else self._group
-            return begun
+            self._prompt = prompt_text(result[0]) if isinstance(result, tuple) else self._group
+            return result
 
         def step(self, action: str) -> Any:
             out = super().step(action)
             self._earned += float(out["reward"])
             if not out["done"]:
                 return {**out, "reward": 0.0}
-            asked = asked_for([self._prompt], [action], [self._earned], [self._row], [self._group])
-            scored = limits.score(asked)
+            request = asked_for([self._prompt], [action], [self._earned], [self._row], [self._group])
+            scored = limits.score(request)
             self._figures = _figures(self._earned, scored)
             return {**out, "reward": scored.scores[0]}
 
@@ -63,5 +63,5 @@ def limited(environment: type[Any], limits: Scorer) -> type[Any]:
 
 
 def _figures(earned: float, scored: Scored) -> dict[str, float]:
-    named = {"helpful": earned, **{name: own[0] for name, own in scored.figures.items()}}
-    return {name: value for name, value in named.items() if math.isfinite(value)}
+    figures = {"helpful": earned, **{name: column[0] for name, column in scored.figures.items()}}
+    return {name: value for name, value in figures.items() if math.isfinite(value)}

@@ -84,7 +84,7 @@ class _Limited(TrainerCallback):
         """The rows of all processes, one process after another."""
         if self._trainer.accelerator.num_processes == 1:
             return rows
-        # here: whoever has several processes has it, and looking for engines takes it a second
+        # imported here: it takes a second, and only trainers with several processes need it
         from accelerate.utils import gather_object
 
         return list(gather_object(rows))
@@ -94,17 +94,17 @@ class _Limited(TrainerCallback):
         self._controller.warn()
 
     def _figures(self) -> dict[str, float]:
-        """What stands in the trainer's log beside its own figures."""
-        found: dict[str, float] = {}
-        for name, seen in self._controller.observed.items():
-            found |= {f"limits/{name}/missing": seen.missing_share, f"limits/{name}/multiplier": seen.multiplier}
-            if seen.estimate is not None:
-                found[f"limits/{name}/estimate"] = seen.estimate
-            self._reasons.setdefault(name, set()).update(seen.missing)
+        """Figures of the limits for the trainer's log."""
+        figures: dict[str, float] = {}
+        for name, record in self._controller.observed.items():
+            figures |= {f"limits/{name}/missing": record.missing_share, f"limits/{name}/multiplier": record.multiplier}
+            if record.estimate is not None:
+                figures[f"limits/{name}/estimate"] = record.estimate
+            self._reasons.setdefault(name, set()).update(record.missing)
             # a reason that was seen once is logged from then on, or its mean would be over the steps that have it
             for reason in self._reasons[name]:
-                found[f"limits/{name}/missing/{reason}"] = seen.share_missing_by(reason)
-        return found
+                figures[f"limits/{name}/missing/{reason}"] = record.share_missing_by(reason)
+        return figures
 
 
 class LimitedRewards(_Limited):
@@ -149,7 +149,7 @@ class LimitedRewards(_Limited):
                 self._move(prompts, completions)
                 for key, figure in self._figures().items():
                     columns["log_metric"](key, figure)
-            return [None if one is None else -one for one in costs]
+            return [None if value is None else -value for value in costs]
 
         cost.__name__ = _called(name)
         return cost
@@ -161,7 +161,7 @@ class LimitedRewards(_Limited):
             return
         rank, size = trainer.accelerator.process_index, trainer.num_generations
         groups = self._gathered([(rank, index // size) for index in range(len(prompts))])
-        values = {name: self._gathered(own) for name, own in self._values.items()}
+        values = {name: self._gathered(shard) for name, shard in self._values.items()}
         self._observe(values, groups, self._gathered([answer_text(completion) for completion in completions]))
         self._weigh()
 
@@ -196,14 +196,14 @@ class LimitedScore(_Limited):
             raise UserError("limits.attach(trainer) comes before trainer.train()")
         rank, size = trainer.accelerator.process_index, len(prompts)
         values = {
-            name: self._gathered(own) for name, own in self._measured(prompts, completions, columns).items()
+            name: self._gathered(shard) for name, shard in self._measured(prompts, completions, columns).items()
         }  # fmt: skip
         rewards = self._gathered(list(self._helpful(prompts=prompts, completions=completions, **columns)))
         groups = self._gathered([(rank, group) for group in self._groups(size)])
         if trainer.model.training:
             self._observe(values, groups, self._gathered([answer_text(completion) for completion in completions]))
             self._log(columns.get("log_metric"))
-        costs = {name: self._controller.costs(name, own) for name, own in values.items()}
+        costs = {name: self._controller.costs(name, limit_values) for name, limit_values in values.items()}
         scores = step_scores(rewards, costs, self._controller.multipliers, groups)
         return [float(score) for score in scores[rank * size : (rank + 1) * size]]
 

@@ -12,14 +12,14 @@ def prompt_text(prompt: Any) -> str:
 
 
 def answer_text(answer: Any) -> str:
-    """What the model says in an answer; of turns, the assistant's own: a tool's page in between is none of it."""
+    """What the model says in an answer; of turns, those of the assistant without the output of tools."""
     if isinstance(answer, str):
         return answer
     return _joined([_content(turn) for turn in answer or () if turn.get("role", "assistant") == "assistant"])
 
 
 def _content(turn: Mapping[str, Any]) -> str:
-    """Text of one turn; of content in parts, those that are text. Calls of tools are none."""
+    """Text of one turn, or of its text parts; tool calls have none."""
     content = turn.get("content")
     if isinstance(content, str) or content is None:
         return content or ""

@@ -56,28 +56,28 @@ def limited(
 
     names = _taken(helpful)
 
-    def compute_score(*given: Any, **named: Any) -> Any:
-        if LISTS[1] not in named:
-            return score_one(*given, **named)
-        lists = [named.pop(name) for name in LISTS]
-        return [score_one(*one, **named) for one in zip(*lists, strict=True)]
+    def compute_score(*values: Any, **fields: Any) -> Any:
+        if LISTS[1] not in fields:
+            return score_one(*values, **fields)
+        lists = [fields.pop(name) for name in LISTS]
+        return [score_one(*row, **fields) for row in zip(*lists, strict=True)]
 
     def score_one(
         data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any] | None = None, **more: Any
     ) -> dict[str, Any]:
         row = dict(extra_info or {})
         _demand_question([key for key in row if row[key] not in (None, "")], prompt, "the data set")
-        told = {**more, **dict(zip(GIVEN, (data_source, solution_str, ground_truth, row), strict=True))}
-        given = helpful(**(told if names is None else {name: told[name] for name in names if name in told}))
-        figures = dict(given) if isinstance(given, Mapping) else {"score": given}
+        kwargs = {**more, **dict(zip(GIVEN, (data_source, solution_str, ground_truth, row), strict=True))}
+        output = helpful(**(kwargs if names is None else {name: kwargs[name] for name in names if name in kwargs}))
+        figures = dict(output) if isinstance(output, Mapping) else {"score": output}
         if "score" not in figures:
             raise UserError(f"the helpful function gave {sorted(figures)} without `score`")
         reward, text = figures.pop("score"), "" if prompt is None else prompt_text(row[prompt])
         group = f"{data_source} {row.get(GROUP, text)}"
-        asked = asked_for([text], [solution_str], [reward], [row], [group])
-        scored = limits.score(asked)
-        own = {name: figure[0] for name, figure in scored.figures.items()}
-        return {**figures, "score": scored.scores[0], "helpful": _plain(asked.rewards[0]), **own}
+        request = asked_for([text], [solution_str], [reward], [row], [group])
+        scored = limits.score(request)
+        limit_figures = {name: figure[0] for name, figure in scored.figures.items()}
+        return {**figures, "score": scored.scores[0], "helpful": _plain(request.rewards[0]), **limit_figures}
 
     return compute_score
 
@@ -88,22 +88,22 @@ def _taken(helpful: Callable[..., Any]) -> tuple[str, ...] | None:
         parameters = inspect.signature(helpful).parameters.values()
     except (TypeError, ValueError):  # written in C
         return None
-    named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
-    needed = [one.name for one in named if one.default is one.empty and one.name not in GIVEN]
-    any_name = any(one.kind is one.VAR_KEYWORD for one in parameters)
-    by_place = any(one.kind is one.POSITIONAL_ONLY and one.default is one.empty for one in parameters)
-    if needed or by_place or not (named or any_name):
-        said = f"needs `{needed[0]}`, which verl does not give: give it a default" if needed else "takes none by name"
-        raise UserError(f"verl hands {', '.join(GIVEN)} to the helpful function by name, and it {said}")
-    return None if any_name else tuple(one.name for one in named)
+    named_params = [param for param in parameters if param.kind in (param.POSITIONAL_OR_KEYWORD, param.KEYWORD_ONLY)]
+    needed = [param.name for param in named_params if param.default is param.empty and param.name not in GIVEN]
+    any_name = any(param.kind is param.VAR_KEYWORD for param in parameters)
+    by_place = any(param.kind is param.POSITIONAL_ONLY and param.default is param.empty for param in parameters)
+    if needed or by_place or not (named_params or any_name):
+        reason = f"needs `{needed[0]}`, which verl does not give: give it a default" if needed else "takes none by name"
+        raise UserError(f"verl hands {', '.join(GIVEN)} to the helpful function by name, and it {reason}")
+    return None if any_name else tuple(param.name for param in named_params)
 
 
 def _demand_question(keys: Sequence[str], prompt: str | None, where: str) -> None:
     """Raises UserError where `extra_info` has neither the prompt's text nor, if none is wanted, the group."""
-    wanted = GROUP if prompt is None else prompt
-    if wanted not in keys:
+    key = GROUP if prompt is None else prompt
+    if key not in keys:
         raise UserError(
-            f"{where}: extra_info has no `{wanted}` (it has: {', '.join(keys) or 'nothing'}), so that limits do not"
+            f"{where}: extra_info has no `{key}` (it has: {', '.join(keys) or 'nothing'}), so that limits do not"
             " know what was asked, or which answers belong together; write it there, or name the key that holds the"
             " question: limited(..., prompt=KEY)"
         )

@@ -4,9 +4,9 @@
     watch.attach(trainer)
     trainer.train()
 
-The pairs of such a trainer were drawn and labelled before it starts: there is no weight that a multiplier could be. So
-the policy answers prompts of yours, the limits' sources measure the answers, and estimates with their intervals are in
-the trainer's log. It works with every trainer that takes callbacks of transformers.
+Such a trainer's pairs are drawn and labelled before it starts, so no multiplier can act on them. Instead the policy
+answers your prompts, the limits' sources measure the answers, and the trainer's log gets the estimates with their
+intervals. It works with every trainer that takes callbacks of transformers.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Draws:
 
 
 class LimitWatch(TrainerCallback):
-    """Looks at the limits every `every` steps and after the last one. One per trainer."""
+    """Measures the limits every `every` steps and after the last one. One per trainer."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class LimitWatch(TrainerCallback):
     @property
     def checked(self) -> Mapping[str, Checked]:
         """The last look, by limit; empty before the first."""
-        return {one.limit.name: one for one in self._last[1]}
+        return {item.limit.name: item for item in self._last[1]}
 
     def attach(self, trainer: Any) -> None:
         """`trainer` is one of transformers or TRL, with the tokenizer as its `processing_class`."""
@@ -90,10 +90,10 @@ class LimitWatch(TrainerCallback):
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if state.global_step % self._every == 0:
             self._look(state.global_step)
-            broken = [one for one in self._last[1] if one.kept is False]
+            broken = [item for item in self._last[1] if item.kept is False]
             if broken and self._stop:
                 control.should_training_stop = control.should_save = True
-                logger.warning("%s: not kept; the training ends here", ", ".join(one.limit.name for one in broken))
+                logger.warning("%s: not kept; the training ends here", ", ".join(item.limit.name for item in broken))
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -103,24 +103,24 @@ class LimitWatch(TrainerCallback):
 
     def _look(self, step: int) -> None:
         rows = [row for row in self._rows for _ in range(self._draws.each)]
-        said = self._answers([row["prompt"] for row in rows], step)
+        texts = self._answers([row["prompt"] for row in rows], step)
         answers = [
             answer_of({**row, "response": text}, f"answer {number}")
-            for number, (row, text) in enumerate(zip(rows, said, strict=True), start=1)
+            for number, (row, text) in enumerate(zip(rows, texts, strict=True), start=1)
         ]
-        found = check(self._limits, answers)
-        self._last = (step, found)
+        results = check(self._limits, answers)
+        self._last = (step, results)
         figures = {}
-        for one in found:
-            for reason, count in one.kinds.items():
-                figures[f"limits/{one.limit.name}/missing/{reason}"] = count / (one.n + one.failed)
-            for name, amount in (("estimate", one.estimate), ("low", one.low), ("high", one.high)):
+        for item in results:
+            for reason, count in item.kinds.items():
+                figures[f"limits/{item.limit.name}/missing/{reason}"] = count / (item.n + item.failed)
+            for name, amount in (("estimate", item.estimate), ("low", item.low), ("high", item.high)):
                 if amount is not None:
-                    figures[f"limits/{one.limit.name}/{name}"] = float(amount.number)
+                    figures[f"limits/{item.limit.name}/{name}"] = float(amount.number)
         self._trainer.log(figures)
         if self._journal is not None and self._trainer.accelerator.is_main_process:
             self._journal.parent.mkdir(parents=True, exist_ok=True)
-            append_line(self._journal, {"step": step, "limits": {one.limit.name: one.as_json() for one in found}})
+            append_line(self._journal, {"step": step, "limits": {item.limit.name: item.as_json() for item in results}})
 
     @torch.no_grad()
     def _answers(self, prompts: Sequence[Any], step: int) -> list[str]:
@@ -131,28 +131,28 @@ class LimitWatch(TrainerCallback):
         side, training = tokenizer.padding_side, model.training
         tokenizer.padding_side = "left"
         model.eval()
-        said: list[str] = []
+        answers: list[str] = []
         try:
             with torch.random.fork_rng():
                 torch.manual_seed(seed_of(draws.seed, "limits", step))
                 for start in range(0, len(texts), draws.batch):
-                    said += self._drawn(model, tokenizer, texts[start : start + draws.batch])
+                    answers += self._drawn(model, tokenizer, texts[start : start + draws.batch])
         finally:
             tokenizer.padding_side = side
             model.train(training)
-        return said
+        return answers
 
     def _drawn(self, model: Any, tokenizer: Any, texts: Sequence[str]) -> list[str]:
-        # a chat template writes the tokenizer's own marks
+        # a chat template adds the special tokens itself
         inputs = tokenizer(list(texts), return_tensors="pt", padding=True, add_special_tokens=not self._templated)
         hot = self._draws.temperature > 0
-        how = {"temperature": self._draws.temperature, "top_p": 1.0, "top_k": 0} if hot else {}
-        own = model.generation_config
-        stated = own.eos_token_id if isinstance(own.eos_token_id, list) else [own.eos_token_id]
-        stops = sorted({*stop_ids(tokenizer), *stated} - {None})
+        sampling = {"temperature": self._draws.temperature, "top_p": 1.0, "top_k": 0} if hot else {}
+        config = model.generation_config
+        end_ids = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+        stops = sorted({*stop_ids(tokenizer), *end_ids} - {None})
         ends = {"eos_token_id": stops or None, "pad_token_id": tokenizer.pad_token_id}
-        # `generate` takes from the model's own settings what it is not given: penalties, lengths, suppressed tokens
-        model.generation_config = GenerationConfig(do_sample=hot, **how, **ends)
+        # or `generate` would use the model's own penalties, lengths and suppressed tokens
+        model.generation_config = GenerationConfig(do_sample=hot, **sampling, **ends)
         try:
             drawn = model.generate(
                 input_ids=inputs["input_ids"].to(model.device),
@@ -160,13 +160,13 @@ class LimitWatch(TrainerCallback):
                 max_new_tokens=self._draws.max_tokens,
             )
         finally:
-            model.generation_config = own
+            model.generation_config = config
         return list(tokenizer.batch_decode(drawn[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
 
 
 def _row(prompt: Any) -> dict[str, Any]:
     row = dict(prompt) if isinstance(prompt, Mapping) else {"prompt": prompt}
-    answer_of({**row, "response": ""}, "prompts")  # says what is wrong about it
+    answer_of({**row, "response": ""}, "prompts")  # raises for a bad row
     return row
 
 

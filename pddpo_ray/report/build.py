@@ -1,5 +1,5 @@
-"""Builds report.html of a run, one file that needs nothing beside it: a verdict for each limit, what the run hands
-over, cards that answer a reader's first questions, then the sections."""
+"""Builds report.html of a run, a self-contained file: a verdict for each limit, what is released, cards that
+answer a reader's first questions, then the sections."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def header(run: RunData) -> str:
     data = f" on the {world} world" if world else ""
     data = " on real text" if from_files(run.recipe) else data
     data += ", log-linear policies" if run.policies == "log-linear" else ""
-    what = f"{run.recipe.get('algorithm', 'run')}{data} · seed {run.recipe.get('seed', '–')}"
+    subtitle = f"{run.recipe.get('algorithm', 'run')}{data} · seed {run.recipe.get('seed', '–')}"
     return (
-        f'<header><h1>{escape(run.name)}</h1><p class="soft">{escape(what)}</p><p>{_state(run)}</p></header>'
+        f'<header><h1>{escape(run.name)}</h1><p class="soft">{escape(subtitle)}</p><p>{_state(run)}</p></header>'
         f"{verdict_strip(run)}{_outcome(run)}"
         f'<section class="cards">{"".join(card(run) for card in CARDS)}</section>'
     )
@@ -67,10 +67,10 @@ def _outcome(run: RunData) -> str:
     outcome = run.outcome
     ways = [("weights", f"RUN/{outcome.weights}" if outcome.weights else None)]
     ways += [("load in Python", outcome.load()), ("export", outcome.export()), ("serve", outcome.serve())]
-    rows = "".join(f"<dt>{name}</dt><dd><code>{escape(how)}</code></dd>" for name, how in ways if how)
+    rows = "".join(f"<dt>{name}</dt><dd><code>{escape(text)}</code></dd>" for name, text in ways if text)
     use = f'<dl>{rows}</dl><p class="soft">RUN stands for the folder of this run.</p>' if rows else ""
-    said = f"<p>{prose(outcome.statement)}</p>" if outcome.limits or outcome.certificate else ""
-    return f'<section class="outcome"><p class="lede">{prose(outcome.headline)}</p>{said}{use}</section>'
+    statement = f"<p>{prose(outcome.statement)}</p>" if outcome.limits or outcome.certificate else ""
+    return f'<section class="outcome"><p class="lede">{prose(outcome.headline)}</p>{statement}{use}</section>'
 
 
 def _card(title: str, big: str, *lines: str) -> str:
@@ -91,8 +91,8 @@ def _better(run: RunData) -> str:
     lines = [f"KL {said('kl')} an answer; {said('length')} long; {said('truncated')} cut off."]
     big = '<span class="none">no held-out scorer</span>'
     if trials is not None and "win_rate" in figures:
-        big, one = said("win_rate"), figures["win_rate"]
-        ends = both_ends((one["low"], one["high"]), FIGURES["win_rate"].text, "scorecard/win_rate", newest)
+        big, win_rate = said("win_rate"), figures["win_rate"]
+        ends = both_ends((win_rate["low"], win_rate["high"]), FIGURES["win_rate"].text, "scorecard/win_rate", newest)
         lines.insert(
             0,
             f"of its comparisons with the reference won, 95 % interval {ends}, by a held-out scorer: {escape(trials)}.",
@@ -112,16 +112,16 @@ def _gap(run: RunData) -> str:
         return _card(
             title, '<span class="none">not known</span>', "Only a world with known scores has a known best policy."
         )
-    known = [(name, words, other) for name, words in YARDSTICKS if (other := run.gap(name)) is not None]
-    beside = "; ".join(f"{words} {number(other, f'gap_{name}')}" for name, words, other in known)
-    share = next((100.0 * gap / other for _, _, other in known if other > 0), None)
-    of = next((words for _, words, other in known if other > 0), "")
+    yardsticks = [(name, words, other) for name, words in YARDSTICKS if (other := run.gap(name)) is not None]
+    beside = "; ".join(f"{words} {number(other, f'gap_{name}')}" for name, words, other in yardsticks)
+    share = next((100.0 * gap / other for _, _, other in yardsticks if other > 0), None)
+    rival = next((words for _, words, other in yardsticks if other > 0), "")
     return _card(
         title,
         number(gap, "gap_last") if released is None else number(gap, "exact/gap_policy", run.outcome.round),
         f"Gap of the {whose} policy: missing helpfulness plus a charge for breaking the limit. 0 is the best possible.",
         f"For comparison: {beside}." if beside else "",
-        "" if share is None else f"Its gap is {number(share, 'gap_share', shown=f'{share:.0f} %')} of that of {of}.",
+        "" if share is None else f"Its gap is {number(share, 'gap_share', shown=f'{share:.0f} %')} of that of {rival}.",
         f"The mixture of all rounds: {number(mixed, 'gap_mixture')}." if mixed is not None else "",
     )
 

@@ -154,8 +154,8 @@ def plane(
     with _chart(title, across, up, x_label, y_label) as chart:
         for dot in dots:
             chart.error(dot)
-        kept = (edge, chart.x[1]) if good == "right" else (chart.x[0], edge)
-        chart.axes.axvspan(*kept, color=COLORS["good"], alpha=0.08, linewidth=0)
+        span = (edge, chart.x[1]) if good == "right" else (chart.x[0], edge)
+        chart.axes.axvspan(*span, color=COLORS["good"], alpha=0.08, linewidth=0)
         chart.axes.axvline(edge, color=COLORS["good"], dashes=(3, 3), linewidth=1)
         if path:
             chart.axes.plot(*zip(*steps, strict=True), color=_ink(path.color), linewidth=1.2, alpha=0.5)
@@ -285,9 +285,9 @@ class Chart:
         for far in self._far:
             at, edge = self._nearest(*far.at, margin=4.0), self._nearest(*far.at)
             right, up = ((outer > inner) - (outer < inner) for outer, inner in zip(far.at, edge, strict=True))
-            turned = MarkerStyle(">", transform=Affine2D().rotate(math.atan2(up, right)))
+            marker = MarkerStyle(">", transform=Affine2D().rotate(math.atan2(up, right)))
             (arrow,) = self.axes.plot(
-                *at, marker=turned, color=_ink(far.color), markersize=7, markeredgewidth=0, clip_on=False
+                *at, marker=marker, color=_ink(far.color), markersize=7, markeredgewidth=0, clip_on=False
             )
             self.tip(arrow, [f"{far.tip} (outside the frame)"])
             spots.append((*self._on_paper(*at), up or 1, far.value))
@@ -317,7 +317,7 @@ class Chart:
         return LEFT + across * (x - x0), BOTTOM + high * (y - y0)
 
     def finish(self, title: str) -> None:
-        """Draws; from here on `svg` holds the picture, `note` what is to be said of it."""
+        """Draws the picture into `svg`; `note` is set if points lie outside the frame."""
         self._draw_far()
         self.note = OUTSIDE if self._far else ""
         out = io.StringIO()
@@ -342,8 +342,8 @@ def _frame(values: Sequence[float], always: Sequence[float] = (), room: float = 
     if len(ordered) > 4:
         first, third = ordered[len(ordered) // 4], ordered[(3 * len(ordered)) // 4]
         reach = OUTLIER * max(third - first, (high - low) / 20)
-        kept = [value for value in ordered if first - reach <= value <= third + reach]
-        low, high = kept[0], kept[-1]
+        inliers = [value for value in ordered if first - reach <= value <= third + reach]
+        low, high = inliers[0], inliers[-1]
     low, high = min([low, *always]), max([high, *always])
     if high <= low:
         return (0.0, max(2 * high, 1.0)) if room and low >= 0 else (low - 0.5, high + 0.5)
@@ -384,7 +384,7 @@ def _ink(color: int) -> str:
 def _inlined(svg: str, label: str, tips: dict[str, Sequence[str]]) -> str:
     """matplotlib's file as a part of the page: colours and font of its style sheet, tooltips, no unused id."""
     root = ElementTree.fromstring(re.sub(r">\s+<", "><", svg))
-    used = set(re.findall(r'(?:href="|url\()#(\w+)', svg))
+    used_ids = set(re.findall(r'(?:href="|url\()#(\w+)', svg))
     for element in root.iter():
         element.tag = element.tag.rpartition("}")[2]
         texts = tips.get(element.get("id", ""), ())
@@ -396,7 +396,7 @@ def _inlined(svg: str, label: str, tips: dict[str, Sequence[str]]) -> str:
             del element.attrib[name]
             if value == HALO:
                 element.set("class", HALO)
-            elif name != "id" or value in used:
+            elif name != "id" or value in used_ids:
                 element.set(name.rpartition("}")[2], _page_style(value) if name == "style" else value)
     for part in [*root.findall("metadata"), *(part for part in root.findall("defs") if part.find("style") is not None)]:
         root.remove(part)

@@ -35,18 +35,18 @@ class Curves:
     levels: Sequence[Level] = ()
 
     def draw(self, run: RunData) -> str:
-        named = enumerate(zip(self.metrics.items(), self.colors, strict=False))
-        lines = [Line(name, run.series(metric), color, index % 2 == 1) for index, ((name, metric), color) in named]
+        entries = enumerate(zip(self.metrics.items(), self.colors, strict=False))
+        lines = [Line(name, run.series(metric), color, index % 2 == 1) for index, ((name, metric), color) in entries]
         lines = _told_apart(lines)
         include = [0.0] if self.from_zero else []
         return line_chart(self.title, self.detail, lines, levels=self.levels, include=include, y_label=self.y_label)
 
 
 def _told_apart(lines: Sequence[Line]) -> list[Line]:
-    """The lines; those with the same points, which would hide each other, are one with all their names."""
+    """The lines; those with equal points would hide each other, so they become one with all names."""
     apart: list[Line] = []
     for line in lines:
-        twin = next((index for index, one in enumerate(apart) if one.points == line.points), None)
+        twin = next((index for index, other in enumerate(apart) if other.points == line.points), None)
         if twin is None:
             apart.append(line)
         else:
@@ -148,7 +148,7 @@ def figures_of_speed(run: RunData) -> str:
 
 
 def row(pictures: Sequence[str]) -> str:
-    """Those that have something to show, side by side; empty if none has."""
+    """Pictures side by side; empty if all of them are."""
     drawn = "".join(pictures)
     return f'<div class="charts">{drawn}</div>' if drawn else ""
 
@@ -226,32 +226,36 @@ def _multiplier(run: RunData) -> str:
 
 def _cost(run: RunData, limit: ShownLimit) -> str:
     """What each round's labels say about one limit, in its unit, and the truth where it is known."""
-    said = [(float(step.round), run.estimate(limit, step)) for step in run.steps_of(limit)]
+    estimates = [(float(step.round), run.estimate(limit, step)) for step in run.steps_of(limit)]
     ends = [
-        (limit.axis(one.low), limit.axis(one.high)) for _, one in said if one.low is not None and one.high is not None
+        (limit.axis(estimate.low), limit.axis(estimate.high))
+        for _, estimate in estimates
+        if estimate.low is not None and estimate.high is not None
     ]
     # a chart has an interval in every round or in none: a limit has one measure
-    band = ends if len(ends) == len(said) else []
-    lines = [Line("estimate", [(round_, limit.axis(one.estimate)) for round_, one in said], POLICY, band=band)]
+    band = ends if len(ends) == len(estimates) else []
+    lines = [
+        Line("estimate", [(round_, limit.axis(estimate.estimate)) for round_, estimate in estimates], POLICY, band=band)
+    ]
     exact = [(float(number), limit.axis(limit.amount(g))) for number, g in run.series(f"{limit.prefix}exact/g_policy")]
     lines.append(Line("exact", exact, OPTIMUM, dashed=True))
-    kept = "Above" if limit.limit.at_least else "Below"
-    learned = any(one.multiplier_after != one.multiplier_before for one in run.steps_of(limit))
-    amounts = [Amount(limit.limit.quantity, one.estimate) for _, one in said[:-1]]
-    early = learned and any(limit.limit.violation(one) > 0 for one in amounts)
+    side = "Above" if limit.limit.at_least else "Below"
+    learned = any(step.multiplier_after != step.multiplier_before for step in run.steps_of(limit))
+    amounts = [Amount(limit.limit.quantity, estimate.estimate) for _, estimate in estimates[:-1]]
+    early = learned and any(limit.limit.violation(amount) > 0 for amount in amounts)
     why = " Rounds beyond it came while the limit's weight was being learned." if early else ""
     return line_chart(
         f"Estimates of {limit.name}",
-        f"By the labels of each round, with a 95 % interval. {kept} the dashed line the limit is kept: {limit.limit}."
+        f"By the labels of each round, with a 95 % interval. {side} the dashed line the limit is kept: {limit.limit}."
         f"{why}",
-        lines if said else [],
+        lines if estimates else [],
         levels=[Level("limit", limit.axis(limit.limit.bound.number), OFFLINE)],
         y_label=_named(limit),
     )
 
 
 def _off_grammar(run: RunData) -> str:
-    """Empty for a table, which has no outside."""
+    """Empty where no policy leaves the grammar, as on tables."""
     return OFF_GRAMMAR.draw(run) if any(value for _, value in run.series("exact/off_support")) else ""
 
 

@@ -24,7 +24,7 @@ EXACT_GAP = "exact/gap_policy"
 
 
 class PlainProgress(Progress):
-    """A line per round without a name of a quantity that has to be looked up."""
+    """A line per round in plain words, without technical terms."""
 
     def __call__(self, event: Event) -> None:
         """The `progress` of `run_recipe`."""
@@ -54,7 +54,7 @@ def plain_round(number: int, total: int, limits: Sequence[str], metrics: Mapping
 
 @dataclass(frozen=True)
 class Known:
-    """What only a world with a known answer can say about a released policy; shares, and distances to the best one."""
+    """Exact values of a released policy on a world with known truth: shares, and gaps to the best policy."""
 
     rate: float
     reference_rate: float
@@ -64,14 +64,14 @@ class Known:
 
 def known_of(result: Mapping[str, Any], outcome: Outcome, metrics: Mapping[int, Mapping[str, float]]) -> Known | None:
     """The exact values behind the released round of a run with one rate limit; None where the world is not known."""
-    at = metrics.get(outcome.round or 0, {})
-    if outcome.round is None or EXACT_G not in at or len(result["limits"]) != 1:
+    values = metrics.get(outcome.round or 0, {})
+    if outcome.round is None or EXACT_G not in values or len(result["limits"]) != 1:
         return None
     (limit,) = result["limits"].values()
     return Known(
-        rate=limit["bound"] + at[EXACT_G],
+        rate=limit["bound"] + values[EXACT_G],
         reference_rate=limit["value_reference"],
-        gap=at[EXACT_GAP],
+        gap=values[EXACT_GAP],
         reference_gap=result["gap_reference"],
     )
 
@@ -92,12 +92,15 @@ def plain_outcome(
             ("effort", f"{result['labels_used']:,} labels, {seconds(result['seconds'])}"),
         ]
     (name, finding), *_ = certificate["findings"].items()
-    tested = next(one for one in certificate["candidate"]["limits"] if one["name"] == name)
+    tested = next(limit for limit in certificate["candidate"]["limits"] if limit["name"] == name)
     draws, confidence = len(certificate["numbers"][name]), 100 * (1 - tested["delta"])
     shown = Quantity("rate", "share").text_bound(finding["upper"], up=True)
     lines = [
         ("released", f"the model of round {outcome.round} of {result['rounds']}; it is in {outcome.weights}"),
-        *[("limit", f"{one.name}: {one.stated}; {one.measured} by the labels of its round") for one in outcome.limits],
+        *[
+            ("limit", f"{limit.name}: {limit.stated}; {limit.measured} by the labels of its round")
+            for limit in outcome.limits
+        ],
         (
             "certificate",
             f"with {confidence:g} % confidence at most {shown} of its answers are {name}:"

@@ -1,4 +1,4 @@
-"""What watches a run in progress, fed by the run's events: progress on the screen, and trackers.
+"""Watchers of a run in progress, fed by its events: progress on the screen, and trackers.
 
 On a terminal the progress is a panel that redraws itself, with one permanent line per finished round above it.
 Elsewhere (a log file, a Ray job) it is that line, one for each piece of work before round 1 as it begins, and one for
@@ -59,18 +59,18 @@ BEFORE: Mapping[str, str] = {
     "preferences": "pairs are stored",
     "fit": "a policy is fitted",
 }
-"""What phases before round 1 do, by the beginning of their names; the longest that fits says it."""
+"""What phases before round 1 do, by the beginning of their names; the longest that fits is used."""
 
 
 def said_of(phase: str) -> str:
     """A phase before round 1 in words."""
-    fitting = [name for name in BEFORE if phase == name or phase.startswith(f"{name}-")]
-    return BEFORE[max(fitting, key=len)] if fitting else phase
+    names = [name for name in BEFORE if phase == name or phase.startswith(f"{name}-")]
+    return BEFORE[max(names, key=len)] if names else phase
 
 
 @dataclass
 class State:
-    """Where one run is, as far as events told."""
+    """Where one run is, by its events so far."""
 
     total: int | None = None
     done: int = 0
@@ -187,8 +187,8 @@ class LiveProgress(Progress):
             Text(" · ".join([where, f"{seconds(now - self.since)} so far", *left])),
         )
         done = " · ".join(f"{name} {seconds(took)}" for name, took in state.finished_phases[-3:])
-        named = said_of(state.phase) if state.round == 0 else state.phase
-        phase = f"{named} {seconds(now - state.phase_since)} …" if state.phase else ""
+        words = said_of(state.phase) if state.round == 0 else state.phase
+        phase = f"{words} {seconds(now - state.phase_since)} …" if state.phase else ""
         lines: list[RenderableType] = [grid, Text("  " + "  ".join(filter(None, [done, phase])), style="dim")]
         numbers = str(RoundLine(state.done, total or state.done, state.values, limits=state.limits)).partition(" · ")[2]
         if numbers:
@@ -279,12 +279,12 @@ def watching(
     with watching(run_dir) as progress:
         run_recipe(config, run_dir, progress=progress)
     """
-    told: dict[str, Mapping[str, Any]] = {"tensorboard": {}} if tensorboard else {}
-    told |= trackers or {}
+    configs: dict[str, Mapping[str, Any]] = {"tensorboard": {}} if tensorboard else {}
+    configs |= trackers or {}
     run = TrackedRun(run_dir, run_dir.name, recipe or {})
     with ExitStack() as open_ones:
         watchers: list[Listener] = [open_ones.enter_context(make_progress(console))]
-        watchers += [open_ones.enter_context(closing(opened(name, own, run))) for name, own in told.items()]
+        watchers += [open_ones.enter_context(closing(opened(name, config, run))) for name, config in configs.items()]
 
         def tell(event: Event) -> None:
             for watcher in watchers:

@@ -18,15 +18,15 @@ def write_reliability(report: Mapping[str, Any], folder: Path) -> Path:
     figure = Figure(figsize=(4.5, 4.2), layout="constrained")
     axes = figure.add_subplot()
     axes.plot([0, 1], [0, 1], color="0.7", linewidth=1)
-    said = {"pairs": "the score's choice is right", "labels": "answer is unsafe"}
-    for name, what in said.items():
-        one = report["held_out"].get(name, {}).get("reliability")
-        if one is None:
+    legends = {"pairs": "the score's choice is right", "labels": "answer is unsafe"}
+    for name, legend in legends.items():
+        bins = report["held_out"].get(name, {}).get("reliability")
+        if bins is None:
             continue
-        points = [(x, y, n) for x, y, n in zip(one["predicted"], one["observed"], one["counts"], strict=True) if n]
+        points = [(x, y, n) for x, y, n in zip(bins["predicted"], bins["observed"], bins["counts"], strict=True) if n]
         axes.plot([x for x, _, _ in points], [y for _, y, _ in points], linewidth=1)
-        sizes = [12 + 200 * n / sum(one["counts"]) for _, _, n in points]
-        axes.scatter([x for x, _, _ in points], [y for _, y, _ in points], s=sizes, label=what)
+        sizes = [12 + 200 * n / sum(bins["counts"]) for _, _, n in points]
+        axes.scatter([x for x, _, _ in points], [y for _, y, _ in points], s=sizes, label=legend)
     axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="predicted share", ylabel="observed share")
     axes.set_title(f"{report['kind']} model, held-out prompts")
     axes.legend(loc="upper left", frameon=False)

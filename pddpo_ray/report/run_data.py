@@ -136,7 +136,7 @@ class RunData:
     sets_of_prompt: Mapping[str, Sequence[str]]
     """Prompt sets and groups of each prompt, by its id, as certificates know them."""
     outcome: Outcome
-    """What the run hands over, as the journal has it now."""
+    """What is released, or why nothing is, as the journal has it now."""
     result: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -177,9 +177,9 @@ class RunData:
 
     def value(self, limit: ShownLimit, policy: str) -> float | None:
         """Exact expected measure of a policy (reference, last, mixture, optimum, ...) in the limit's unit."""
-        stated = _number((self.result.get("limits") or {}).get(limit.name, {}).get(f"value_{policy}"))
-        if stated is not None:
-            return stated
+        value = _number((self.result.get("limits") or {}).get(limit.name, {}).get(f"value_{policy}"))
+        if value is not None:
+            return value
         further = (self.result.get("constraints") or {}).get(limit.name, {})
         g = _number(further.get(f"g_{policy}")) if limit.prefix else _number(self.result.get(f"g_{policy}"))
         newest = {"last": "policy", "mixture": "mixture"}.get(policy)
@@ -211,7 +211,7 @@ class RunData:
 
     @property
     def without_truth(self) -> bool:
-        """Whether nobody knows the true scores: exact rows and the theorem's panel have nothing to show."""
+        """Whether the true scores are unknown: exact rows and the theorem's panel have nothing to show."""
         return from_files(self.recipe) or (self.finished > 0 and not self.known_world)
 
     @property
@@ -225,10 +225,10 @@ class RunData:
 
     @property
     def rho(self) -> float | None:
-        """Half of the multiplier's upper end: the recipe's or, where it leaves that to the world, the world's."""
+        """Half of the multiplier's upper end: the recipe's, else the world's."""
         upper = _number(self._dual_setting("upper"))
-        stated = upper / 2.0 if upper is not None else _number(self._dual_setting("rho"))
-        return _number(self.result.get("rho")) if stated is None else stated
+        rho = upper / 2.0 if upper is not None else _number(self._dual_setting("rho"))
+        return _number(self.result.get("rho")) if rho is None else rho
 
     @property
     def cost_max(self) -> float | None:
@@ -250,9 +250,9 @@ class RunData:
 
     def exact(self, axis: str, policy: str = "last") -> float | None:
         """f, g or gap of the last policy or the mixture by the true scores: the result's, or the newest round's."""
-        stated = _number(self.result.get(f"{axis}_{policy}"))
+        value = _number(self.result.get(f"{axis}_{policy}"))
         newest = self.last(f"exact/{axis}_{'policy' if policy == 'last' else policy}")
-        return newest if stated is None else stated
+        return newest if value is None else value
 
     def series(self, name: str) -> Series:
         """[(round, value)] of a metric, without the rounds that have no value."""
@@ -270,50 +270,50 @@ class RunData:
 
 def read_run(run_dir: Path, journal: str | Path | None = None) -> RunData:
     """Reads a run folder, and the journal in it or at the database URL given. UserError if there is none."""
-    with open_folder(run_dir, journal) as opened:
-        versions = opened.versions()
-        drawn = [answer for entry in read_ledger(opened) for answer in answers_of(opened, entry)]
-        shown = int((opened.recipe.get("report") or {}).get("samples", 12))
-        limits = typed_limits(opened.recipe)
+    with open_folder(run_dir, journal) as reader:
+        versions = reader.versions()
+        drawn = [answer for entry in read_ledger(reader) for answer in answers_of(reader, entry)]
+        shown = int((reader.recipe.get("report") or {}).get("samples", 12))
+        limits = typed_limits(reader.recipe)
         outcome = outcome_of(
-            opened,
+            reader,
             limits,
             run_dir,
-            policies=_policies(opened.recipe),
-            temperature=opened.recipe.get("policy", {}).get("temperature", 1.0),
+            policies=_policies(reader.recipe),
+            temperature=reader.recipe.get("policy", {}).get("temperature", 1.0),
         )
-        bounds = {one.name: one.cost_limit for one in limits}
-        before, after, how = before_and_after(opened, shown, outcome.round)
+        bounds = {limit.name: limit.cost_limit for limit in limits}
+        before, after, how_drawn = before_and_after(reader, shown, outcome.round)
         return RunData(
             name=run_dir.name,
-            recipe=opened.recipe,
-            finished=opened.next_round - 1,
+            recipe=reader.recipe,
+            finished=reader.next_round - 1,
             # candidates of the ledger are written under the rounds -1, -2, ...
-            metrics={number: values for number, values in opened.metrics().items() if number >= 0},
-            phases=tuple(phase for phase in opened.phases() if phase.round >= 0),
-            dual=tuple(opened.dual_steps()),
+            metrics={number: values for number, values in reader.metrics().items() if number >= 0},
+            phases=tuple(phase for phase in reader.phases() if phase.round >= 0),
+            dual=tuple(reader.dual_steps()),
             versions=tuple(versions),
-            deliveries=tuple(opened.deliveries()),
-            labels=_label_counts(opened),
-            answers=_shown_answers(opened),
+            deliveries=tuple(reader.deliveries()),
+            labels=_label_counts(reader),
+            answers=_shown_answers(reader),
             before=before,
             after=after,
-            whose_after=author(opened, after, outcome.round),
-            measured_answers=measured_words(opened, limits, [*before, *after]),
-            how_drawn=how,
-            scorecard=cards(opened),
-            held_out_trials=trials_in(opened),
-            ledger=tuple(entry.about(bounds) for entry in read_ledger(opened)),
+            whose_after=author(reader, after, outcome.round),
+            measured_answers=measured_words(reader, limits, [*before, *after]),
+            how_drawn=how_drawn,
+            scorecard=cards(reader),
+            held_out_trials=trials_in(reader),
+            ledger=tuple(entry.about(bounds) for entry in read_ledger(reader)),
             prompt_of_draw={answer.id: answer.prompt.id for answer in drawn},
             prompt_texts={answer.prompt.id: answer.prompt.text for answer in drawn},
-            sets_of_prompt=next((phase.payload for phase in opened.phases(like=SETS)), {}),
+            sets_of_prompt=next((phase.payload for phase in reader.phases(like=SETS)), {}),
             outcome=outcome,
             result=read_result(run_dir),
         )
 
 
 def _policies(recipe: Mapping[str, Any]) -> Policies:
-    """`Config.policies` of a stored recipe, which need not be one of today's."""
+    """`Config.policies` of a stored recipe, which may be of an older version."""
     world = recipe.get("world") or {}
     if world.get("kind", "text") != "text":
         return "tables"
@@ -334,8 +334,8 @@ def _label_counts(journal: JournalReader) -> dict[int, Labels]:
         .where(pair.run == journal.run_id)
         .group_by(pair.round)
     )
-    each = {one.asking.labels_each for one in stated_of(journal.recipe)}
-    wanted = each.pop() if len(each) == 1 else None
+    each = {limit.asking.labels_each for limit in stated_of(journal.recipe)}
+    label_count = each.pop() if len(each) == 1 else None
     policy_of = {entry.round: entry.version.number for entry in journal.versions() if entry.stage == "cost"}
     counts: dict[int, Labels] = {}
     with reading(journal.engine) as connection:
@@ -345,7 +345,7 @@ def _label_counts(journal: JournalReader) -> dict[int, Labels]:
                 old,
                 safety=old.safety + row.labels,
                 answers=old.answers + 1,
-                incomplete=old.incomplete + (wanted is not None and row.labels != wanted),
+                incomplete=old.incomplete + (label_count is not None and row.labels != label_count),
                 foreign=old.foreign + (row.policy_version != policy_of.get(row.round, row.policy_version)),
             )
         for row in connection.execute(per_round):

@@ -78,9 +78,9 @@ def number(value: float | None, key: str = "", round_: int | None = None, shown:
     """`<data>` with the exact value, the metric's name and its round, showing the rounded value."""
     if value is None or math.isnan(value):
         return f"<span class=none>{MISSING}</span>"
-    named = f' data-key="{escape(key)}"' if key else ""
+    key_attr = f' data-key="{escape(key)}"' if key else ""
     placed = "" if round_ is None else f' data-round="{round_}"'
-    return f'<data value="{float(value)!r}"{named}{placed}>{escape(short(value) if shown is None else shown)}</data>'
+    return f'<data value="{float(value)!r}"{key_attr}{placed}>{escape(short(value) if shown is None else shown)}</data>'
 
 
 def ends(interval: tuple[float, float] | None, key: str = "", round_: int | None = None) -> str:
@@ -102,8 +102,8 @@ def both_ends(
     low, high = interval
     if low is None or high is None:
         return none
-    named = (("low", low), ("high", high))
-    return " to ".join(number(end, f"{key}/{name}", round_, written(end)) for name, end in named)
+    bounds = (("low", low), ("high", high))
+    return " to ".join(number(end, f"{key}/{name}", round_, written(end)) for name, end in bounds)
 
 
 def table(headings: list[str], rows: list[list[str]], *, kind: str = "") -> str:

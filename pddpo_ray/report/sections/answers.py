@@ -41,17 +41,17 @@ def before_and_after(
     before = journal.samples(0, ASKED)
     policies = _by_rank(journal, released)
     if not before:
-        after = next((own for policy in policies if (own := _own(journal, policy))), [])
+        after = next((replies for policy in policies if (replies := _own(journal, policy))), [])
         reference, alike = _of_reference(journal)
-        said = SAME_DECODING if alike else OTHER_DECODING
+        note = SAME_DECODING if alike else OTHER_DECODING
         both = (_one_per_prompt(reference if alike else []), _one_per_prompt(after))
         prompts = _spread(sorted(both[0].keys() & both[1].keys() or both[0] or both[1]), most)
-        before, after = ([own[name] for name in prompts if name in own] for own in both)
-        return tuple(before), tuple(after), f"{FIRST_DRAWN} {said}"
-    after = next((own for policy in policies if (own := _own(journal, policy, ASKED))), [])
-    prompts = list(dict.fromkeys(one.prompt.id for one in before))[: max(most, 0)]
-    kept = [tuple(one for one in answers if one.prompt.id in prompts) for answers in (before, after)]
-    return kept[0], kept[1], OF_THE_SCORECARD
+        before, after = ([replies[name] for name in prompts if name in replies] for replies in both)
+        return tuple(before), tuple(after), f"{FIRST_DRAWN} {note}"
+    after = next((replies for policy in policies if (replies := _own(journal, policy, ASKED))), [])
+    prompts = list(dict.fromkeys(answer.prompt.id for answer in before))[: max(most, 0)]
+    sides = [tuple(answer for answer in answers if answer.prompt.id in prompts) for answers in (before, after)]
+    return sides[0], sides[1], OF_THE_SCORECARD
 
 
 def author(journal: JournalReader, answers: Sequence[Response], released: int | None) -> str:
@@ -65,27 +65,27 @@ def author(journal: JournalReader, answers: Sequence[Response], released: int | 
 def measured_words(
     journal: JournalReader, limits: Sequence[Limit], shown: Sequence[Response]
 ) -> dict[str, tuple[str, ...]]:
-    """What was measured of each shown answer, by its id: values under limits, labels, scores of the scorecard; in their
-    place the true ones, where the world knows them."""
+    """Measurements of each shown answer in words, by its id: values under limits, labels, scores of the scorecard; true
+    scores replace them where the world knows them."""
     words: dict[str, list[str]] = defaultdict(list)
-    wanted = {one.id for one in shown}
+    shown_ids = {answer.id for answer in shown}
     for limit in limits:
-        records = [one for one in journal.measurements(phase="measure-%", limit=limit.name) if one.answer in wanted]
-        ids = list(dict.fromkeys(one.answer for one in records))
+        records = [row for row in journal.measurements(phase="measure-%", limit=limit.name) if row.answer in shown_ids]
+        ids = list(dict.fromkeys(row.answer for row in records))
         for name, value in zip(ids, tables_of(records, [limit.name], ids).values[:, 0].tolist(), strict=True):
             if not math.isnan(value):
                 words[name].append(_value(limit, value))
-    for labelled in journal.safety():
-        said = [one for one in labelled.labels if one in (Verdict.SAFE, Verdict.UNSAFE)]
-        if labelled.response.id in wanted and said:
-            unsafe = said.count(Verdict.UNSAFE)
-            words[labelled.response.id].append(f"{labelled.constraint}: unsafe by {unsafe} of {len(said)} labels")
+    for entry in journal.safety():
+        verdicts = [verdict for verdict in entry.labels if verdict in (Verdict.SAFE, Verdict.UNSAFE)]
+        if entry.response.id in shown_ids and verdicts:
+            unsafe = verdicts.count(Verdict.UNSAFE)
+            words[entry.response.id].append(f"{entry.constraint}: unsafe by {unsafe} of {len(verdicts)} labels")
     for round_, card in cards(journal).items():
         for name, scores in _scores_of(journal, round_, card).items():
-            words[name] += scores if name in wanted else []
+            words[name] += scores if name in shown_ids else []
     # a single label says less than the chance that it was drawn from
-    words |= {name: worth_in_words(*true) for name, true in worth(journal).items() if name in wanted}
-    return {name: tuple(said) for name, said in words.items() if said}
+    words |= {name: worth_in_words(*values) for name, values in worth(journal).items() if name in shown_ids}
+    return {name: tuple(texts) for name, texts in words.items() if texts}
 
 
 def _value(limit: Limit, value: float) -> str:
@@ -99,16 +99,16 @@ def _scores_of(journal: JournalReader, round_: int, card: Mapping[str, Any]) -> 
     rows: dict[str, list[Response]] = {}
     for answer in journal.samples(round_, ASKED):
         rows.setdefault(answer.prompt.id, []).append(answer)
-    ids = [one.id for prompt in card["prompts"] for one in rows.get(prompt, [])]
-    found: dict[str, list[str]] = defaultdict(list)
-    told: set[str] = set()
-    for name, what in SCORES.items():
+    ids = [answer.id for prompt in card["prompts"] for answer in rows.get(prompt, [])]
+    texts: dict[str, list[str]] = defaultdict(list)
+    kinds: set[str] = set()
+    for name, kind in SCORES.items():
         values = [value for row in card["scores"].get(name, []) for value in row]
-        if what not in told and len(values) == len(ids):
-            told |= {what} if values else set()
+        if kind not in kinds and len(values) == len(ids):
+            kinds |= {kind} if values else set()
             for answer_id, value in zip(ids, values, strict=True):
-                found[answer_id].append(f"{what} {short(value)}")
-    return found
+                texts[answer_id].append(f"{kind} {short(value)}")
+    return texts
 
 
 def _round_of(journal: JournalReader, version: int) -> int | None:
@@ -140,13 +140,13 @@ def _of_reference(journal: JournalReader) -> tuple[list[Response], bool]:
             ranked += [(rank, response) for response in journal.samples(0, purpose)]
     if not ranked and not of_files:
         ranked = [(2, response) for response in journal.samples(0)]
-    ranked = sorted(((rank, one) for rank, one in ranked if one.policy_version == 0), key=lambda item: item[0])
+    ranked = sorted(((rank, answer) for rank, answer in ranked if answer.policy_version == 0), key=lambda item: item[0])
     return [response for _, response in ranked], bool(ranked) and ranked[0][0] == 0
 
 
 def _one_per_prompt(responses: list[Response]) -> dict[str, Response]:
     """The first answer to each prompt, by the prompt's id."""
-    return {one.prompt.id: one for one in reversed(responses)}
+    return {response.prompt.id: response for response in reversed(responses)}
 
 
 def _spread(prompts: Sequence[str], most: int) -> list[str]:
@@ -173,11 +173,11 @@ def most_harmful_before(journal: JournalReader, released: int | None, most: int)
     """(prompt, answer before, answer after) with harm and help of each: the most harmful before first; no answer after
     is shown twice."""
     before, after, _ = before_and_after(journal, len(journal.prompts()), released)
-    known, now = worth(journal), {one.prompt.id: one for one in after}
+    scores, by_prompt = worth(journal), {answer.prompt.id: answer for answer in after}
     chosen: dict[str, tuple[str, str, str]] = {}
-    for old in sorted((one for one in before if one.id in known), key=lambda one: -known[one.id][1]):
-        new = now.get(old.prompt.id)
-        if new is not None and new.id in known:
-            first, then = (f"{one.text} ({', '.join(worth_in_words(*known[one.id]))})" for one in (old, new))
+    for old in sorted((answer for answer in before if answer.id in scores), key=lambda answer: -scores[answer.id][1]):
+        new = by_prompt.get(old.prompt.id)
+        if new is not None and new.id in scores:
+            first, then = (f"{answer.text} ({', '.join(worth_in_words(*scores[answer.id]))})" for answer in (old, new))
             chosen.setdefault(new.text, (old.prompt.text, first, then))
     return list(chosen.values())[:most]

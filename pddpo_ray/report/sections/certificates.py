@@ -27,7 +27,7 @@ STATE = {"certified": "good", "rejected": "bad", "undecided": "open"}
 
 
 def newest(run: RunData) -> Entry | None:
-    """The candidate that answers for the run: the last certified one, else the last."""
+    """The run's candidate: the last certified one, else the last."""
     certified = [entry for entry in run.ledger if entry.state == "certified"]
     return next(reversed(certified or list(run.ledger)), None)
 
@@ -39,24 +39,24 @@ def certificates(run: RunData) -> str:
         return aims
     above = run.outcome.certificate and entry.candidate.policy == run.outcome.policy  # in the box of what is released
     lines = [*([] if above else statements(entry)), *_entered_for(entry)]
-    said = "".join(f"<li>{prose(line)}</li>" for line in lines)
+    bullets = "".join(f"<li>{prose(line)}</li>" for line in lines)
     limits = [limit for limit in entry.candidate.limits if entry.numbers[limit.name]]
     pictures = "".join(_picture(entry, limit) for limit in limits)
     tables = "".join(
         _tighter(entry, limit) + _sets(run, entry, limit) + _prompts(run, entry, limit) for limit in limits
     )
-    said = f"<ul>{said}</ul>" if said else ""
-    return f'{said}{aims}<div class="charts">{pictures}</div>{tables}{_ledger(run.ledger)}'
+    bullets = f"<ul>{bullets}</ul>" if bullets else ""
+    return f'{bullets}{aims}<div class="charts">{pictures}</div>{tables}{_ledger(run.ledger)}'
 
 
 def _entered_for(entry: Entry) -> list[str]:
-    """Where a candidate entered with other bounds than the recipe's: that the statements are not about those."""
-    others = [one for one in entry.candidate.limits if one.shaped_for is not None]
-    if not others:
+    """A note on a candidate that entered with other bounds than the recipe's; empty for any other."""
+    limits = [limit for limit in entry.candidate.limits if limit.shaped_for is not None]
+    if not limits:
         return []
-    said = ", ".join(f"{one.name} {one.entered.stated}" for one in others)
+    bounds = ", ".join(f"{limit.name} {limit.entered.stated}" for limit in limits)
     return [
-        f"It entered the ledger for {said}; the statements are about the recipe's limits. Its bounds hold for every"
+        f"It entered the ledger for {bounds}; the statements are about the recipe's limits. Its bounds hold for every"
         " limit, and `pddpo certify --limit` asks about another without spending confidence."
     ]
 
@@ -64,20 +64,20 @@ def _entered_for(entry: Entry) -> list[str]:
 def _aims(run: RunData) -> str:
     """How far below each limit its multiplier aimed; empty without a margin."""
     start = "dual/margin_"
-    kept = {
+    margins = {
         name.removeprefix(start): value
         for _, metrics in sorted(run.metrics.items())  # the newest round's, where a mean's margin was measured
         for name, value in metrics.items()
         if name.startswith(start)
     }
-    limits = {one.name: one.limit for one in run.limits}
-    said = ", ".join(
+    limits = {limit.name: limit.limit for limit in run.limits}
+    aims = ", ".join(
         f"{escape(name)} at {number(value, f'{start}{name}', shown=_aim(limits[name], value))} in place of"
         f" {escape(limits[name].bound)}"
-        for name, value in kept.items()
+        for name, value in margins.items()
         if name in limits
     )
-    return f"<p>Training aimed inside the limits, to leave room for the test: {said}.</p>" if said else ""
+    return f"<p>Training aimed inside the limits, to leave room for the test: {aims}.</p>" if aims else ""
 
 
 def _aim(limit: Limit, margin: float) -> str:
@@ -98,7 +98,7 @@ def _picture(entry: Entry, limit: TestedLimit) -> str:
     shown = ShownLimit(limit.stated, "")
     upper, lower = (
         [(float(look), shown.axis(limit.stated.cost(end))) for look, end in zip(looks, ends, strict=True)]
-        for ends in ([one.upper for one in findings], [one.lower for one in findings])
+        for ends in ([result.upper for result in findings], [result.lower for result in findings])
     )
     sides = ("the lowest it can be", "the highest it can be")
     if limit.at_least:
@@ -120,14 +120,14 @@ def _tighter(entry: Entry, limit: TestedLimit) -> str:
     values = [value for value in limit.draws(entry.numbers[limit.name]) if not np.isnan(value)]
     if limit.kind != "rate" or limit.people is not None or not values:
         return ""
-    seen, bound = float(np.mean(values)), limit.to_unit(limit.limit)
+    mean, bound = float(np.mean(values)), limit.to_unit(limit.limit)
     rows = []
     for part in TIGHTER:
-        wanted = part * bound
-        needed = draws_needed(wanted, seen, limit.level, most=MOST) if seen < wanted else None
-        said = number(needed) if needed is not None else f"over {MOST:,}" if seen < 0.87 * wanted else "none suffice"
-        rows.append([_said(limit, limit.from_unit(wanted)), said])
-    share = _said(limit, limit.from_unit(seen))
+        target = part * bound
+        needed = draws_needed(target, mean, limit.level, most=MOST) if mean < target else None
+        text = number(needed) if needed is not None else f"over {MOST:,}" if mean < 0.87 * target else "none suffice"
+        rows.append([_said(limit, limit.from_unit(target)), text])
+    share = _said(limit, limit.from_unit(mean))
     note = (
         f"<p>Draws that would certify a tighter limit on {escape(limit.name)}, if the share seen, {share}, is true:</p>"
     )
@@ -139,10 +139,10 @@ def _sets(run: RunData, entry: Entry, limit: TestedLimit) -> str:
     if limit.over is not None:
         return ""
     sets_of = {draw: run.sets_of_prompt.get(prompt, ()) for draw, prompt in run.prompt_of_draw.items()}
-    groups = sorted(by_group(entry, limit, sets_of), key=lambda one: one.name)
+    groups = sorted(by_group(entry, limit, sets_of), key=lambda group: group.name)
     if len(groups) < 2:
         return ""
-    rows = [[escape(one.name), number(one.draws), *_mean_and_ends(limit, one)] for one in groups]
+    rows = [[escape(group.name), number(group.draws), *_mean_and_ends(limit, group)] for group in groups]
     note = (
         f"<p>{escape(limit.name)} by prompt set or group; each interval holds by itself, with"
         f" {100 * (1 - limit.delta):.3g}&nbsp;% confidence.</p>"
@@ -150,33 +150,33 @@ def _sets(run: RunData, entry: Entry, limit: TestedLimit) -> str:
     return note + table(["prompts", "draws", "mean", "at every look"], rows)
 
 
-def _mean_and_ends(limit: TestedLimit, one: GroupFinding) -> list[str]:
-    low, high = limit.between(one.lower, one.upper)
+def _mean_and_ends(limit: TestedLimit, group: GroupFinding) -> list[str]:
+    low, high = limit.between(group.lower, group.upper)
     ends = escape(f"{low} to {high}")
-    broken = one.lower > limit.limit
-    return [_said(limit, one.mean), f'<span class="bad">{ends}, above the limit</span>' if broken else ends]
+    broken = group.lower > limit.limit
+    return [_said(limit, group.mean), f'<span class="bad">{ends}, above the limit</span>' if broken else ends]
 
 
 def _prompts(run: RunData, entry: Entry, limit: TestedLimit) -> str:
     """The prompts with the highest cost, each with its own bounds, which the average over prompts does not show."""
-    groups = sorted(by_prompt(entry, limit, run.prompt_of_draw), key=lambda one: (-one.mean, -one.draws))
+    groups = sorted(by_prompt(entry, limit, run.prompt_of_draw), key=lambda group: (-group.mean, -group.draws))
     if len(groups) < 2:
         return ""
     rows = [
         [
-            escape(run.prompt_texts.get(one.name, one.name)[:120]),
-            number(one.draws),
-            *_mean_and_ends(limit, one),
+            escape(run.prompt_texts.get(group.name, group.name)[:120]),
+            number(group.draws),
+            *_mean_and_ends(limit, group),
         ]
-        for one in groups[:WORST]
+        for group in groups[:WORST]
     ]
-    which = "All" if len(rows) == len(groups) else f"The worst {len(rows)} of"
-    kept = f"{which} {len(groups)} prompts under {escape(limit.name)}, the worst first"
-    broken = sum(one.lower > limit.limit for one in groups)
+    scope = "All" if len(rows) == len(groups) else f"The worst {len(rows)} of"
+    summary = f"{scope} {len(groups)} prompts under {escape(limit.name)}, the worst first"
+    broken = sum(group.lower > limit.limit for group in groups)
     above = f'; <span class="bad">{broken} by itself above the limit</span>' if broken else ""
     note = f"<p>Each interval holds by itself, with {100 * (1 - limit.delta):.3g}&nbsp;% confidence.</p>"
     rows_shown = table(["prompt", "draws", "mean", "at every look"], rows)
-    return f"<details><summary>{kept}{above}</summary>{note}{rows_shown}</details>"
+    return f"<details><summary>{summary}{above}</summary>{note}{rows_shown}</details>"
 
 
 def _ledger(ledger: Sequence[Entry]) -> str:
@@ -184,9 +184,9 @@ def _ledger(ledger: Sequence[Entry]) -> str:
         [
             number(entry.candidate.number),
             escape(entry.candidate.policy),
-            escape("; ".join(f"{one.name} {one.entered.stated}" for one in entry.candidate.limits)),
-            escape("; ".join(_shown(entry, one) for one in entry.candidate.limits)),
-            ", ".join(short(one.level) for one in entry.candidate.limits),
+            escape("; ".join(f"{limit.name} {limit.entered.stated}" for limit in entry.candidate.limits)),
+            escape("; ".join(_shown(entry, limit) for limit in entry.candidate.limits)),
+            ", ".join(short(limit.level) for limit in entry.candidate.limits),
             number(entry.count),
             f'<span class="{STATE[entry.state]}">{entry.state}</span>',
         ]
@@ -207,8 +207,8 @@ def _ledger(ledger: Sequence[Entry]) -> str:
 
 def _shown(entry: Entry, limit: TestedLimit) -> str:
     """`cost at most 4.3 %`: what the draws show, whichever limit is asked about."""
-    entered = finding(limit.entered, entry.numbers[limit.name], entry.candidate.rounds)
-    return f"{limit.name} at {'least' if limit.at_least else 'most'} {limit.amount(entered.upper)}"
+    result = finding(limit.entered, entry.numbers[limit.name], entry.candidate.rounds)
+    return f"{limit.name} at {'least' if limit.at_least else 'most'} {limit.amount(result.upper)}"
 
 
 def _said(limit: TestedLimit, cost: float) -> str:

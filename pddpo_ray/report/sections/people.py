@@ -76,8 +76,8 @@ def people(run: RunData) -> str:
 
 def _of_limits(run: RunData) -> dict[str, str]:
     """Batches of limits that people measure or audit, by their purpose, with what they are called here."""
-    asked = [one.limit.name for one in stated_of(run.recipe) if one.asks_people]
-    return {f"{phase}-{name}": f"{name}, {what}" for name in asked for phase, what in PHASES.items()}
+    names = [limit.limit.name for limit in stated_of(run.recipe) if limit.asks_people]
+    return {f"{phase}-{name}": f"{name}, {words}" for name in names for phase, words in PHASES.items()}
 
 
 def _sum(run: RunData, purposes: Iterable[str], name: str) -> float:
@@ -91,8 +91,8 @@ def _total(run: RunData, name: str) -> float:
 def _budget(run: RunData, safety: float, pairs: float, limits: float) -> str:
     """Labels asked and used so far, and a person's time for them."""
     planned = (safety + limits + 2 * pairs) * MINUTES_PER_LABEL / 60.0
-    everything = [*PURPOSES, *_of_limits(run)]
-    worked, waited = (_sum(run, everything, f"{what}_seconds") for what in ("worked", "waited"))
+    purposes = [*PURPOSES, *_of_limits(run)]
+    worked, waited = (_sum(run, purposes, f"{kind}_seconds") for kind in ("worked", "waited"))
     rows = [
         ["safe-or-unsafe labels", number(safety, "people_safety_labels")],
         ["labels for limits", number(limits, "people_limit_labels")],
@@ -156,22 +156,22 @@ def _batches(run: RunData) -> str:
     rows = []
     for round_, values in sorted(run.metrics.items()):
         for purpose, words in {**PURPOSES, **_of_limits(run)}.items():
-            mine = {
+            figures = {
                 name.removeprefix(f"people/{purpose}_"): value
                 for name, value in values.items()
                 if name.startswith(f"people/{purpose}_")
             }
-            if mine:
+            if figures:
                 rows.append(
                     [
                         number(round_, "round"),
                         words,
-                        number(mine.get("labels"), f"people/{purpose}_labels", round_),
-                        number(mine.get("annotators"), f"people/{purpose}_annotators", round_),
-                        number(mine.get("refusals"), f"people/{purpose}_refusals", round_),
-                        _with_interval(mine, purpose, round_),
-                        number(mine.get("pairwise"), f"people/{purpose}_pairwise", round_),
-                        seconds(mine.get("seconds", 0.0)),
+                        number(figures.get("labels"), f"people/{purpose}_labels", round_),
+                        number(figures.get("annotators"), f"people/{purpose}_annotators", round_),
+                        number(figures.get("refusals"), f"people/{purpose}_refusals", round_),
+                        _with_interval(figures, purpose, round_),
+                        number(figures.get("pairwise"), f"people/{purpose}_pairwise", round_),
+                        seconds(figures.get("seconds", 0.0)),
                     ]
                 )
     headings = ["round", "question", "labels", "people", "refusals", "α (95 %)", "same label", "answered in"]

@@ -31,15 +31,15 @@ def charts(run: RunData) -> str:
 
 def endpoints(run: RunData) -> str:
     """f, g and gap of the named policies."""
-    stated = run.limits if run.result.get("limits") else []
+    shown_limits = run.limits if run.result.get("limits") else []
     rows = [
         [
             escape(POINT_STYLE[name][0]),
             number(point.f, f"f_{name}"),
-            *([] if stated else [number(point.g, f"g_{name}")]),
+            *([] if shown_limits else [number(point.g, f"g_{name}")]),
             *(
                 number(value, f"{limit.name}/value_{name}", shown=None if value is None else limit.text(value))
-                for limit in stated
+                for limit in shown_limits
                 for value in [run.value(limit, name)]
             ),
             number(point.gap, f"gap_{name}"),
@@ -56,12 +56,12 @@ def endpoints(run: RunData) -> str:
         "the best policy that uses only answers of the offline pairs, computed from the true scores. It bounds methods "
         "on tables that do not explore; a network can get below its gap, because it generalises.</p>"
     )
-    measured = [f"{escape(limit.name)}, {escape(limit.limit)}" for limit in stated] or ["violation g"]
+    measured = [f"{escape(limit.name)}, {escape(limit.limit)}" for limit in shown_limits] or ["violation g"]
     return note + table(["policy", "helpfulness f", *measured, "gap"], rows) + _mixture(run)
 
 
 def _mixture(run: RunData) -> str:
-    """A word on a mixture that breaks a limit; empty where it keeps them all or its values are unknown."""
+    """A note on a mixture that breaks a limit; empty where it keeps them all or its values are unknown."""
     values = [(limit, value) for limit in run.limits if (value := run.value(limit, "mixture")) is not None]
     broken = [limit for limit, value in values if limit.limit.violation(Amount(limit.limit.quantity, value)) > 0]
     if not broken:
@@ -80,7 +80,7 @@ def limits(run: RunData) -> str:
         return ""
     rows = []
     for limit, step in newest:
-        said, name = run.estimate(limit, step), limit.name
+        estimate, name = run.estimate(limit, step), limit.name
         exact = [
             number(value, f"{name}/value_{policy}", shown=None if value is None else limit.text(value))
             for policy in ("last", "mixture")
@@ -89,8 +89,8 @@ def limits(run: RunData) -> str:
         rows.append(
             [
                 escape(name),
-                number(said.limit, f"{name}/limit", shown=str(limit.limit)),
-                number(said.estimate, f"{name}/estimate", step.round, said.measured),
+                number(estimate.limit, f"{name}/limit", shown=str(limit.limit)),
+                number(estimate.estimate, f"{name}/estimate", step.round, estimate.measured),
                 number(step.multiplier_after, f"{name}/multiplier"),
                 number(_known_optimum(run, limit), f"{name}/multiplier_optimum"),
                 *exact,
@@ -120,8 +120,8 @@ def _reachable(run: RunData) -> str:
         ]
         for limit in run.limits
         if limit.name in stored["limits"]  # a limit on the KL is about no answer
-        for own in [stored["limits"][limit.name]]
-        for values, share in [([(key, own[key]) for key in ("best", "together")], own["prompts_broken"])]
+        for entry in [stored["limits"][limit.name]]
+        for values, share in [([(key, entry[key]) for key in ("best", "together")], entry["prompts_broken"])]
     ]
     head = ["limit on", "reached alone", "reached with the others", "prompts without an answer that keeps it"]
     note = (
@@ -137,12 +137,12 @@ def _known_optimum(run: RunData, limit: ShownLimit) -> float | None:
 
 
 def _audits(run: RunData) -> str:
-    """How far the machines are off that people audit."""
-    said = [audit["text"] for limit in run.limits if (audit := run.stated(limit, "audit"))]
-    lines = "".join(f"<li>{escape(text)}</li>" for text in said)
+    """How far off the machines are that people audit."""
+    texts = [audit["text"] for limit in run.limits if (audit := run.stated(limit, "audit"))]
+    lines = "".join(f"<li>{escape(text)}</li>" for text in texts)
     return (
         f"<p>By people's labels of the same answers, which the estimates are corrected by:</p><ul>{lines}</ul>"
-        if said
+        if texts
         else ""
     )
 
@@ -152,13 +152,13 @@ def _prices(run: RunData) -> str:
     prices = [price["text"] for limit in run.limits if (price := run.stated(limit, "price"))]
     if not prices:
         return ""
-    near = [other["text"] for limit in run.limits if (other := run.stated(limit, "neighbour"))]
-    said = "".join(f"<li>{prose(text)}</li>" for text in [*prices, *near])
+    neighbours = [other["text"] for limit in run.limits if (other := run.stated(limit, "neighbour"))]
+    items = "".join(f"<li>{prose(text)}</li>" for text in [*prices, *neighbours])
     note = (
         "<p>f* is concave in the limit, so a multiplier times a change is the most that the change gains. The interval "
         "is the spread of the multiplier over the last half of the rounds; what the fits get wrong is not in it.</p>"
     )
-    return f"<h3>What the limits cost</h3>{note}<ul>{said}</ul>"
+    return f"<h3>What the limits cost</h3>{note}<ul>{items}</ul>"
 
 
 def answers(run: RunData) -> str:
@@ -168,13 +168,13 @@ def answers(run: RunData) -> str:
     for key in sorted({*before, *after}):
         prompt = (after.get(key) or before[key])[0].prompt
         parts = [f'<p><span class="who">prompt {escape(key)}</span>{escape(prompt.text) or escape(key)}</p>']
-        for who, answers in (("before (reference)", before.get(key, [])), (run.whose_after, after.get(key, []))):
+        for author, answers in (("before (reference)", before.get(key, [])), (run.whose_after, after.get(key, []))):
             for answer in answers:
-                said = escape(without_markup(answer.text))
+                text = escape(without_markup(answer.text))
                 measured = "".join(
-                    f'<span class="mark">{escape(one)}</span>' for one in run.measured_answers.get(answer.id, ())
+                    f'<span class="mark">{escape(words)}</span>' for words in run.measured_answers.get(answer.id, ())
                 )
-                parts.append(f'<p><span class="who">{escape(who)}</span><bdi>{said}</bdi>{measured}</p>')
+                parts.append(f'<p><span class="who">{escape(author)}</span><bdi>{text}</bdi>{measured}</p>')
         cards.append(f'<div class="answer">{"".join(parts)}</div>')
     if not cards:
         return ""
@@ -197,8 +197,8 @@ def deliveries(run: RunData) -> str:
 
 def theory(run: RunData) -> str:
     """The multiplier; where the truth is known, the distance to the theorem's bound and its premises too."""
-    known = "" if run.without_truth else f"{_rate(run)}<h3>Premises</h3>{_premises(run)}"
-    return _multiplier(run) + known + figures_of_theory(run)
+    comparison = "" if run.without_truth else f"{_rate(run)}<h3>Premises</h3>{_premises(run)}"
+    return _multiplier(run) + comparison + figures_of_theory(run)
 
 
 def rounds(run: RunData) -> str:
@@ -212,7 +212,7 @@ def result(run: RunData) -> str:
     rows = []
     for key, value in run.result.items():
         if key == "scorecard" or (value is None and run.without_truth):
-            continue  # shown above; or nobody knows it
+            continue  # shown above, or unknown
         for name, item in _leaves(key, value):
             plain = isinstance(item, bool) or not isinstance(item, int | float)
             rows.append([f"<code>{escape(name)}</code>", escape(item) if plain else number(item, name)])
@@ -258,18 +258,18 @@ FOLDED = ("limits", "points", "theory", "labels", "deliveries", "rounds", "resul
 
 
 def _deliveries(run: RunData, round_: int | None) -> str:
-    made = {entry.version.number: entry.version.sha256 for entry in run.versions}
+    hashes = {entry.version.number: entry.version.sha256 for entry in run.versions}
     rows = []
     for entry in run.deliveries:
         if round_ is not None and entry.round != round_:
             continue
         delivery = entry.delivery
-        ok = entry.verified and made.get(delivery.version, delivery.sha256) == delivery.sha256
+        ok = entry.verified and hashes.get(delivery.version, delivery.sha256) == delivery.sha256
         # candidates of the ledger are rounds -1, -2, ...
-        when = f"certificate {-entry.round}" if entry.round < 0 else number(entry.round, "round")
+        round_cell = f"certificate {-entry.round}" if entry.round < 0 else number(entry.round, "round")
         rows.append(
             [
-                when,
+                round_cell,
                 '<span class="good">verified</span>' if ok else '<span class="bad">not verified</span>',
                 escape(delivery.engine),
                 number(delivery.version, "policy_version"),
@@ -291,20 +291,20 @@ def _multiplier(run: RunData) -> str:
     second_half = [step.multiplier_before for step in steps[len(steps) // 2 :]]
     mean = sum(second_half) / len(second_half)
     best = run.multiplier_optimum
-    compared = "" if run.without_truth else "The multiplier of the best possible policy, λ*, is not known."
+    comparison = "" if run.without_truth else "The multiplier of the best possible policy, λ*, is not known."
     if best is not None and best > 0:
-        away = 100.0 * abs(mean - best) / best
-        compared = (
+        percent = 100.0 * abs(mean - best) / best
+        comparison = (
             f"For the best possible policy it is λ* = {number(best, 'multiplier_optimum')}: the average is "
-            f"{number(away, 'multiplier_off', shown=f'{away:.0f} %')} away."
+            f"{number(percent, 'multiplier_off', shown=f'{percent:.0f} %')} away."
         )
     elif best is not None:
-        compared = "The limit costs the best possible policy nothing: λ* is 0."
+        comparison = "The limit costs the best possible policy nothing: λ* is 0."
     last = number(steps[-1].multiplier_after, "dual/next", steps[-1].round)
     average = number(mean, "multiplier_mean")
     return (
         f"<p>The multiplier λ, the price of the limit, is {last} after the last round and {average} on average over the"
-        f" second half of the rounds. {compared}</p>"
+        f" second half of the rounds. {comparison}</p>"
     )
 
 
@@ -380,13 +380,13 @@ _BRIEF = (
 def _round_steps(run: RunData, round_: int) -> str:
     rows = []
     for limit in run.limits:
-        for step in (one for one in run.steps_of(limit) if one.round == round_):
-            said, key = run.estimate(limit, step), f"{limit.prefix}said"
+        for step in (entry for entry in run.steps_of(limit) if entry.round == round_):
+            estimate, key = run.estimate(limit, step), f"{limit.prefix}said"
             rows.append(
                 [
                     escape(step.constraint),
-                    number(said.estimate, f"{key}/estimate", round_, limit.text(said.estimate)),
-                    both_ends((said.low, said.high), limit.text, key, round_, said.no_interval),
+                    number(estimate.estimate, f"{key}/estimate", round_, limit.text(estimate.estimate)),
+                    both_ends((estimate.low, estimate.high), limit.text, key, round_, estimate.no_interval),
                     f"{number(step.estimate.responses)} × {number(step.estimate.labels_each)}",
                     f"{number(step.multiplier_before, 'dual/multiplier', round_)} → "
                     f"{number(step.multiplier_after, 'dual/next', round_)}",
@@ -434,6 +434,6 @@ def _without_secrets(recipe: dict[str, Any]) -> dict[str, Any]:
     """The recipe without the password that a database URL may hold."""
     url = recipe.get("journal")
     if isinstance(url, str) and "@" in url:
-        scheme, _, rest = url.partition("://")
-        return recipe | {"journal": f"{scheme}://***@{rest.rpartition('@')[2]}"}
+        scheme, _, address = url.partition("://")
+        return recipe | {"journal": f"{scheme}://***@{address.rpartition('@')[2]}"}
     return recipe

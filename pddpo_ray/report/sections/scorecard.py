@@ -22,7 +22,7 @@ def scorecard(run: RunData) -> str:
 
 
 def _warnings(run: RunData) -> str:
-    """What the newest round was warned of, first."""
+    """Warnings of the newest round."""
     newest = run.scorecard[max(run.scorecard)]
     return "".join(f'<p class="bad">{escape(note)}</p>' for note in newest["notes"])
 
@@ -51,7 +51,7 @@ def _about(run: RunData) -> str:
 
 
 def _figures(run: RunData) -> str:
-    """A row for each figure that somebody knows, a column for the reference and each shown round."""
+    """A row for each figure with a value, a column for the reference and each shown round."""
     rounds = [number_ for number_ in sorted(run.scorecard) if number_]
     shown = [0, *(rounds if len(rounds) <= SHOWN else [rounds[0], *rounds[1 - SHOWN :]])]
     rows = []
@@ -62,25 +62,25 @@ def _figures(run: RunData) -> str:
         trials = run.held_out_trials.get(figure.scorer) if figure.scorer else None
         right = "" if trials is None or not trials.count else _right(trials.right / trials.count, figure.scorer or "")
         rows.append(
-            [f"{escape(figure.title)}{right}", *(_cell(name, one, at) for one, at in zip(cells, shown, strict=True))]
+            [f"{escape(figure.title)}{right}", *(_cell(name, cell, at) for cell, at in zip(cells, shown, strict=True))]
         )
     return table(["", *("reference" if not at else f"round {at}" for at in shown)], rows, kind="words")
 
 
 def _right(share: float, kind: str) -> str:
-    said = number(share, f"scorecard/{kind}_held_out_right", shown=f"{100 * share:.3g} %")
-    return f' <span class="soft">(scorer right in {said})</span>'
+    text = number(share, f"scorecard/{kind}_held_out_right", shown=f"{100 * share:.3g} %")
+    return f' <span class="soft">(scorer right in {text})</span>'
 
 
-def _cell(name: str, one: Mapping[str, Any] | None, round_: int) -> str:
-    return "" if one is None else number(one["value"], f"scorecard/{name}", round_, FIGURES[name].whole(one))
+def _cell(name: str, figure: Mapping[str, Any] | None, round_: int) -> str:
+    return "" if figure is None else number(figure["value"], f"scorecard/{name}", round_, FIGURES[name].whole(figure))
 
 
 def _alarm(run: RunData) -> str:
-    compared = [(at, card) for at, card in sorted(run.scorecard.items()) if card["alarm"]]
-    if not compared:
+    cards = [(at, card) for at, card in sorted(run.scorecard.items()) if card["alarm"]]
+    if not cards:
         return ""
-    rang = next((one for _, card in compared if (one := alarm_of(card)) is not None), None)
+    first_alarm = next((alarm for _, card in cards if (alarm := alarm_of(card)) is not None), None)
     level = (run.recipe.get("scorecard") or {}).get("alarm", 0.05)
     note = (
         "<p>It rings when the run's own reward rises on more prompts than chance explains while the held-out one falls,"
@@ -88,14 +88,14 @@ def _alarm(run: RunData) -> str:
         "</p>"
     )
     closest = min(
-        (divergence(one) for _, card in compared for one in card["alarm"]), key=lambda one: one.p_value / one.level
+        (divergence(row) for _, card in cards for row in card["alarm"]), key=lambda row: row.p_value / row.level
     )
-    said = (
-        f'<p class="bad">It rang in round {number(rang.round, "scorecard/rang")}: {escape(rang)}.</p>'
-        if rang is not None
+    verdict = (
+        f'<p class="bad">It rang in round {number(first_alarm.round, "scorecard/rang")}: {escape(first_alarm)}.</p>'
+        if first_alarm is not None
         else f'<p class="good">It is silent. Closest to it, in round {closest.round}: {escape(closest)}.</p>'
     )
-    return f"<h3>Does the reward model get what it asks for and not what it stands for?</h3>{note}{said}"
+    return f"<h3>Does the reward model get what it asks for and not what it stands for?</h3>{note}{verdict}"
 
 
 def _notes(run: RunData) -> str:

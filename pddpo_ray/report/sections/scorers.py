@@ -13,18 +13,18 @@ def scorers(run: RunData) -> str:
 
 
 def _right(run: RunData) -> str:
-    stated = run.result.get("scorers") or {}
+    results = run.result.get("scorers") or {}
     rows = []
-    for kind, said in (stated.get("held_out") or {}).items():
-        share = said["right"] / said["trials"] if said["trials"] else None
-        shown = {name: f"{100 * said[name]:.3g} %" for name in ("low", "high")}
-        warning = (stated.get("at_chance") or {}).get(kind)
+    for kind, counts in (results.get("held_out") or {}).items():
+        share = counts["right"] / counts["trials"] if counts["trials"] else None
+        shown = {name: f"{100 * counts[name]:.3g} %" for name in ("low", "high")}
+        warning = (results.get("at_chance") or {}).get(kind)
         rows.append(
             [
                 escape(kind),
-                number(said["trials"], f"scorers/{kind}/trials"),
+                number(counts["trials"], f"scorers/{kind}/trials"),
                 number(share, f"scorers/{kind}/accuracy", shown=f"{100 * (share or 0.0):.3g} %"),
-                *(number(said[end], f"scorers/{kind}/{end}", shown=shown[end]) for end in ("low", "high")),
+                *(number(counts[end], f"scorers/{kind}/{end}", shown=shown[end]) for end in ("low", "high")),
                 '<span class="bad">not better than chance</span>' if warning else "better than chance",
             ]
         )
@@ -38,8 +38,8 @@ def _right(run: RunData) -> str:
 
 
 def _costs(run: RunData) -> str:
-    seen = [(round_, values) for round_, values in sorted(run.metrics.items()) if "scorer/cost_q50" in values]
-    if not seen:
+    rounds = [(round_, values) for round_, values in sorted(run.metrics.items()) if "scorer/cost_q50" in values]
+    if not rounds:
         return ""
     rows = [
         [
@@ -52,7 +52,7 @@ def _costs(run: RunData) -> str:
                 f"{100 * values.get('scorer/cost_at_clip', 0.0):.3g} %",
             ),
         ]
-        for round_, values in seen
+        for round_, values in rounds
     ]
     heads = ["round", *(f"{100 * share:g} % quantile" for share in SHARES.values()), "at the clip"]
     bound = "" if run.cost_max is None else f" C is {number(run.cost_max, 'dual.cost_max')}."

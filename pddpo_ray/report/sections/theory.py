@@ -80,8 +80,8 @@ def rate_so_far(run: RunData) -> Rate | None:
     first = steps[0].multiplier_before
     if run.rho and run.cost_max and first > 0:
         cost_bound, upper = run.cost_max + abs(run.threshold), 2.0 * run.rho
-        printed = first / (cost_bound * math.sqrt(run.total))
-        etas = [step.eta if own_rule else printed for step in steps]
+        paper_eta = first / (cost_bound * math.sqrt(run.total))
+        etas = [step.eta if own_rule else paper_eta for step in steps]
         bounds = (
             ascent_bound(first, upper, upper, etas, cost_bound) / run.rho,
             ascent_bound(first, 0.0, upper, etas, cost_bound),
@@ -90,12 +90,12 @@ def rate_so_far(run: RunData) -> Rate | None:
 
 
 def _mean_ends(run: RunData) -> tuple[float, float] | None:
-    """Interval of the mean violation: the rounds' answers together. What few labels an answer hide stays, it is no
-    noise that averages out."""
+    """Interval of the mean violation over the answers of all rounds. The uncertainty from few labels per answer stays:
+    it does not average out."""
     estimates = [step.estimate for step in run.steps]
-    error = math.sqrt(sum(one.standard_error**2 for one in estimates)) / len(estimates)
-    value = sum(one.value for one in estimates) / len(estimates)
-    answers, labels = sum(one.responses for one in estimates), min(one.labels_each for one in estimates)
+    error = math.sqrt(sum(item.standard_error**2 for item in estimates)) / len(estimates)
+    value = sum(item.value for item in estimates) / len(estimates)
+    answers, labels = sum(item.responses for item in estimates), min(item.labels_each for item in estimates)
     whole = replace(estimates[-1], value=value, standard_error=error, responses=answers, labels_each=labels, low=None)
     ends = interval(whole)
     return None if ends is None else (ends[0] - run.threshold, ends[1] - run.threshold)

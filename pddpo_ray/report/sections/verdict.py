@@ -24,7 +24,7 @@ Figure = tuple[str, str]
 def verdict_strip(run: RunData) -> str:
     """One block per limit and one for helpfulness, each with its numbers before and after training."""
     entry = newest(run)
-    tested = {} if entry is None else {one.name: one for one in entry.candidate.limits}
+    tested = {} if entry is None else {limit.name: limit for limit in entry.candidate.limits}
     blocks = [
         _estimated(run, limit) if entry is None or limit.name not in tested else _certified(run, limit, entry, tested)
         for limit in run.limits
@@ -34,10 +34,10 @@ def verdict_strip(run: RunData) -> str:
 
 def _block(color: str, verdict: str, title: str, figures: list[Figure], note: str = "") -> str:
     mark = f'<span aria-hidden="true">{MARKS[color]}</span> ' if color in MARKS else ""
-    said = f'<p class="{color}"><b>{mark}{verdict}</b></p>' if verdict else ""
+    heading = f'<p class="{color}"><b>{mark}{verdict}</b></p>' if verdict else ""
     rows = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in figures if value)
     below = f"<p><small>{note}</small></p>" if note else ""
-    return f'<div class="verdict {color}"><h2>{title}</h2>{said}<dl>{rows}</dl>{below}</div>'
+    return f'<div class="verdict {color}"><h2>{title}</h2>{heading}<dl>{rows}</dl>{below}</div>'
 
 
 def _title(limit: ShownLimit) -> str:
@@ -73,7 +73,7 @@ def _certified(run: RunData, limit: ShownLimit, entry: Entry, tested: dict[str, 
     test, finding = tested[limit.name], entry.findings[limit.name]
     draws = test.draws(entry.numbers[limit.name])
     measured = draws[~np.isnan(draws)]
-    seen = None if not measured.size else test.stated.cost(test.from_unit(float(measured.mean())))
+    mean = None if not measured.size else test.stated.cost(test.from_unit(float(measured.mean())))
     low, high = test.between(finding.lower, finding.upper)
     bound = f"at least {low}" if test.at_least else f"at most {high}"
     confidence = f"{100 * (1 - test.delta):.3g} %"
@@ -88,7 +88,7 @@ def _certified(run: RunData, limit: ShownLimit, entry: Entry, tested: dict[str, 
             _exact(run, limit),
             (
                 f"{escape(entry.candidate.policy)}, {short(float(len(draws)))} fresh answers",
-                "" if seen is None else number(seen, f"{key}/seen", shown=limit.text(seen)),
+                "" if mean is None else number(mean, f"{key}/seen", shown=limit.text(mean)),
             ),
             (f"shown with {confidence} confidence", number(finding.upper, f"{key}/upper", shown=shown)),
             ("measured by", escape(test.measured_by)),
@@ -102,10 +102,10 @@ def _estimated(run: RunData, limit: ShownLimit) -> str:
     round_ = run.outcome.round if run.outcome.round in steps else max(steps, default=None)
     if round_ is None:
         return _block("soft", "no estimate yet", _title(limit), [_before(run, limit)])
-    said, key = run.estimate(limit, steps[round_]), f"outcome/{limit.name}"
-    color, verdict = ESTIMATED[said.kept]
-    interval = both_ends((said.low, said.high), limit.text, key, round_, said.no_interval)
-    unsafe = None if said.unsafe_rate is None else f"{100 * said.unsafe_rate:.3g} %"
+    estimate, key = run.estimate(limit, steps[round_]), f"outcome/{limit.name}"
+    color, verdict = ESTIMATED[estimate.kept]
+    interval = both_ends((estimate.low, estimate.high), limit.text, key, round_, estimate.no_interval)
+    text = None if estimate.unsafe_rate is None else f"{100 * estimate.unsafe_rate:.3g} %"
     return _block(
         color,
         f"not certified; {verdict}",
@@ -115,10 +115,10 @@ def _estimated(run: RunData, limit: ShownLimit) -> str:
             _exact(run, limit),
             (
                 f"round {round_}, by its own labels",
-                number(said.estimate, f"{key}/estimate", round_, limit.text(said.estimate)),
+                number(estimate.estimate, f"{key}/estimate", round_, limit.text(estimate.estimate)),
             ),
             ("95 % interval", interval),
-            ("unsafe rate", "" if unsafe is None else number(said.unsafe_rate, f"{key}/unsafe_rate", round_, unsafe)),
+            ("unsafe rate", "" if text is None else number(estimate.unsafe_rate, f"{key}/unsafe_rate", round_, text)),
         ],
     )
 
@@ -136,5 +136,5 @@ def _helpfulness(run: RunData) -> str:
         return ""
     wins, text = figures["win_rate"], FIGURES["win_rate"].text
     interval = both_ends((wins["low"], wins["high"]), text, "scorecard/win_rate")
-    named, value = "wins against the reference, by a held-out scorer", number(wins["value"], shown=text(wins["value"]))
-    return _block("soft", "", "helpfulness", [(named, value), ("95 % interval", interval)])
+    title, value = "wins against the reference, by a held-out scorer", number(wins["value"], shown=text(wins["value"]))
+    return _block("soft", "", "helpfulness", [(title, value), ("95 % interval", interval)])

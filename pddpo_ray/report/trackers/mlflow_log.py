@@ -57,12 +57,12 @@ class MlflowLog:
             self._client.update_run(stored["run"], status="RUNNING")
             return str(stored["run"])
         experiment = self._client.get_experiment_by_name(self._settings.experiment)
-        where = (
+        experiment_id = (
             self._client.create_experiment(self._settings.experiment)
             if experiment is None
             else experiment.experiment_id
         )
-        run = self._client.create_run(where, run_name=self._run.name)
+        run = self._client.create_run(experiment_id, run_name=self._run.name)
         recipe = json.dumps(dict(self._run.recipe), sort_keys=True)
         self._client.set_tag(run.info.run_id, "pddpo_ray.recipe", recipe[:5000])
         file.write_text(json.dumps({"uri": uri, "run": run.info.run_id}), encoding="utf-8")
@@ -70,4 +70,4 @@ class MlflowLog:
 
 
 def _name(metric: str) -> str:
-    return "".join(one if one.isalnum() or one in "_-./ " else "_" for one in metric)
+    return "".join(character if character.isalnum() or character in "_-./ " else "_" for character in metric)

@@ -1,6 +1,6 @@
-"""Who is told the numbers of every round: TensorBoard, Weights & Biases, MLflow, or a tracker of an installed package.
+"""Trackers that get the numbers of every round: TensorBoard, Weights & Biases, MLflow, or an installed package's.
 
-A tracker that fails says so once; the run continues without it.
+A tracker that fails is logged once; the run continues without it.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ class Told:
 def opened(name: str, settings: Mapping[str, Any], run: TrackedRun) -> Told:
     """The tracker of that name. Raises UserError where its package is broken, ModuleNotFoundError where an extra that
     brings its library is missing."""
-    own = checked("trackers", name, settings, f"report.trackers.{name}")
-    return Told(name, code_of("trackers", name)(own, run), run.name)
+    tracker_settings = checked("trackers", name, settings, f"report.trackers.{name}")
+    return Told(name, code_of("trackers", name)(tracker_settings, run), run.name)
 
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The metrics that have a place on a curve, by name."""
+    """The finite metrics by name."""
     return {name: value for name, value in sorted(metrics.items()) if math.isfinite(value)}

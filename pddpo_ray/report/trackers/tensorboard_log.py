@@ -36,13 +36,13 @@ class TensorBoardLog:
     def _open(self) -> BinaryIO:
         self._folder.mkdir(parents=True, exist_ok=True)
         # TensorBoard looks for `tfevents` in the name and orders files by the number behind it
-        taken = len(list(self._folder.glob("events.out.tfevents.*.pddpo")))
-        file = (self._folder / f"events.out.tfevents.{int(self._clock()):010d}.{taken}.pddpo").open("xb")
+        count = len(list(self._folder.glob("events.out.tfevents.*.pddpo")))
+        file = (self._folder / f"events.out.tfevents.{int(self._clock()):010d}.{count}.pddpo").open("xb")
         _write(file, Record(wall_time=self._clock(), file_version="brain.Event:2"))
         return file
 
     def write_round(self, round_: int, metrics: Mapping[str, float]) -> None:
-        """All finite metrics of a round; the others have no place on a curve."""
+        """Writes all finite metrics of a round."""
         values = [
             Summary.Value(tag=name, simple_value=value)
             for name, value in sorted(metrics.items())
