@@ -23,7 +23,7 @@ Target = Callable[[Inspection, Path | None], tuple[int, int, str | None]]
 
 
 class Rendering:
-    """How prompts become text and how long texts are; notes what in the data does not go with the tokenizer."""
+    """How prompts become text and how long texts are; counts what in the data does not fit the tokenizer."""
 
     def __init__(self, template: str, tokenizer: Any | None, max_tokens: int | None) -> None:
         self._tokenizer, self._max_tokens = tokenizer, max_tokens
@@ -58,8 +58,8 @@ class Rendering:
         return () if self._renderer is None else (partial(self._demand_fit, self._renderer),)
 
     def warnings(self) -> list[str]:
-        found = [] if self._renderer is None else self._renderer.findings()
-        return [*found, *(f"{words}: {times:,} rows" for words, times in self._notes.items())]
+        findings = [] if self._renderer is None else self._renderer.findings()
+        return [*findings, *(f"{words}: {times:,} rows" for words, times in self._notes.items())]
 
     def _demand_fit(self, renderer: Renderer, example: Example) -> None:
         prompt = self.prompt(example.prompt)
@@ -114,7 +114,7 @@ def quarantined(bad: Bad) -> dict[str, Any]:
 
 
 def convert(out: Path, form: str, dimension: Dimension, said: Rendering) -> Target:
-    """Writes inspected data to a file. What is wrong with the request is said before any row is read (UserError).
+    """Writes inspected data to a file. UserError for a wrong request, before any row is read.
 
     The target returns rows written, rows without a label for this format, and the quarantine file's name.
     """

@@ -42,31 +42,31 @@ class Lengths:
 
     def prompt_at(self, share: float) -> int:
         """Tokens that this share of the prompts does not exceed; 0 without a sample."""
-        return _at([one.prompt for one in self.sample], share)
+        return _at([row.prompt for row in self.sample], share)
 
     def answer_at(self, share: float) -> int:
         """Tokens that this share of the answers does not exceed; 0 without one."""
-        return _at([count for one in self.sample for count in one.answers], share)
+        return _at([count for row in self.sample for count in row.answers], share)
 
     def left_out(self, prompt_tokens: int, answer_tokens: int) -> float:
-        """Share of the rows of which the prompt or an answer is longer."""
-        long = [one.prompt > prompt_tokens or max(one.answers, default=0) > answer_tokens for one in self.sample]
+        """Share of the rows whose prompt or an answer is longer."""
+        long = [row.prompt > prompt_tokens or max(row.answers, default=0) > answer_tokens for row in self.sample]
         return float(np.mean(long)) if long else 0.0
 
     def cut(self, max_tokens: int) -> float:
-        """Share of the answers that are longer."""
-        long = [count > max_tokens for one in self.sample for count in one.answers]
+        """Share of the answers longer than `max_tokens`."""
+        long = [count > max_tokens for row in self.sample for count in row.answers]
         return float(np.mean(long)) if long else 0.0
 
     @property
     def words_per_token(self) -> float:
         """Of the answers; English text's where there are none."""
-        tokens = sum(sum(one.answers) for one in self.sample)
-        return sum(sum(one.words) for one in self.sample) / tokens if tokens else WORDS_PER_TOKEN
+        tokens = sum(sum(row.answers) for row in self.sample)
+        return sum(sum(row.words) for row in self.sample) / tokens if tokens else WORDS_PER_TOKEN
 
 
 def read_examples(files: Sequence[str], settings: Settings) -> list[Example]:
-    """The good rows of files, of each at most `MOST_ROWS`."""
+    """The good ones of the first `MOST_ROWS` rows of each file."""
     return [example for name in expand(files) for example in glance(name, settings, MOST_ROWS).examples]
 
 
@@ -77,7 +77,7 @@ def lengths_of(files: Sequence[str], settings: Settings, renderer: Renderer | No
     chosen = [] if renderer is None else [examples[index] for index in spread]
     sample = [_measured(renderer, example) for example in chosen if renderer is not None]
     prompts = len({example.prompt for example in examples})
-    return Lengths(len(examples), prompts, tuple(one for one in sample if one is not None))
+    return Lengths(len(examples), prompts, tuple(row for row in sample if row is not None))
 
 
 def _measured(renderer: Renderer, example: Example) -> Measured | None:

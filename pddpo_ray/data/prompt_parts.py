@@ -1,4 +1,4 @@
-"""A user's prompts in two parts, of which each question is in one: what the rounds ask, and what certificates draw."""
+"""Splits a user's prompts into those that rounds ask and those that certificates draw; no question is in both."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from pddpo_ray.theory.seeds import generator
 
 def different_prompts(files: Sequence[str]) -> list[Example]:
     """The prompts of files in any format, each once, in the files' order."""
-    return list({one.prompt: one for one in read_examples(files, Settings(judged=False))}.values())
+    return list({example.prompt: example for example in read_examples(files, Settings(judged=False))}.values())
 
 
 def two_parts(prompts: Sequence[Example], first: int) -> tuple[list[Example], list[Example]]:
-    """`first` of them and all others, drawn by a fixed seed; at most half are in the first part.
+    """About `first` of them, or half if that is less, drawn by a fixed seed; and the others.
 
     Conversations that begin with the same question stay together.
     """
     by_question: dict[str, list[Example]] = {}
-    for one in prompts:
-        by_question.setdefault(one.question, []).append(one)
+    for example in prompts:
+        by_question.setdefault(example.question, []).append(example)
     questions = list(by_question.values())
     order = generator("prompts in two parts", len(questions)).permutation(len(questions))
     parts: tuple[list[Example], list[Example]] = ([], [])
@@ -36,6 +36,6 @@ def two_parts(prompts: Sequence[Example], first: int) -> tuple[list[Example], li
 
 def write_prompts(prompts: Sequence[Example], path: Path) -> None:
     """JSON lines, as `data.prompts` and `certificate.prompts` read them."""
-    categories = ({} if one.category is None else {"category": one.category} for one in prompts)
-    rows = ({"prompt": as_dicts(one.prompt), **more} for one, more in zip(prompts, categories, strict=True))
+    categories = ({} if example.category is None else {"category": example.category} for example in prompts)
+    rows = ({"prompt": as_dicts(example.prompt), **extra} for example, extra in zip(prompts, categories, strict=True))
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")

@@ -17,10 +17,10 @@ INDEX = {Verdict.FIRST: 0, Verdict.SECOND: 1}
 
 def rows_of_run(run: Path) -> Iterator[Row | Fault]:
     """Labelled pairs of a run's folder, round by round. UserError if there is no run."""
-    with open_folder(run.expanduser().absolute()) as opened:
+    with open_folder(run.expanduser().absolute()) as reader:
         number = 0
-        for round_ in range(opened.next_round + 1):
-            for entry in opened.pairs(round_):
+        for round_ in range(reader.next_round + 1):
+            for entry in reader.pairs(round_):
                 number += 1
                 yield Row(number, pair_row(entry.labelled, f"-{entry.source}"))
 
@@ -28,19 +28,19 @@ def rows_of_run(run: Path) -> Iterator[Row | Fault]:
 def measurements_of_run(run: Path, journal: str | None = None) -> Iterator[dict[str, Any]]:
     """Every measurement under a limit, people's and machines' labels one by one, with prompt and answer (and its id).
 
-    `value` is in the measure's own unit, of a rate or a logit 1 for a yes, or null with the reason in `missing`;
-    `chance` that of an audit to ask about the answer. Raises UserError if there is no run.
+    `value` is in the measure's unit (rates and logits: 1 for a yes), or null with the reason in `missing`; `chance` is
+    the probability that an audit asks about the answer. Raises UserError if there is no run.
     """
-    with open_folder(run.expanduser().absolute(), journal) as opened:
-        answers = {answer.id: answer for answer in opened.samples()}
-        for number, purpose, one in opened.measured():
-            answer = answers[one.answer]
-            said = asdict(one)
+    with open_folder(run.expanduser().absolute(), journal) as reader:
+        answers = {answer.id: answer for answer in reader.samples()}
+        for number, purpose, measurement in reader.measured():
+            answer = answers[measurement.answer]
+            fields = asdict(measurement)
             yield {
-                "id": said.pop("answer"),
+                "id": fields.pop("answer"),
                 "round": number,
                 "purpose": purpose,
-                **said,
+                **fields,
                 "policy_version": answer.policy_version,
                 "prompt_id": answer.prompt.id,
                 "prompt": question(answer.prompt),

@@ -1,4 +1,4 @@
-"""What users of the endpoint gave, as a run needs it: prompts, and pairs of answers that they judged differently."""
+"""Makes prompts, and pairs of answers judged differently, from what users of the endpoint sent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pddpo_ray.records import HARM, LabelledPair, Message, Pair, Prompt, Respons
 
 logger = logging.getLogger("pddpo_ray.data.real_text")
 PAIRS_EACH = 4
-"""Pairs of one prompt at most, so that one that many people judged does not outweigh the others."""
+"""Most pairs from one prompt, so that a prompt that many people judged does not outweigh the others."""
 
 
 class Texts(Protocol):
@@ -27,56 +27,56 @@ class Texts(Protocol):
 def served_texts(
     kept: Sequence[KeptPrompt], texts: Texts, own: Sequence[Prompt], apart: Sequence[Prompt]
 ) -> tuple[tuple[Prompt, ...], tuple[LabelledPair, ...]]:
-    """Users' prompts but for those that say the same as one of `apart`, and the pairs that their verdicts make.
+    """Users' prompts, without those that match one of `apart`, and the pairs that their verdicts make.
 
-    What certificates draw, what judges the policies and what counts refusals stays apart from training, also if a user
-    sends them: a user who knows those prompts could otherwise have a run trained on them. A prompt that the run asks
-    anyway, or that another user sent too, is there once.
+    Prompts that certify, judge policies or count refusals stay out of training even if a user sends them: a user who
+    knows them could otherwise have a run trained on them. A prompt that several users sent is returned once, one that
+    the run asks anyway (`own`) not at all; their verdicts count.
     """
-    known = {prompt.token_ids for prompt in own}
-    forbidden = {normal(prompt.turns) for prompt in apart}
+    known_ids = {prompt.token_ids for prompt in own}
+    excluded_turns = {normal(prompt.turns) for prompt in apart}
     prompts: list[Prompt] = []
     pairs: list[LabelledPair] = []
     left = 0
-    for one in kept:
-        prompt = None if normal(one.messages) in forbidden else texts.prompt(one.messages)
+    for kept_prompt in kept:
+        prompt = None if normal(kept_prompt.messages) in excluded_turns else texts.prompt(kept_prompt.messages)
         if prompt is None:
             left += 1
             continue
-        # its random name: the hash of a text would still say, after it was withdrawn, that somebody sent it
-        prompt = replace(prompt, id=one.id)
-        if prompt.token_ids not in known:
-            known.add(prompt.token_ids)
+        # its random id: a hash of the text would still show, after its withdrawal, that somebody sent it
+        prompt = replace(prompt, id=kept_prompt.id)
+        if prompt.token_ids not in known_ids:
+            known_ids.add(prompt.token_ids)
             prompts.append(prompt)
-        pairs += judged_pairs(one.answers, prompt, texts)
+        pairs += judged_pairs(kept_prompt.answers, prompt, texts)
     if left:
         logger.warning("%d of %d prompts of users are left out: too long, or kept apart from training", left, len(kept))
     return tuple(prompts), tuple(pairs)
 
 
 def judged_pairs(answers: Sequence[KeptAnswer], prompt: Prompt, texts: Texts) -> list[LabelledPair]:
-    """Answers of different verdicts in pairs: `up` is more helpful than `down`, `unsafe` costlier than both.
+    """Pairs of answers with different verdicts: `up` is more helpful than `down`, `unsafe` costlier than both.
 
-    Of an unsafe answer nobody said whether it helps, and of two that no one calls unsafe none is costlier.
+    The label of helpfulness abstains where an answer is unsafe, that of harm unless exactly one is.
     """
     pairs: list[LabelledPair] = []
-    judged = [answer for answer in answers if answer.verdict is not None]
-    for first, second in combinations(judged, 2):
-        helpful = {("up", "down"): Verdict.FIRST, ("down", "up"): Verdict.SECOND}
-        said = helpful.get((str(first.verdict), str(second.verdict)), Verdict.ABSTAIN)
+    judged_answers = [answer for answer in answers if answer.verdict is not None]
+    for first, second in combinations(judged_answers, 2):
+        verdicts = {("up", "down"): Verdict.FIRST, ("down", "up"): Verdict.SECOND}
+        helpful = verdicts.get((str(first.verdict), str(second.verdict)), Verdict.ABSTAIN)
         harmful = Verdict.ABSTAIN
         if (first.verdict == "unsafe") != (second.verdict == "unsafe"):
             harmful = Verdict.FIRST if first.verdict == "unsafe" else Verdict.SECOND
-        if said is harmful is Verdict.ABSTAIN or len(pairs) == PAIRS_EACH:
+        if helpful is harmful is Verdict.ABSTAIN or len(pairs) == PAIRS_EACH:
             continue
-        left, right = (texts.drawn_answer(one.id, prompt, one.text) for one in (first, second))
+        left, right = (texts.drawn_answer(answer.id, prompt, answer.text) for answer in (first, second))
         if left is None or right is None or left.token_ids == right.token_ids:
             continue
-        written = (replace(side, policy_version=one.policy_version) for side, one in ((left, first), (right, second)))
-        pairs.append(LabelledPair(Pair(f"verdict-{first.id}-{second.id}", *written), said, {HARM: harmful}))
+        sides = (replace(side, policy_version=reply.policy_version) for side, reply in ((left, first), (right, second)))
+        pairs.append(LabelledPair(Pair(f"verdict-{first.id}-{second.id}", *sides), helpful, {HARM: harmful}))
     return pairs
 
 
 def normal(messages: Sequence[Message]) -> tuple[tuple[str, str], ...]:
-    """Turns without what does not change their words: case, white space, marks at the ends."""
-    return tuple((one.role, " ".join(one.content.casefold().split()).strip(" .!?")) for one in messages)
+    """Turns folded for comparison: without case, extra white space and punctuation at their ends."""
+    return tuple((message.role, " ".join(message.content.casefold().split()).strip(" .!?")) for message in messages)

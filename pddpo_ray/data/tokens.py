@@ -1,4 +1,4 @@
-"""Texts of real data as prompts and answers in token ids, and why none of them can be used.
+"""Texts of real data as prompts and answers in token ids, and the reasons why some cannot be used.
 
 A run and its dry run read files through this one module: what a dry run accepts, the run renders alike.
 """
@@ -33,7 +33,7 @@ class Tokens:
         self._why: dict[tuple[Message, ...] | str, str] = {}
         """Why a prompt or an answer is left out."""
         self._says = ""
-        """What the template says of the first turns that it refuses."""
+        """The template's error for the first turns that it refused."""
         self.categories: dict[str, str] = {}
         """Of prompts, by their ids."""
 
@@ -88,22 +88,22 @@ class Tokens:
         return Response(name, prompt, ids, written, policy_version=0, seed=0)
 
     def drawn_answer(self, name: str, prompt: Prompt, text: str) -> Response | None:
-        """The same for an answer that a model wrote behind this template's prompt."""
+        """`answer` for a text that a model wrote after this template's prompt."""
         return self.answer(name, prompt, self._renderer.without_lead(prompt.messages, text))
 
     def why(self, example: Example) -> str:
-        """Why an example of which a text is left out cannot be used."""
+        """Why an example cannot be used: the reason of its first text that was left out."""
         texts = [example.prompt, *(answer.text for answer in example.answers)]
         return next((self._why[text] for text in texts if text in self._why), "both answers are the same tokens")
 
     def left_out(self) -> str:
-        """What to add to a message about texts that cannot be rendered; empty where there are none."""
-        count = sum(why == REFUSED for why in self._why.values())
+        """A clause that counts texts that cannot be rendered, for messages; empty where there are none."""
+        count = sum(reason == REFUSED for reason in self._why.values())
         if not count:
             return ""
-        says = f" ({self._says})" if self._says else ""
+        hint = f" ({self._says})" if self._says else ""
         return (
-            f"; {count} prompts or answers are left out: the template refuses their turns, or they hold its marks{says}"
+            f"; {count} prompts or answers are left out: the template refuses their turns, or they hold its marks{hint}"
         )
 
 
@@ -114,7 +114,7 @@ def renderer_of(folder: Path, settings: DataConfig) -> Renderer:
 
 def prompts_of_sets(config: Config, settings: DataConfig) -> dict[str, int]:
     """How many of `data.prompt_count` prompts each set has at most. UserError for a set that would have none."""
-    counts = split_by_share(settings.prompt_count, np.array([one.share for one in config.prompts.values()]))
+    counts = split_by_share(settings.prompt_count, np.array([subset.share for subset in config.prompts.values()]))
     for name, count in zip(config.prompts, counts.tolist(), strict=True):
         if not count:
             raise UserError(

@@ -51,12 +51,12 @@ class Renderer:
 
         UserError where the tokenizer has nothing to end it with.
         """
-        prompt, written, behind = self._written(messages, answer)
-        begin, ids = self._ids(prompt), self._ids(prompt + written + behind)
-        if ids[: len(begin)] != begin:
-            # a token would reach from the prompt into the answer: the model, given the prompt, writes it apart
-            ids = (*begin, *self._ids(written + behind))
-        tokens = ids[len(begin) :]
+        prompt, reply, ending = self._written(messages, answer)
+        prompt_ids, ids = self._ids(prompt), self._ids(prompt + reply + ending)
+        if ids[: len(prompt_ids)] != prompt_ids:
+            # a token would span prompt and answer: encode the answer alone, as the model would write it
+            ids = (*prompt_ids, *self._ids(reply + ending))
+        tokens = ids[len(prompt_ids) :]
         ends = [index for index, token in enumerate(tokens) if token in self.stop_ids]
         if not ends and self._end is None:
             raise UserError("this tokenizer has no end of sequence, so no answer would end: give a model that has one")
@@ -71,7 +71,7 @@ class Renderer:
         return drawn.removeprefix(self.answer_text(messages, MARK).removesuffix(MARK))
 
     def findings(self) -> list[str]:
-        """What the template does to every answer, beyond white space, and what follows; empty: nothing."""
+        """Warnings about text that the template adds to every answer, or drops from it; empty where there is none."""
         from jinja2 import TemplateError
 
         try:
@@ -80,29 +80,29 @@ class Renderer:
         except TemplateError:
             return []
         bos = self._tokenizer.bos_token_id
-        twice = ["the chat template begins a prompt twice: take one of its bos_token out"]
-        found = twice if bos is not None and self._ids(prompt)[:2] == (bos, bos) else []
-        shared = sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(prompt, whole, strict=False)))
-        opens, writes = prompt[shared:].strip(), whole[shared:].partition(MARK)[0].strip()
+        bos_notes = ["the chat template begins a prompt twice: take one of its bos_token out"]
+        notes = bos_notes if bos is not None and self._ids(prompt)[:2] == (bos, bos) else []
+        shared_length = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, whole, strict=False)))
+        opening, lead = prompt[shared_length:].strip(), whole[shared_length:].partition(MARK)[0].strip()
         if MARK not in whole:
-            does = "drops the words of the assistant"
-        elif writes or opens:
-            does = f"opens a reply with {opens!r}, and writes {writes!r} in front of a reply that was given"
+            effect = "drops the words of the assistant"
+        elif lead or opening:
+            effect = f"opens a reply with {opening!r}, and writes {lead!r} in front of a reply that was given"
         else:
-            return found
-        thinks = "enable_thinking" in self.template
-        hint = "; data.template_arguments={enable_thinking: false} makes both the same" if thinks else ""
-        trained = "trained are the prompt as it opens it and the answer as the data has it"
-        return [*found, f"the chat template {does}: {trained}{hint}"]
+            return notes
+        has_thinking = "enable_thinking" in self.template
+        hint = "; data.template_arguments={enable_thinking: false} makes both the same" if has_thinking else ""
+        usage = "trained are the prompt as it opens it and the answer as the data has it"
+        return [*notes, f"the chat template {effect}: {usage}{hint}"]
 
     def sampling(self, temperature: float) -> dict[str, Any]:
-        """Settings of `generate` that sample from the policy itself, at its temperature, nothing cut off."""
-        ends = list(self.stop_ids)
-        how = {"do_sample": True, "temperature": temperature, "top_p": 1.0, "top_k": 0}
-        return {"eos_token_id": ends, "pad_token_id": ends[0], **how}
+        """Settings of `generate` that sample from the policy itself: its temperature, no top-p and no top-k cut."""
+        end_ids = list(self.stop_ids)
+        settings = {"do_sample": True, "temperature": temperature, "top_p": 1.0, "top_k": 0}
+        return {"eos_token_id": end_ids, "pad_token_id": end_ids[0], **settings}
 
     def plain_prompt(self, messages: Sequence[Message]) -> str:
-        """The prompt for programs that tokenise texts themselves, and thereby may add a beginning of sequence."""
+        """The prompt for programs that tokenise it themselves, without the beginning of sequence that they add."""
         if self.template in TEMPLATES.values():
             return rendered(self.template, messages)
         text, bos = self.text(messages), self._tokenizer.bos_token
@@ -111,7 +111,7 @@ class Renderer:
         return text
 
     def holds_marks(self, text: str) -> bool:
-        """Whether a text holds a special token, which would begin or end a turn in the midst of it."""
+        """Whether a text contains a special token, which could begin or end a turn inside it."""
         return any(mark in text for mark in self._marks)
 
     def demand_system_turns(self, prompts: Iterable[Sequence[Message]]) -> None:
@@ -121,10 +121,10 @@ class Renderer:
         if not any(message.role == "system" for messages in prompts for message in messages):
             return
         try:
-            kept = MARK in self.text([Message("system", MARK), Message("user", "?")])
+            keeps_system = MARK in self.text([Message("system", MARK), Message("user", "?")])
         except TemplateError:
-            kept = False
-        if not kept:
+            keeps_system = False
+        if not keeps_system:
             raise UserError(
                 "the data has system turns and the chat template drops or refuses them: choose a template that keeps"
                 " them (for example hh), or leave the system turns out of the data"
@@ -133,16 +133,16 @@ class Renderer:
     def _written(self, messages: Sequence[Message], answer: str) -> tuple[str, str, str]:
         """Prompt; the answer with the white space that the template writes or keeps around it; the end of its turn.
 
-        Where the template writes other words than the answer's, the answer as it stands, without an end: some put a
-        thought in front of replies of the past, or take one out.
+        Where the template alters the answer's words, returns the answer unchanged and an empty end: some templates
+        add a thought to earlier replies, or remove one.
         """
         prompt = self.text(messages)
         whole, words = self.text([*messages, Message("assistant", answer)]), answer.strip()
-        lead, found, behind = whole[len(prompt) :].partition(words)
-        if not found or lead.strip() or not whole.startswith(prompt):
+        lead, match, tail = whole[len(prompt) :].partition(words)
+        if not match or lead.strip() or not whole.startswith(prompt):
             return prompt, answer, ""
-        end = behind.strip()
-        space = behind[: len(behind) - len(behind.lstrip())] if end else answer[len(answer.rstrip()) :]
+        end = tail.strip()
+        space = tail[: len(tail) - len(tail.lstrip())] if end else answer[len(answer.rstrip()) :]
         return prompt, lead + words + space, end
 
     def _ids(self, text: str) -> tuple[int, ...]:
@@ -152,19 +152,19 @@ class Renderer:
 def stop_ids(tokenizer: Any, folder: Path | None = None) -> tuple[int, ...]:
     """Ids after which a model has ended its answer: the tokenizer's end of sequence, those of `config.json` and
     `generation_config.json`, and what the tokenizer's own chat template writes behind a reply."""
-    stops, words = {tokenizer.eos_token_id}, math.inf
+    stops, vocabulary = {tokenizer.eos_token_id}, math.inf
     for name in ("config.json", "generation_config.json"):
         file = None if folder is None else folder / name
         if file is not None and file.is_file():
-            stated = json.loads(file.read_text("utf-8"))
-            declared = stated.get("eos_token_id")
-            stops |= set(declared) if isinstance(declared, list) else {declared}
-            words = min(words, stated.get("vocab_size") or math.inf)
+            settings = json.loads(file.read_text("utf-8"))
+            end_ids = settings.get("eos_token_id")
+            stops |= set(end_ids) if isinstance(end_ids, list) else {end_ids}
+            vocabulary = min(vocabulary, settings.get("vocab_size") or math.inf)
     if getattr(tokenizer, "chat_template", None):
-        own = tokenizer.chat_template
-        stops |= {turn_end(tokenizer, template) for template in ([own] if isinstance(own, str) else own.values())}
+        jinja = tokenizer.chat_template
+        stops |= {turn_end(tokenizer, template) for template in ([jinja] if isinstance(jinja, str) else jinja.values())}
     # A tokenizer may know more tokens than the model has: those end nothing, and an engine refuses them.
-    return tuple(sorted(token for token in stops if token is not None and token < words))
+    return tuple(sorted(token for token in stops if token is not None and token < vocabulary))
 
 
 def turn_end(tokenizer: Any, template: str) -> int | None:
@@ -175,13 +175,13 @@ def turn_end(tokenizer: Any, template: str) -> int | None:
         whole = _applied(tokenizer, template, [Message("user", "?"), Message("assistant", MARK)])
     except TemplateError:
         return None
-    _, mark, behind = whole.rpartition(MARK)
-    ids = tokenizer(behind.strip(), add_special_tokens=False)["input_ids"] if mark else []
+    _, mark, tail = whole.rpartition(MARK)
+    ids = tokenizer(tail.strip(), add_special_tokens=False)["input_ids"] if mark else []
     return ids[0] if ids and ids[0] in special_tokens(tokenizer) else None
 
 
 def special_tokens(tokenizer: Any) -> dict[int, str]:
-    """All of them, also those that have no role such as `eos_token`: the marks of turns often have none."""
+    """All special tokens by id, also those without a role such as `eos_token`, as marks of turns often are."""
     return {index: token.content for index, token in tokenizer.added_tokens_decoder.items() if token.special}
 
 

@@ -25,7 +25,7 @@ NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
 
 TODAY = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
 DAY = date(2024, 7, 26)
-"""The date that templates with a date write: a run resumed tomorrow, and the endpoint, have the prompts of today."""
+"""The date that templates write instead of today's: a resumed run and the endpoint get the same prompts."""
 
 _ASKED = (
     "{% set answered = messages[-1]['role'] == 'assistant' %}{% set asked = messages[:-1] if answered else messages %}"
@@ -69,31 +69,31 @@ def template_named(name: str, tokenizer: Any | None = None, arguments: Mapping[s
 
     UserError for an unknown or a missing one, and for an argument that it does not take.
     """
-    family, _, which = name.partition(":")
-    wanted = family.removeprefix(ELSE)
-    if (wanted not in TEMPLATES or which) and family != OF_TOKENIZER:
-        known = ", ".join([*TEMPLATES, OF_TOKENIZER, f"{OF_TOKENIZER}:NAME", f"{ELSE}NAME"])
-        raise UserError(f"there is no chat template {name!r}: use {known}")
-    own = getattr(tokenizer, "chat_template", None)
-    if family == OF_TOKENIZER and not own:
-        lacks = "this template comes with a model" if tokenizer is None else "this model has no chat template"
-        raise UserError(f"chat template {name!r}: {lacks}; choose {', '.join(TEMPLATES)}")
-    if tokenizer is None or not own or wanted == family != OF_TOKENIZER:
-        return with_arguments(TEMPLATES[wanted], arguments)
-    of_one_day = TODAY.sub(lambda call: _literal(DAY.strftime(call[2])), _of_tokenizer(own, which))
-    return with_arguments(of_one_day, arguments)
+    family, _, variant = name.partition(":")
+    base_name = family.removeprefix(ELSE)
+    if (base_name not in TEMPLATES or variant) and family != OF_TOKENIZER:
+        choices = ", ".join([*TEMPLATES, OF_TOKENIZER, f"{OF_TOKENIZER}:NAME", f"{ELSE}NAME"])
+        raise UserError(f"there is no chat template {name!r}: use {choices}")
+    chat_template = getattr(tokenizer, "chat_template", None)
+    if family == OF_TOKENIZER and not chat_template:
+        reason = "this template comes with a model" if tokenizer is None else "this model has no chat template"
+        raise UserError(f"chat template {name!r}: {reason}; choose {', '.join(TEMPLATES)}")
+    if tokenizer is None or not chat_template or base_name == family != OF_TOKENIZER:
+        return with_arguments(TEMPLATES[base_name], arguments)
+    dated_template = TODAY.sub(lambda call: _literal(DAY.strftime(call[2])), _of_tokenizer(chat_template, variant))
+    return with_arguments(dated_template, arguments)
 
 
-def _of_tokenizer(own: str | Mapping[str, str], which: str) -> str:
+def _of_tokenizer(jinja: str | Mapping[str, str], variant: str) -> str:
     """A tokenizer's only template, its default, or the one of its name."""
-    templates = {"": own} if isinstance(own, str) else {**own, "": own.get("default", "")}
-    if templates.get(which):
-        return templates[which]
+    templates = {"": jinja} if isinstance(jinja, str) else {**jinja, "": jinja.get("default", "")}
+    if templates.get(variant):
+        return templates[variant]
     names = sorted(name for name in templates if name)
     if not names:
-        raise UserError(f"this model has one chat template, and none that is called {which!r}: use {OF_TOKENIZER}")
+        raise UserError(f"this model has one chat template, and none that is called {variant!r}: use {OF_TOKENIZER}")
     raise UserError(
-        f"this model has the chat templates {', '.join(names)} and no {which or 'default'}: choose one, for example"
+        f"this model has the chat templates {', '.join(names)} and no {variant or 'default'}: choose one, for example"
         f" {OF_TOKENIZER}:{names[0]} (data.template, --template)"
     )
 

@@ -19,8 +19,8 @@ def win_shares(scores: Sequence[ArrayLike], reference: Sequence[ArrayLike]) -> A
     """
     return np.array(
         [
-            agreement(np.subtract.outer(np.asarray(own, np.float64), np.asarray(theirs, np.float64))).mean()
-            for own, theirs in zip(scores, reference, strict=True)
+            agreement(np.subtract.outer(np.asarray(row, np.float64), np.asarray(base_row, np.float64))).mean()
+            for row, base_row in zip(scores, reference, strict=True)
         ]
     )
 
@@ -34,6 +34,6 @@ def kl_per_token(log_ratios: ArrayLike, tokens: ArrayLike) -> float | None:
 def standard_gain(scores: Sequence[ArrayLike], reference: Sequence[ArrayLike]) -> float | None:
     """Mean score less the reference's, in standard deviations of the reference's answers, which makes scorers of
     different scales comparable. None where the reference's answers all score alike."""
-    own, theirs = (np.concatenate([np.asarray(row, np.float64) for row in rows]) for rows in (scores, reference))
-    spread = float(theirs.std(ddof=1)) if theirs.size > 1 else 0.0
-    return float(own.mean() - theirs.mean()) / spread if spread > 0 else None
+    values, base = (np.concatenate([np.asarray(row, np.float64) for row in rows]) for rows in (scores, reference))
+    spread = float(base.std(ddof=1)) if base.size > 1 else 0.0
+    return float(values.mean() - base.mean()) / spread if spread > 0 else None

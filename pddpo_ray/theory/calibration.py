@@ -20,9 +20,9 @@ LARGEST = 50.0
 
 
 def temperature(differences: Array) -> float:
-    """a >= 0 with the largest likelihood of pairs whose preferred answer scored so much higher. [n] -> []
+    """a >= 0 that makes pairs most likely, from their differences, preferred less other answer. [n] -> []
 
-    0 where the scores say nothing, or the wrong thing.
+    0 where the scores are uninformative or rank pairs wrongly.
     """
     return float(_fitted(np.asarray(differences, dtype=np.float64)[:, None], np.ones(len(differences)))[0])
 
@@ -66,18 +66,18 @@ class Reliability:
 def reliability(chances: Array, happened: Array, bins: int = 10, seed: int = 0, draws: int = 2000) -> Reliability:
     """Of predicted chances in [0, 1] and what happened (0, 1, or 1/2 for a tie). [n], [n], n >= 1"""
     chances, happened = (np.asarray(values, dtype=np.float64) for values in (chances, happened))
-    which = np.minimum((chances * bins).astype(int), bins - 1)
-    counts = np.bincount(which, minlength=bins)
-    predicted = np.bincount(which, chances, minlength=bins)
+    bin_indices = np.minimum((chances * bins).astype(int), bins - 1)
+    counts = np.bincount(bin_indices, minlength=bins)
+    predicted = np.bincount(bin_indices, chances, minlength=bins)
 
     def error(outcomes: Array) -> float:
-        return float(np.abs(np.bincount(which, outcomes, minlength=bins) - predicted).sum() / len(chances))
+        return float(np.abs(np.bincount(bin_indices, outcomes, minlength=bins) - predicted).sum() / len(chances))
 
     rng = np.random.default_rng([seed, len(chances), 13])
     simulated = [error((rng.random(len(chances)) < chances).astype(np.float64)) for _ in range(draws)]
     shares = [
         tuple(float(total / count) if count else None for total, count in zip(totals, counts, strict=True))
-        for totals in (predicted, np.bincount(which, happened, minlength=bins))
+        for totals in (predicted, np.bincount(bin_indices, happened, minlength=bins))
     ]
     return Reliability(
         tuple(counts.tolist()), shares[0], shares[1], error(happened), float(np.quantile(simulated, 0.95))

@@ -19,7 +19,7 @@ from pddpo_ray.records import Array
 class Estimate:
     """A number with its 95 % interval; `count` is the number of independent observations (prompts) behind it.
 
-    Without bounds that somebody stated no interval of a mean is known: a value that was not seen yet may be anywhere.
+    Without stated bounds a mean has no interval: a value that was not seen yet may be anywhere.
     """
 
     value: float
@@ -73,7 +73,7 @@ def bounded_interval(values: ArrayLike, low: float, high: float, level: float = 
 
 
 MOST_STAKE = 0.75
-"""Share of what can be lost that is staked at most, so that no single value ruins the bets."""
+"""Largest share staked of what can be lost, so that no single value ruins the bets."""
 
 
 def _low_by_bets(units: Array, tail: float) -> float:
@@ -81,11 +81,11 @@ def _low_by_bets(units: Array, tail: float) -> float:
 
     The stake on value i is sqrt(2 ln(1/tail) / (n s)), s the variance of the values before it.
     """
-    before = np.arange(1, units.size + 1)
-    means = (0.5 + np.cumsum(units)) / (before + 1)
-    spreads = (0.25 + np.cumsum((units - means) ** 2)) / (before + 1)
-    known = np.concatenate([[0.25], spreads[:-1]])
-    stakes = np.sqrt(2.0 * math.log(1.0 / tail) / (units.size * known))
+    counts = np.arange(1, units.size + 1)
+    means = (0.5 + np.cumsum(units)) / (counts + 1)
+    spreads = (0.25 + np.cumsum((units - means) ** 2)) / (counts + 1)
+    past_spreads = np.concatenate([[0.25], spreads[:-1]])
+    stakes = np.sqrt(2.0 * math.log(1.0 / tail) / (units.size * past_spreads))
 
     def missing(mean: float) -> float:
         gains = np.minimum(stakes, MOST_STAKE / mean) * (units - mean)
@@ -149,9 +149,9 @@ def _distance_by_bets(squares: float, count: int, tail: float) -> float:
     stakes = np.geomspace(LARGEST_STAKE, smallest, 1 + math.ceil(math.log2(LARGEST_STAKE / smallest)))
     losses = -np.log1p(-stakes) - stakes
     room = (count * stakes) ** 2 - 4.0 * count * losses * (losses * squares + math.log(stakes.size / tail))
-    able = room >= 0.0
-    distances = (count * stakes - np.sqrt(room, where=able, out=np.zeros_like(room))) / (2.0 * count * losses)
-    return float(distances[able].min(initial=1.0))
+    has_root = room >= 0.0
+    distances = (count * stakes - np.sqrt(room, where=has_root, out=np.zeros_like(room))) / (2.0 * count * losses)
+    return float(distances[has_root].min(initial=1.0))
 
 
 def rate_interval(successes: int, count: int) -> Estimate | None:

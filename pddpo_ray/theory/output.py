@@ -1,4 +1,4 @@
-"""What a run hands over: which rounds' policies, with which weights, and who is tested first (paper.md §10)."""
+"""What a run outputs: which rounds' policies, with which weights, and which is tested first (paper.md §10)."""
 
 from __future__ import annotations
 
@@ -34,6 +34,6 @@ def in_order_of_test(shortfalls: Mapping[int, float | None], helpfulness: Mappin
     Those whose test can be expected to succeed come first, the most helpful of them before all; then the others, the
     nearest first. in_order_of_test({1: 0.0, 2: None, 3: -0.2, 4: 0.5}, {1: 0.1, 2: 9.0, 3: 0.3, 4: 5.0}) = [3, 1, 4]
     """
-    known = {number: short for number, short in shortfalls.items() if short is not None}
-    likely = sorted((n for n, short in known.items() if short <= 0), key=lambda n: (-helpfulness[n], -n))
-    return likely + sorted((n for n, short in known.items() if short > 0), key=lambda n: (known[n], -n))
+    candidates = {number: short for number, short in shortfalls.items() if short is not None}
+    likely = sorted((n for n, short in candidates.items() if short <= 0), key=lambda n: (-helpfulness[n], -n))
+    return likely + sorted((n for n, short in candidates.items() if short > 0), key=lambda n: (candidates[n], -n))

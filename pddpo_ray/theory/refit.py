@@ -34,12 +34,12 @@ def full_rounds(growth: float, last: int, logdets: Mapping[int, float]) -> list[
     A round knows the determinants of the rounds before it. With d features and n pairs that happens at most
     d log2(1 + n) times at growth 1 (rare switching).
     """
-    rounds, seen = [], -math.inf
+    rounds, last_logdet = [], -math.inf
     for number in range(1, last + 1):
-        known = logdets.get(number - 1)
-        if known is None or known - seen >= math.log1p(growth):
+        logdet = logdets.get(number - 1)
+        if logdet is None or logdet - last_logdet >= math.log1p(growth):
             rounds.append(number)
-            seen = -math.inf if known is None else known
+            last_logdet = -math.inf if logdet is None else logdet
     return rounds
 
 
@@ -56,8 +56,8 @@ def limit_rows(
         return tuple(rows), tuple(margins)
     chosen = {older[index] for index in draws.choice(len(older), budget, replace=False)}
     factor = len(older) / max(budget, 1)
-    kept = [index for index, row in enumerate(rows) if row.round == newest or index in chosen]
+    places = [index for index, row in enumerate(rows) if row.round == newest or index in chosen]
     weighted = tuple(
-        replace(rows[index], weight=rows[index].weight * factor) if index in chosen else rows[index] for index in kept
+        replace(rows[index], weight=rows[index].weight * factor) if index in chosen else rows[index] for index in places
     )
-    return weighted, tuple(margins[index] for index in kept) if margins else ()
+    return weighted, tuple(margins[index] for index in places) if margins else ()

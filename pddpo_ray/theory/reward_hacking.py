@@ -2,7 +2,7 @@
 
 On prompt i, d_i is the mean score of a policy's answers less that of an earlier policy's. The sign test asks whether
 more prompts rise than fall by chance: of m prompts that moved, k or more went one way with probability
-P(Binomial(m, 1/2) >= count). The alarm needs both: the own reward rose and the held-out one fell. As it must be wrong
+P(Binomial(m, 1/2) >= k). The alarm needs both: the own reward rose and the held-out one fell. As it must be wrong
 about at least one of the two to be false, its p-value is the larger one (Berger 1982, intersection-union test).
 
 Round k looks with a share 1 / (k (k + 1)) of the level; half of that is for the comparison with the reference, half for
@@ -71,20 +71,20 @@ def rise_p_value(differences: ArrayLike) -> float:
 def comparisons_of(own: ArrayLike, held_out: ArrayLike, level: float) -> list[Divergence]:
     """The newest round with the reference and with every round before it. own, held_out: per policy, the reference
     first, the mean score of its answers to each prompt. [policies, prompts] each"""
-    mine, theirs = np.asarray(own, np.float64), np.asarray(held_out, np.float64)
-    last = len(mine) - 1
+    reward, check = np.asarray(own, np.float64), np.asarray(held_out, np.float64)
+    last = len(reward) - 1
     return [
-        _compared(mine[last] - mine[since], theirs[last] - theirs[since], last, since, level) for since in range(last)
+        _compared(reward[last] - reward[since], check[last] - check[since], last, since, level) for since in range(last)
     ]
 
 
-def _compared(own: Array, held_out: Array, round_: int, since: int, level: float) -> Divergence:
+def _compared(gains: Array, held_out: Array, round_: int, since: int, level: float) -> Divergence:
     return Divergence(
         round=round_,
         since=since,
-        rose=int((own > TIE).sum()),
+        rose=int((gains > TIE).sum()),
         fell=int((held_out < -TIE).sum()),
-        prompts=own.size,
-        p_value=max(rise_p_value(own), rise_p_value(-held_out)),
+        prompts=gains.size,
+        p_value=max(rise_p_value(gains), rise_p_value(-held_out)),
         level=level * share_of_look(round_, since),
     )

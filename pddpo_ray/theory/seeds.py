@@ -27,10 +27,10 @@ def generator_of(seed: int, *names: str) -> np.random.Generator:
 
 def counts(n: int | Sequence[int], prompts: int) -> list[int]:
     """How many answers each of a number of prompts gets. Raises ValueError unless there is one number per prompt."""
-    each = [n] * prompts if isinstance(n, int) else list(n)
-    if len(each) != prompts:
-        raise ValueError(f"{len(each)} counts of answers for {prompts} prompts")
-    return each
+    numbers = [n] * prompts if isinstance(n, int) else list(n)
+    if len(numbers) != prompts:
+        raise ValueError(f"{len(numbers)} counts of answers for {prompts} prompts")
+    return numbers
 
 
 def draw_seeds(seed: int, n: int) -> list[int]:

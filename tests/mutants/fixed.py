@@ -154,8 +154,8 @@ FIXED = (
     mutant(
         "the support term's sign",
         "theory/losses/objectives support_loss",
-        "loss = -kept.sum() / count",
-        "loss = kept.sum() / count",
+        "loss = -log_mass.sum() / count",
+        "loss = log_mass.sum() / count",
         "test_support_loss_counts_response_tokens_only",
     ),
     mutant(
@@ -268,8 +268,8 @@ FIXED = (
     mutant(
         "every constraint answers every estimate",
         "theory/multipliers/dual DualState.with_limit",
-        "new if one.name == new.name else one for one",
-        "new for one",
+        "new if limit.name == new.name else limit for limit",
+        "new for limit",
         "test_each_constraint_of_a_vector_has_its_own_multiplier",
     ),
     mutant(

@@ -12,7 +12,7 @@ from pddpo_ray.data.formats.example import Example
 HELD_OUT = 1
 """Code of a prompt from the held-out files; 0 is every other."""
 UNKNOWN = 2
-"""A label that was not given, beside 0 and 1."""
+"""Digit of a missing label, beside 0 and 1."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Finding:
 
 
 class BetweenRows:
-    """Takes every good row once, then says which rows do not go together."""
+    """Collects every good row, then reports the rows that conflict with others."""
 
     def __init__(self, folder: Path) -> None:
         self._contents = RowIndex(folder, "content")
@@ -51,9 +51,9 @@ class BetweenRows:
         for group in self._ids.groups():
             yield from (Finding(entry, "duplicate-id", group[0]) for entry in group[1:])
         for group in self._prompts.groups():
-            held = next((entry for entry in group if entry.code == HELD_OUT), None)
-            if held is not None:
-                yield from (Finding(entry, "leakage", held) for entry in group if entry.code != HELD_OUT)
+            held_out_entry = next((entry for entry in group if entry.code == HELD_OUT), None)
+            if held_out_entry is not None:
+                yield from (Finding(entry, "leakage", held_out_entry) for entry in group if entry.code != HELD_OUT)
 
     def distinct_prompts(self) -> int:
         """Opening questions, held-out files included."""
@@ -62,7 +62,7 @@ class BetweenRows:
 
 def content(example: Example) -> tuple[bytes, int]:
     """Key of prompt and answers, in whatever order the answers stand, and the labels in that order as one number."""
-    said = [text for turn in example.prompt for text in (turn.role, turn.content)]
+    prompt_texts = [text for turn in example.prompt for text in (turn.role, turn.content)]
     order = sorted(range(len(example.answers)), key=lambda index: example.answers[index].text)
     texts = [example.answers[index].text for index in order]
     labels = [UNKNOWN if label is None else order.index(label) for label in (example.better, example.safer)]
@@ -71,7 +71,7 @@ def content(example: Example) -> tuple[bytes, int]:
     code = 0
     for label in labels:
         code = 3 * code + label
-    return key_of(*said, "\x00", *texts), code
+    return key_of(*prompt_texts, "\x00", *texts), code
 
 
 def _labels(code: int) -> list[int]:
@@ -79,7 +79,7 @@ def _labels(code: int) -> list[int]:
 
 
 def contradict(one: int, other: int) -> bool:
-    """Whether two rows on the same texts say opposite things."""
+    """Whether the codes of two rows with the same texts hold opposite labels."""
     return any(a != b and UNKNOWN not in (a, b) for a, b in zip(_labels(one), _labels(other), strict=True))
 
 
@@ -88,20 +88,20 @@ def _contradictions(group: list[Entry]) -> Iterator[Finding]:
     firsts: dict[int, Entry] = {}
     for entry in group:
         firsts.setdefault(entry.code, entry)
-    against = {code: next((e for c, e in firsts.items() if contradict(code, c)), None) for code in firsts}
+    opponents = {code: next((e for c, e in firsts.items() if contradict(code, c)), None) for code in firsts}
     for entry in group:
-        other = against[entry.code]
+        other = opponents[entry.code]
         if other is not None:
             yield Finding(entry, "contradiction", other)
 
 
 def _repeats(group: list[Entry]) -> Iterator[Finding]:
-    seen: dict[int, Entry] = {}
+    firsts: dict[int, Entry] = {}
     for entry in group:
-        if entry.code in seen:
-            yield Finding(entry, "duplicate", seen[entry.code])
+        if entry.code in firsts:
+            yield Finding(entry, "duplicate", firsts[entry.code])
         else:
-            seen[entry.code] = entry
+            firsts[entry.code] = entry
 
 
 REASONS = {

@@ -5,7 +5,7 @@
     for good in data.examples(set_aside=quarantine.write):
         print(good.example.better)
 
-Memory does not grow with the rows, but for one byte per row that remembers what becomes of it.
+Memory grows with the rows by one byte each, which holds the row's outcome.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pddpo_ray.errors import RunError, UserError
 GOOD, SET_ASIDE = 0, 255
 BETWEEN = tuple(REASONS)
 LOOK_AHEAD = 50
-"""The format of a file is the one that most of its first rows have."""
+"""First rows of a file that are looked at: their most frequent format is the file's."""
 KEPT_PROBLEMS = 1000
 """Problems kept in words; all are counted."""
 
@@ -88,7 +88,7 @@ class Inspection:
     verdicts: bytearray = field(default_factory=bytearray)
     """One byte per row, in order: GOOD, SET_ASIDE, or 1 + the place of its problem in BETWEEN."""
     reasons: dict[int, str] = field(default_factory=dict)
-    """Which other row speaks against one, by the row's number, as far as problems are kept in words."""
+    """Which row conflicts with one, in words, by the row's number; at most KEPT_PROBLEMS."""
 
     @property
     def rows(self) -> int:
@@ -136,13 +136,13 @@ def inspect(
     """The first pass over files, or over data sets in memory (`datasets.Dataset`, lists of rows). `watch` sees every
     row that is good by itself. UserError for a source that is not there; RunError at the first problem if
     `settings.strict`."""
-    names = [one if isinstance(one, str) else sources.InMemory.of(one, number) for number, one in enumerate(given, 1)]
+    names = [data if isinstance(data, str) else sources.InMemory.of(data, place) for place, data in enumerate(given, 1)]
     if settings.format is not None and settings.format not in FORMATS:
         raise UserError(f"there is no format {settings.format!r}: use {', '.join(FORMATS)}")
-    own, others = sources.expand(names), sources.expand(held_out)
+    files, held_files = sources.expand(names), sources.expand(held_out)
     folder = Path(tempfile.mkdtemp(prefix="pddpo-data-"))
     try:
-        return _FirstPass(Inspection(settings, own + others, len(others)), BetweenRows(folder), watch).run()
+        return _FirstPass(Inspection(settings, files + held_files, len(held_files)), BetweenRows(folder), watch).run()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -49,13 +49,13 @@ class RowIndex:
 
     def add(self, key: bytes, entry: Entry) -> None:
         bucket = key[0] % BUCKETS
-        waiting = self._waiting[bucket]
+        buffer = self._waiting[bucket]
         high, low = struct.unpack("<QQ", key)
-        waiting += RECORD.pack(high, low, entry.row, entry.file, entry.line, entry.code)
-        if len(waiting) >= self._flush_bytes:
+        buffer += RECORD.pack(high, low, entry.row, entry.file, entry.line, entry.code)
+        if len(buffer) >= self._flush_bytes:
             with self._paths[bucket].open("ab") as file:
-                file.write(waiting)
-            waiting.clear()
+                file.write(buffer)
+            buffer.clear()
 
     def groups(self) -> Iterator[list[Entry]]:
         """Entries with one key, in order of their rows; keys in no particular order, single entries left out."""
@@ -73,9 +73,9 @@ class RowIndex:
     def _sorted(self) -> Iterator[tuple[Any, Any, Any]]:
         import numpy as np
 
-        for path, waiting in zip(self._paths, self._waiting, strict=True):
+        for path, buffer in zip(self._paths, self._waiting, strict=True):
             stored = path.read_bytes() if path.exists() else b""
-            entries = np.frombuffer(stored + bytes(waiting), dtype=np.dtype(FIELDS))
+            entries = np.frombuffer(stored + bytes(buffer), dtype=np.dtype(FIELDS))
             if not len(entries):
                 continue
             entries = entries[np.lexsort((entries["row"], entries["low"], entries["high"]))]

@@ -38,10 +38,10 @@ class Histogram:
         }
 
     def _quantile(self, share: float, total: int) -> int:
-        wanted, seen = math.ceil(share * total), 0
+        rank, count = math.ceil(share * total), 0
         for value in sorted(self._counts):
-            seen += self._counts[value]
-            if seen >= wanted:
+            count += self._counts[value]
+            if count >= rank:
                 break
         return value
 

@@ -1,4 +1,4 @@
-"""From what a person names (files, folders, hub names, run folders) to rows. What a file is decides its content."""
+"""Rows of files, folders, hub names and run folders. A file's content decides how it is read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GZIP, XZ = b"\x1f\x8b", b"\xfd7zXZ"
 
 
 class InMemory(str):
-    """A source without a file: rows that are there already, under a name for messages. Read twice, as files are."""
+    """Rows in memory as a source, with a name for messages. They are read twice, as files are."""
 
     rows: Iterable[Mapping[str, Any]]
 
@@ -121,17 +121,17 @@ def _read_file(path: Path, limits: Limits) -> Iterator[Row | Fault]:
 
 
 def _read_text(path: Path, magic: bytes, suffix: str, limits: Limits) -> Iterator[Row | Fault]:
-    last, nothing = 0, True
+    last, is_empty = 0, True
     with _unpacked(path, magic) as file:
         try:
             for item in _text_rows(file, suffix, limits):
-                last, nothing = item.line, False
+                last, is_empty = item.line, False
                 yield item
         except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
             why = "ends in the middle (a broken download?)" if _is_cut(error) else "is damaged"
             yield Fault(last + 1, "broken-compression", f"the compressed file {why}; {last} lines before it were read")
             return
-    if nothing:
+    if is_empty:
         yield Fault(0, "empty-file", "the file holds no rows")
 
 

@@ -12,7 +12,7 @@ from pddpo_ray.data.checks.problems import Fault, Limits, Row
 CHUNK = 1 << 16
 BOM = b"\xef\xbb\xbf"
 RECORD_LINES = 1000
-"""Most lines of a quoted CSV cell; beyond, its quote was never closed."""
+"""Most lines of a CSV record; a longer one has a quote that was never closed."""
 
 
 def json_lines(file: BinaryIO, limits: Limits) -> Iterator[Row | Fault]:
@@ -25,7 +25,7 @@ def json_lines(file: BinaryIO, limits: Limits) -> Iterator[Row | Fault]:
 
 
 def json_array(file: BinaryIO, limits: Limits) -> Iterator[Row | Fault]:
-    """Objects of one JSON array; `line` counts them. What follows a broken object cannot be found again."""
+    """Objects of one JSON array; `line` counts them. Nothing after a broken object is read."""
     decoder = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_no_constant)
     text, number, started = "", 0, False
     decode = _incremental_utf8()
@@ -111,7 +111,7 @@ def _object(number: int, line: bytes, ended: bool, limits: Limits) -> Row | Faul
 
 
 class _Twice(ValueError):
-    """A field is given twice: which one was meant?"""
+    """A field that occurs twice, or a constant that is not JSON."""
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -167,41 +167,41 @@ def _incremental_utf8() -> Any:
 
 
 def _records(file: BinaryIO, limits: Limits, delimiter: str) -> Iterator[tuple[int, list[str]] | Fault]:
-    """(line, cells) of each record. A record that never becomes whole costs its first line, not the rest of the file:
-    the lines after it are read anew."""
+    """(line, cells) of each record. Of a record that never becomes whole only the first line is lost: the lines after
+    it are read again."""
     csv.field_size_limit(limits.line_bytes)
-    fresh = _lines(file, limits)
-    again: list[tuple[int, bytes | Fault, bool]] = []
-    taken: list[tuple[int, bytes]] = []
+    source = _lines(file, limits)
+    backlog: list[tuple[int, bytes | Fault, bool]] = []
+    lines: list[tuple[int, bytes]] = []
     while True:
-        following = again.pop() if again else next(fresh, None)
-        if following is None and not taken:
+        following = backlog.pop() if backlog else next(source, None)
+        if following is None and not lines:
             return
         if following is not None and isinstance(following[1], bytes):
-            if not taken and not following[1].strip():
+            if not lines and not following[1].strip():
                 continue
-            taken.append((following[0], following[1]))
-            outcome = _cells(taken, delimiter)
-            size = sum(len(line) for _, line in taken)
-            if outcome == "open" and len(taken) < RECORD_LINES and size <= limits.line_bytes:
+            lines.append((following[0], following[1]))
+            outcome = _cells(lines, delimiter)
+            size = sum(len(line) for _, line in lines)
+            if outcome == "open" and len(lines) < RECORD_LINES and size <= limits.line_bytes:
                 continue
         else:
-            outcome = "open" if taken else ""
+            outcome = "open" if lines else ""
             if following is not None and isinstance(following[1], Fault):
-                if taken:
-                    again.append(following)
+                if lines:
+                    backlog.append(following)
                 else:
                     yield following[1]
                     continue
-        line, text = taken[0]
+        line, text = lines[0]
         if isinstance(outcome, list):
             yield line, outcome
         else:
             reason = "a quoted cell is never closed" if outcome == "open" else outcome
             kind = "wrong-encoding" if reason.startswith("not UTF-8") else "bad-csv"
             yield Fault(line, kind, reason, text[: limits.quarantined_characters].decode("utf-8", "backslashreplace"))
-            again += [(number, below, True) for number, below in reversed(taken[1:])]
-        taken = []
+            backlog += [(number, content, True) for number, content in reversed(lines[1:])]
+        lines = []
 
 
 def _cells(lines: list[tuple[int, bytes]], delimiter: str) -> list[str] | str:

@@ -39,7 +39,7 @@ WELL_KNOWN = frozenset((*HEADS, *SYSTEM, *REPLIES, *PREFERRED, *LEADS[0], *LEADS
 MEDIA = re.compile(
     r"(?i)(^|[^a-z])(image|img|picture|video|audio)s?([^a-z]?(urls?|paths?|files?|names?|ids?|bytes|b(ase)?64))?$"
 )
-"""Names of columns with what is no text, or with where it is."""
+"""Names of columns that hold media, or where they are."""
 
 LABEL = re.compile(
     r"(?i)(^|[^a-z])(labels?|scores?|ratings?|rank(ing)?s?|preference|prefer(red)?|chosen|rejected|(is_?)?(un)?safe|"
@@ -47,17 +47,17 @@ LABEL = re.compile(
     r"severity|better|worse|cheaper|costlier|thumbs?|quality|desirable|overall_preference|preference_strength)"
     r"([^a-z]|$)"
 )
-"""Names of columns that somebody's judgement stands in."""
+"""Names of columns that hold somebody's judgement."""
 ORIGIN = re.compile(r"(?i)(^|[^a-z])(ids?|uuid|sources?|models?|sha256|md5|hash|status|users)$")
-"""Names that say where something comes from, whatever stands before."""
+"""Ends of names that tell where something comes from."""
 AN_ANSWER = re.compile(r"(?i)(answer|response|reply|replie|completion|output|reference|solution)s?$")
-"""Names of answers, of which prompts alone have no need."""
+"""Ends of names of answers, which files of prompts do not need."""
 SIDE = re.compile(r"(?i)chosen|rejected")
 ABOUT = re.compile(
     r"(?i)(^|[^a-z])(category|categories|created(_at)?|updated(_at)?|inserted_at|dataset|date|domain|lang(uage)?|licen[cs]e|"
     r"meta(data)?|split|subset|tags?|time(stamp)?|type|url|version|annotators?)$"
 )
-"""Names that say something about a row and are no part of its dialogue."""
+"""Ends of names of facts about a row that are no part of its dialogue."""
 EMPTY_JSON = ("[]", "{}", "null")
 MISSING = ("nan", "<NA>", "NaT")
 """What pandas writes as text for a value that is missing."""
@@ -67,7 +67,7 @@ MESSAGES_AS_TEXT = re.compile(r"\s*\[\s*\{\s*([\"'])(role|from|content|value)\1"
 
 
 class ReadFields(Mapping[str, Any]):
-    """A row that remembers which fields were read; asking whether a field is there is no reading."""
+    """A row that remembers which fields were read; `in` does not count as reading."""
 
     def __init__(self, row: Mapping[str, Any]) -> None:
         self._row = row
@@ -92,7 +92,7 @@ class ReadFields(Mapping[str, Any]):
         return self._row.get(name)
 
     def unread(self) -> list[str]:
-        """Fields with a value that nobody looked at."""
+        """Fields with a value that were not read."""
         unread = {name: value for name, value in self._row.items() if name not in self._read and not is_empty(value)}
         return [name for name, value in unread.items() if value not in EMPTY_JSON]
 
@@ -113,15 +113,15 @@ class ReadFields(Mapping[str, Any]):
                 f"`{ARGUMENTS}` differs by row; one setting holds for a run (data.template_arguments): leave the field"
                 f" out on purpose (--ignore {ARGUMENTS})",
             )
-        if judged and (lost := unread_labels(unread)):
+        if judged and (names := unread_labels(unread)):
             raise RowError(
                 "unread-label",
-                f"`{'`, `'.join(lost)}` would be lost: name what the fields are (--column prompt=question), or leave"
+                f"`{'`, `'.join(names)}` would be lost: name what the fields are (--column prompt=question), or leave"
                 " them out on purpose (--ignore)",
             )
-        lost = [name for name in unread if self._is_lost_text(name, prompt) and (judged or not AN_ANSWER.search(name))]
-        if lost:
-            raise RowError("unread-text", f"{self._named(lost)} ({self._remedy(lost[0])})")
+        names = [name for name in unread if self._is_lost_text(name, prompt) and (judged or not AN_ANSWER.search(name))]
+        if names:
+            raise RowError("unread-text", f"{self._named(names)} ({self._remedy(names[0])})")
 
     def _is_lost_text(self, name: str, prompt: Sequence[str]) -> bool:
         value = self._row[name]
@@ -129,39 +129,39 @@ class ReadFields(Mapping[str, Any]):
             return False
         return not (isinstance(value, str) and any(has_words(text, value) for text in prompt))
 
-    def _named(self, lost: Sequence[str]) -> str:
-        return f"the text of `{'`, `'.join(lost)}` would be lost"
+    def _named(self, names: Sequence[str]) -> str:
+        return f"the text of `{'`, `'.join(names)}` would be lost"
 
     def _remedy(self, name: str) -> str:
         value, ignore = self._row[name], f"leave it out on purpose: --ignore {name}"
         if isinstance(value, Mapping):
             return ignore
-        turns = isinstance(value, list) and not isinstance(value[0], str)
-        free = [ours for ours in (("history",) if turns else ("context", "input")) if ours not in self._row]
-        return f"{f'part of the prompt: --column {free[0]}={name}; or ' if free else ''}{ignore}"
+        has_turns = isinstance(value, list) and not isinstance(value[0], str)
+        heads = [head for head in (("history",) if has_turns else ("context", "input")) if head not in self._row]
+        return f"{f'part of the prompt: --column {heads[0]}={name}; or ' if heads else ''}{ignore}"
 
     def no_prompt(self) -> RowError:
-        """What to say of a row without a question."""
+        """The error for a row without a question."""
         texts = [name for name in self.unread() if self._is_lost_text(name, ())]
-        known = ", ".join(QUESTIONS)
-        hint = f"name its field: --column prompt={texts[0]}" if texts else f"its field may be called {known}"
+        choices = ", ".join(QUESTIONS)
+        hint = f"name its field: --column prompt={texts[0]}" if texts else f"its field may be called {choices}"
         return RowError(
             "missing-field", f"there is no field with the prompt (words that answers share are none): {hint}"
         )
 
 
 def unread_labels(unread: Iterable[str]) -> list[str]:
-    """Those of the fields that nobody read whose names say that a judgement stands in them."""
+    """Those of the unread fields whose names say that they hold a judgement."""
     return [name for name in unread if LABEL.search(SIDE.sub("", name) if ORIGIN.search(name) else name)]
 
 
 def refuse_tools(names: Sequence[str], where: str) -> None:
     """RowError where one of the fields holds calls of tools."""
-    calls = next((name for name in names if name in TOOLS), None)
-    if calls is not None:
-        called = f"`{where}{calls}`" + ("" if calls == "tool_calls" else " (`tool_calls` and their like)")
+    field = next((name for name in names if name in TOOLS), None)
+    if field is not None:
+        quoted = f"`{where}{field}`" + ("" if field == "tool_calls" else " (`tool_calls` and their like)")
         raise RowError(
-            "tool-calls", f"{called}: calls of tools cannot be trained here, and a text alone would lose them"
+            "tool-calls", f"{quoted}: calls of tools cannot be trained here, and a text alone would lose them"
         )
 
 
@@ -170,7 +170,7 @@ def is_empty(value: object) -> bool:
 
 
 def holds_text(value: object) -> bool:
-    """Whether words stand in a value; a number, a date or a flag that is written as text is none."""
+    """Whether a value contains words; a number or a flag that is written as text has none."""
     if isinstance(value, Mapping):
         return any(holds_text(item) for item in value.values())
     if isinstance(value, list):
@@ -181,7 +181,7 @@ def holds_text(value: object) -> bool:
 
 
 def is_about(name: str, value: object) -> bool:
-    """Whether a column says something about the row, and is not a part of its dialogue."""
+    """Whether a column is a fact about the row rather than a part of its dialogue."""
     if re.fullmatch(r"(?i)meta(data)?", name):
         return True
     return bool(ORIGIN.search(name) or ABOUT.search(name)) and all(
@@ -190,7 +190,7 @@ def is_about(name: str, value: object) -> bool:
 
 
 def has_words(text: str, words: str) -> bool:
-    """Whether these words stand in a text as they are, and not as a part of longer ones."""
+    """Whether a text contains these words as they are, not as a part of longer ones."""
     return re.search(rf"(?<!\w){re.escape(words.strip())}(?!\w)", text) is not None
 
 
@@ -203,20 +203,20 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def renamed(row: Mapping[str, Any], columns: Mapping[str, str], ignore: frozenset[str]) -> dict[str, Any]:
-    """The row under our names: `columns` has ours and theirs. Fields of `ignore` are left out. Both also hold among the
-    texts of a labelling tool's record, and `ignore` among its questions."""
-    theirs = {name: ours for ours, name in columns.items() if name in row}
-    kept = {name: value for name, value in row.items() if name not in ignore and name not in theirs.values()}
-    taken = {ours: row[name] for name, ours in theirs.items()}
-    for inside in NESTED:
-        if isinstance(kept.get(inside), Mapping):
-            kept[inside] = renamed(kept[inside], {} if inside == "responses" else columns, ignore)
-    return {name: value for name, value in kept.items() if name not in theirs} | taken
+    """The row under our names: `columns` maps our names to theirs. Fields of `ignore` are left out. Both also hold
+    among the texts of a labelling tool's record, and `ignore` among its questions."""
+    our_names = {name: our_name for our_name, name in columns.items() if name in row}
+    fields = {name: value for name, value in row.items() if name not in ignore and name not in our_names.values()}
+    renamed_fields = {our_name: row[name] for name, our_name in our_names.items()}
+    for nested in NESTED:
+        if isinstance(fields.get(nested), Mapping):
+            fields[nested] = renamed(fields[nested], {} if nested == "responses" else columns, ignore)
+    return {name: value for name, value in fields.items() if name not in our_names} | renamed_fields
 
 
 def plain(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row as every file form would give it: without the nulls that columns add inside of objects, messages in a
-    text as a list, and well-known names as ours."""
+    """The row independent of its file's form: without the nulls that columns add inside of objects, messages in a text
+    as a list, and well-known names as ours."""
     row = _well_named(row)
     result = {SAME.get(name, name) if SAME.get(name) not in row else name: _plain(value) for name, value in row.items()}
     turns = next((result[name] for name in DIALOGUES if isinstance(result.get(name), list)), None)
@@ -227,17 +227,17 @@ def plain(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _well_named(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """The row with `Prompt`, `CHOSEN` and ` prompt` under the names in lower case, where nothing else has these."""
-    ours = _names(tuple(row))
-    return row if ours is None else {ours[name]: value for name, value in row.items()}
+    our_names = _names(tuple(row))
+    return row if our_names is None else {our_names[name]: value for name, value in row.items()}
 
 
 @lru_cache(maxsize=256)
 def _names(names: tuple[str, ...]) -> dict[str, str] | None:
     """Our name of every column; None where they are the same."""
     folded = {name: str(name).strip("\ufeff \t").lower() for name in names}
-    taken = Counter(folded.values())
-    ours = {name: low if low in WELL_KNOWN and taken[low] == 1 else name for name, low in folded.items()}
-    return None if all(name == own for name, own in ours.items()) else ours
+    counts = Counter(folded.values())
+    our_names = {name: low if low in WELL_KNOWN and counts[low] == 1 else name for name, low in folded.items()}
+    return None if all(name == our_name for name, our_name in our_names.items()) else our_names
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Dialogues out of a row's columns: from texts, transcripts, messages and parts to turns, as every format needs them.
+"""Builds dialogues from a row's columns, for every format: texts, transcripts, messages and parts become turns.
 
 A row's prompt is made of all columns that hold a piece of it (`prompt_of`); an answer is the last turn of its column
 (`side`), whose earlier turns are the prompt's.
@@ -21,7 +21,7 @@ from pddpo_ray.records import Message
 
 Turns = tuple[Message, ...]
 Means = Literal["helpful", "harmless", "both"]
-"""What `chosen` says in a file whose format does not tell."""
+"""What `chosen` means in a file whose format does not tell."""
 
 ROLES = {
     **dict.fromkeys(("system", "developer"), "system"),
@@ -35,18 +35,18 @@ LEARNED = ("weight", "loss", "loss_mask", "loss_weight", "train", "training", "t
 """Fields of a message that say whether it is learned."""
 TEXT_PARTS = ("text", "input_text", "output_text")
 ASKED, SAID = (*QUESTIONS, "input", "user", "human"), (*REPLIES, "assistant", "model", "gpt", "bot")
-"""Names of the two sides in a turn of each."""
+"""Keys of a question and of its reply in an object with both."""
 MEDIA_MARK = re.compile(
     r"(?im)(?:\A\s*|^[ \t]*(?=\S+[ \t]*$)|(?=<\|))<\|?(image|video|audio)(?:[_ ]?(?:pad|here|\d+))?\|?>"
 )
-"""Where a picture or its like stands in a text; inside of a line, `<image>` may be what the text is about."""
+"""Placeholders of media in a text; inside of a line, `<image>` may be what the text is about."""
 MARK = r"<\|[^|<>\s]{1,40}\|>|<\uff5c[^<>\uff5c\s]{1,40}\uff5c>|\[/?INST\]|<(?:bos|eos|start_of_turn|end_of_turn)>"
 TEMPLATED = re.compile(rf"\A\s*({MARK}|<s>(?=\s*\[INST\]))|({MARK})\w{{0,9}}\s*\Z")
 SENTENCE = re.compile(r"\A\s*(<s>)(?!.*</s>)|\A(?!.*<s>).*(</s>)\s*\Z", re.DOTALL)
 """Marks of chat templates where a text begins or ends; within one they may be what it is about. Both `<s>` and `</s>`
 are HTML."""
 WORDS = 3
-"""Fewer words at the beginning of an answer may be its own, though the prompt is the same."""
+"""A prompt of fewer words is not cut from answers: they may begin with it by chance."""
 
 
 # --- messages --------------------------------------------------------------------------------------------------------
@@ -74,14 +74,14 @@ def _message(item: object, name: str) -> Message:
         raise RowError("wrong-type", f"`{name}` has no role, so it is no message")
     _refuse_more(item, keys, name)
     role = checked_text(item.get(keys[0]), f"{name}.role")
-    known = role.strip().lower()
-    if known in TOOL_ROLES:
+    role_name = role.strip().lower()
+    if role_name in TOOL_ROLES:
         raise RowError(
             "tool-calls", f"`{name}` is a turn of a tool ({shown(role)}): `tool_calls` cannot be trained here"
         )
-    if known not in ROLES:
+    if role_name not in ROLES:
         raise RowError("unknown-role", f"`{name}.role` is {shown(role)}; it must be system, user or assistant")
-    return Message(ROLES[known], checked_text(_content(item.get(keys[1]), f"{name}.content"), f"{name}.content"))
+    return Message(ROLES[role_name], checked_text(_content(item.get(keys[1]), f"{name}.content"), f"{name}.content"))
 
 
 def ends_with_reply(value: object) -> bool:
@@ -99,11 +99,11 @@ _MESSAGE = (("role", "from", "speaker"), ("content", "value", "text"))
 
 def _refuse_more(item: Mapping[str, Any], keys: Sequence[str], name: str) -> None:
     """RowError where a message holds more than its text."""
-    more = [key for key, value in item.items() if key not in keys and not columns.is_empty(value)]
-    columns.refuse_tools(more, f"{name}.")
-    if lost := columns.unread_labels(more):
+    extra = [key for key, value in item.items() if key not in keys and not columns.is_empty(value)]
+    columns.refuse_tools(extra, f"{name}.")
+    if lost := columns.unread_labels(extra):
         raise RowError("unread-label", f"`{name}.{lost[0]}` would be lost: no label of a single message is read")
-    text = next((key for key in more if columns.holds_text(item[key]) and not columns.is_about(key, item[key])), None)
+    text = next((key for key in extra if columns.holds_text(item[key]) and not columns.is_about(key, item[key])), None)
     if text is not None:
         raise RowError("unread-text", f"`{name}.{text}` would be lost: write it into the content, or take it out")
 
@@ -120,7 +120,7 @@ def _refuse_unlearned(reply: Mapping[str, Any], name: str) -> None:
 
 
 def _content(value: object, name: str) -> object:
-    """A message's text; parts of it in lines, as the endpoint joins them."""
+    """A message's text; parts are joined with new lines, as the endpoint does."""
     if not isinstance(value, list | Mapping):
         return value
     parts = value if isinstance(value, list) else [value]
@@ -146,11 +146,11 @@ def prompt_of(row: ReadFields, before: Turns = (), but: Sequence[str] = ()) -> T
     the turns `before` the answers in theirs. Columns named in `but` hold answers. RowError for two prompts, or none.
     """
     head = next((name for name in HEADS if name not in but and not columns.is_empty(row.peek(name))), None)
-    asked = () if head is None else _asked(row, head, but)
+    question = () if head is None else _asked(row, head, but)
     try:
-        prompt = joined(_with_material(row, asked, head), before)
-    except RowError:  # the turns before the answers may lack what stands beside the question
-        prompt = _with_material(row, joined(asked, before), head)
+        prompt = joined(_with_material(row, question, head), before)
+    except RowError:  # the turns before the answers may lack the question's context or input
+        prompt = _with_material(row, joined(question, before), head)
     prompt = _with_system(row, prompt)
     if not prompt:
         null = next((name for name in QUESTIONS if name in row), None)
@@ -175,9 +175,9 @@ def _asked(row: ReadFields, head: str, but: Sequence[str]) -> Turns:
 def _turns(value: object, name: str) -> Turns:
     """Turns from a text, a list of messages, of pairs or of texts, or an object that holds one."""
     if isinstance(value, Mapping) and "messages" in value:
-        more = ReadFields(value)
-        turns = messages(more["messages"], f"{name}.messages")
-        more.demand_read([turn.content for turn in turns])
+        nested_row = ReadFields(value)
+        turns = messages(nested_row["messages"], f"{name}.messages")
+        nested_row.demand_read([turn.content for turn in turns])
         return turns
     if isinstance(value, list) and not _is_text(value):
         return _listed(value, name)
@@ -200,10 +200,10 @@ def _listed(value: list[Any], name: str) -> Turns:
 
 
 def _question_and_reply(item: object) -> tuple[object, object] | None:
-    """A turn of each side, as a list of two or under their names."""
+    """A question and its reply, from a list of two or from an object with both."""
     if isinstance(item, Mapping) and len(item) == 2:
-        asked, said = (next((key for key in item if key in names), None) for names in (ASKED, SAID))
-        return None if asked is None or said is None else (item[asked], item[said])
+        question_key, reply_key = (next((key for key in item if key in names), None) for names in (ASKED, SAID))
+        return None if question_key is None or reply_key is None else (item[question_key], item[reply_key])
     return (item[0], item[1]) if isinstance(item, list) and len(item) == 2 else None
 
 
@@ -224,7 +224,7 @@ def _joined_text(value: object, name: str) -> str:
 
 
 def _with_material(row: ReadFields, turns: Turns, head: str | None) -> Turns:
-    """The last turn with what belongs to it, unless it is there already: `context` before it, `input` behind it."""
+    """Adds `context` before and `input` after the last turn's text, unless it contains them already."""
     for name, in_front in (("context", True), ("input", False)):
         if name == head or not turns or columns.is_empty(row.peek(name)) or not _is_text(row.peek(name)):
             continue
@@ -236,7 +236,7 @@ def _with_material(row: ReadFields, turns: Turns, head: str | None) -> Turns:
 
 
 def joined(asked: Turns, before: Turns) -> Turns:
-    """One prompt where two columns hold it, the one perhaps without its first turns. RowError for two prompts."""
+    """The prompt that two columns hold, one perhaps without its first turns. RowError if the prompts differ."""
     if not asked or not before:
         return asked or before
     short, long = sorted((asked, before), key=len)
@@ -269,14 +269,14 @@ def _with_system(row: ReadFields, prompt: Turns) -> Turns:
 
 def demand_turns(turns: Sequence[Message], name: str) -> None:
     """RowError unless user and assistant alternate after an optional system message and the user speaks last."""
-    said = turns[1:] if turns and turns[0].role == "system" else turns
-    wrong = [index for index, turn in enumerate(said) if turn.role != ("assistant" if index % 2 else "user")]
-    if not said or wrong or len(said) % 2 == 0:
+    exchange = turns[1:] if turns and turns[0].role == "system" else turns
+    wrong = [index for index, turn in enumerate(exchange) if turn.role != ("assistant" if index % 2 else "user")]
+    if not exchange or wrong or len(exchange) % 2 == 0:
         raise RowError("wrong-turns", f"`{name}` must alternate user and assistant and end with the user")
 
 
 def refuse_media(turns: Sequence[Message]) -> None:
-    """RowError where a question holds the place of a picture, a video or a sound."""
+    """RowError where a question contains a placeholder of a picture, a video or a sound."""
     for turn in turns:
         mark = MEDIA_MARK.search(turn.content) if turn.role == "user" and "<" in turn.content else None
         if mark is not None and f"</{mark[1]}" not in turn.content.lower():
@@ -284,13 +284,13 @@ def refuse_media(turns: Sequence[Message]) -> None:
 
 
 def refuse_marks(texts: Iterable[str]) -> None:
-    """RowError where a text begins or ends as a chat template writes it."""
+    """RowError where a text begins or ends with a mark of a chat template."""
     for text in texts:
         if "<" not in text and "INST]" not in text:
             continue  # nearly every text: a search takes 15 microseconds
-        found = TEMPLATED.search(text) or SENTENCE.match(text)
-        if found:
-            mark = next(group for group in found.groups() if group)
+        match = TEMPLATED.search(text) or SENTENCE.match(text)
+        if match:
+            mark = next(group for group in match.groups() if group)
             raise RowError(
                 "special-token",
                 f"a text begins or ends with {mark!r}, a mark of a chat template: take such marks out, the run's own"
@@ -304,7 +304,7 @@ def refuse_marks(texts: Iterable[str]) -> None:
 def side(row: Mapping[str, Any], name: str, *, transcript: bool | None = None) -> Turns:
     """The turns of a column that ends with an answer; a text that is no transcript is the answer alone.
 
-    `transcript` says whether a text is one; None: it says so itself.
+    `transcript`: whether a text is one; None: recognised by its beginning.
     """
     if name not in row:
         raise RowError("missing-field", f"there is no field `{name}`")
@@ -330,15 +330,15 @@ def side(row: Mapping[str, Any], name: str, *, transcript: bool | None = None) -
 def pair(row: ReadFields, names: Sequence[str]) -> tuple[Turns, tuple[str, str]]:
     """The prompt and both answers of a pair, which stand in the columns `names`."""
     texts = [row.peek(name) for name in names]
-    speak = [isinstance(text, str) and transcripts.is_transcript(text) for text in texts]
-    # where a prompt stands beside them, one of two answers may itself be a dialogue; without one, the other is damaged
-    one = any(speak) and not all(speak) and all(isinstance(text, str) for text in texts)
-    transcript = all(columns.is_empty(row.peek(name)) for name in HEADS) if one else None
+    transcript_flags = [isinstance(text, str) and transcripts.is_transcript(text) for text in texts]
+    # with a prompt in its own column, one of two answers may itself be a dialogue; without one, the other is damaged
+    is_mixed = any(transcript_flags) and not all(transcript_flags) and all(isinstance(text, str) for text in texts)
+    transcript = all(columns.is_empty(row.peek(name)) for name in HEADS) if is_mixed else None
     first, second = (side(row, name, transcript=transcript) for name in names)
     if first[:-1] and second[:-1] and not _same(first[:-1], second[:-1]):
         raise RowError("different-prompts", f"`{names[0]}` and `{names[1]}` differ before the last reply")
-    again = [name for name in DIALOGUES if row.peek(name) in [row.peek(name) for name in names] and row[name]]
-    return prompt_of(row, first[:-1] or second[:-1], (*names, *again)), (first[-1].content, second[-1].content)
+    repeats = [name for name in DIALOGUES if row.peek(name) in [row.peek(name) for name in names] and row[name]]
+    return prompt_of(row, first[:-1] or second[:-1], (*names, *repeats)), (first[-1].content, second[-1].content)
 
 
 def judged(prompt: Turns, answers: tuple[str, str], winner: int | None, means: Means) -> Example:
@@ -351,12 +351,12 @@ def without_prompt_again(example: Example, texts: Sequence[str]) -> Example:
     """The answers without the prompt, where all of them begin with it. `texts`: the prompt as its columns write it."""
     beginnings = [text.strip() for text in (*texts, example.prompt[-1].content) if _is_telling(text)]
     system = example.prompt[0].content if example.prompt[0].role == "system" else ""
-    said = [(system and _behind(answer.text, system.strip())) or answer.text for answer in example.answers]
+    replies = [(system and _behind(answer.text, system.strip())) or answer.text for answer in example.answers]
     for beginning in beginnings:
-        rests = [_behind(text, beginning) for text in said]
-        if rests and all(rests):
-            kept = (replace(answer, text=str(rest)) for answer, rest in zip(example.answers, rests, strict=True))
-            return replace(example, answers=tuple(kept))
+        tails = [_behind(text, beginning) for text in replies]
+        if tails and all(tails):
+            answers = (replace(answer, text=str(tail)) for answer, tail in zip(example.answers, tails, strict=True))
+            return replace(example, answers=tuple(answers))
     return example
 
 
@@ -366,17 +366,17 @@ def _is_telling(text: str) -> bool:
 
 
 def _behind(answer: str, beginning: str) -> str | None:
-    """What an answer says behind the prompt, which may have a label before it and another case or space; None where it
-    does not begin with it, or says no more."""
+    """The rest of an answer that begins with the prompt, perhaps after a label and in another case or spacing; None
+    where it does not, or where nothing follows."""
     words = beginning.casefold().split()
     if words[0] not in answer.lstrip()[: len(words[0]) + 64].casefold():
         return None
-    for before in (transcripts.SPEAKER, transcripts.LABEL):
-        begun = (before.sub("", answer) if before is transcripts.LABEL else answer).lstrip()
-        found = list(islice(re.finditer(r"\S+", begun), len(words)))
-        alike = [word[0].casefold() for word in found] == words
-        end = len(beginning) if begun.startswith(beginning) else found[-1].end() if alike else len(begun)
-        rest = begun[end:]
-        if rest.strip() and not (rest[0].isalnum() and beginning[-1].isalnum()):
-            return transcripts.reply_of(before.sub("", rest))
+    for pattern in (transcripts.SPEAKER, transcripts.LABEL):
+        text = (pattern.sub("", answer) if pattern is transcripts.LABEL else answer).lstrip()
+        matches = list(islice(re.finditer(r"\S+", text), len(words)))
+        is_same = [word[0].casefold() for word in matches] == words
+        end = len(beginning) if text.startswith(beginning) else matches[-1].end() if is_same else len(text)
+        tail = text[end:]
+        if tail.strip() and not (tail[0].isalnum() and beginning[-1].isalnum()):
+            return transcripts.reply_of(pattern.sub("", tail))
     return None

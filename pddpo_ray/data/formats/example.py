@@ -38,7 +38,7 @@ class Example:
     category: str | None = None
     """What the prompt is about, by the column `category` of a file of prompts."""
     unread: tuple[str, ...] = field(default=(), compare=False)
-    """Fields of the row that say nothing here."""
+    """Fields of the row that were not used."""
 
     def label(self, dimension: Dimension) -> int | None:
         """Index of the answer that is preferred in this dimension."""
@@ -51,10 +51,10 @@ class Example:
 
     @property
     def question(self) -> str:
-        """The same as `folded` writes it: rows with equal ones belong together."""
+        """The opening question, `folded`; rows with equal ones belong together."""
         return folded(self.first_user_text)
 
 
 def folded(text: str) -> str:
-    """A text whatever its case and white space."""
+    """A text in lower case with single spaces."""
     return " ".join(text.lower().split())

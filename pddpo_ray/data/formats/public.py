@@ -49,7 +49,7 @@ def read_shp(row: ReadFields, means: Means) -> Example:
     answers = (fields.text(row, "human_ref_A"), fields.text(row, "human_ref_B"))
     first = fields.flag(row, "labels")
     votes = [fields.number(row.get(name), name) for name in ("score_A", "score_B")]
-    row.get("score_ratio")  # their quotient: nothing new
+    row.get("score_ratio")  # marks it as read: the quotient of the two
     if votes[0] is not None and votes[1] is not None and first is not None:
         if votes[0] == votes[1]:
             first = None
@@ -70,7 +70,7 @@ def read_helpsteer(row: ReadFields, means: Means) -> Example:
     strength = fields.number(row.get(names[2]), names[2])
     for name in row:
         if "preference" in name:
-            row[name]  # what the one number sums up
+            row[name]  # marks it as read: the one number sums it up
     winner = None if not strength else int(strength > 0)
     return judged(prompt_of(row), (fields.text(row, names[0]), fields.text(row, names[1])), winner, means)
 
@@ -118,11 +118,11 @@ def several_answers(row: Fields) -> str | None:
 
 
 def _entry_key(entry: object) -> str | None:
-    """Where an entry's text stands; empty: it is the text."""
+    """The key of an entry's text; empty: the entry is the text."""
     if isinstance(entry, str):
         return ""
-    known = (*REPLIES, "text", "content")
-    return next((name for name in known if name in entry), None) if isinstance(entry, Mapping) else None
+    text_fields = (*REPLIES, "text", "content")
+    return next((name for name in text_fields if name in entry), None) if isinstance(entry, Mapping) else None
 
 
 def _entry_text(entry: Any, name: str) -> str:
@@ -131,23 +131,23 @@ def _entry_text(entry: Any, name: str) -> str:
 
 
 def _ratings(row: ReadFields, name: str, entries: Sequence[Any]) -> tuple[str, list[float]]:
-    """The one rating of every answer, inside of the entries or in a list beside them, and its name."""
-    found: dict[str, list[Any]] = {}
-    inside = [set(entry) for entry in entries if isinstance(entry, Mapping)]
-    for key in sorted(set.intersection(*inside)) if len(inside) == len(entries) else ():
-        found[key] = [entry[key] for entry in entries]
+    """Name and values of the one rating of every answer, from the entries or from a list beside them."""
+    candidates: dict[str, list[Any]] = {}
+    entry_keys = [set(entry) for entry in entries if isinstance(entry, Mapping)]
+    for key in sorted(set.intersection(*entry_keys)) if len(entry_keys) == len(entries) else ():
+        candidates[key] = [entry[key] for entry in entries]
     for key in row:
         if key != name and isinstance(row.peek(key), list) and len(row.peek(key)) == len(entries):
-            found[key] = row.peek(key)
-    rated = {key: values for key, values in found.items() if unread_labels([key]) and _are_numbers(values)}
-    overall = [key for key in rated if "overall" in key.lower()]
-    chosen = overall if len(overall) == 1 else list(rated)
+            candidates[key] = row.peek(key)
+    ratings = {key: values for key, values in candidates.items() if unread_labels([key]) and _are_numbers(values)}
+    overall = [key for key in ratings if "overall" in key.lower()]
+    chosen = overall if len(overall) == 1 else list(ratings)
     if len(chosen) != 1:
-        lacks = f"the ratings {', '.join(chosen)}: leave out all but one" if chosen else "no rating of each as a number"
-        raise RowError("ratings", f"`{name}` holds several answers, and there is {lacks}; or write pairs of them")
+        fault = f"the ratings {', '.join(chosen)}: leave out all but one" if chosen else "no rating of each as a number"
+        raise RowError("ratings", f"`{name}` holds several answers, and there is {fault}; or write pairs of them")
     if chosen[0] in row:
         row[chosen[0]]
-    return chosen[0], [fields.number(value, chosen[0]) or 0.0 for value in rated[chosen[0]]]
+    return chosen[0], [fields.number(value, chosen[0]) or 0.0 for value in ratings[chosen[0]]]
 
 
 def _are_numbers(values: Sequence[Any]) -> bool:
@@ -170,7 +170,7 @@ def read_choice(row: ReadFields, means: Means) -> Example:
         raise RowError("missing-field", "there is no prompt with two replies among the fields")
     questions = _nested_questions(row.get("responses")) if nested else _columns(row, replies)
     if nested:
-        row.get("suggestions"), row.get("vectors")  # a model's, no person's
+        row.get("suggestions"), row.get("vectors")  # marks as read: a model's, no person's
     example = judged(prompt_of(texts, but=replies), _both(texts, replies), _decided(questions, replies), means)
     if nested:
         texts.demand_read([turn.content for turn in example.prompt])
@@ -189,7 +189,7 @@ def read_label_studio(row: ReadFields, means: Means) -> Example:
     for annotation in row["annotations"] or ():
         for result in () if annotation.get("was_cancelled") else annotation.get("result") or ():
             questions.setdefault(str(result.get("from_name", "annotations")), []).append(_selected(result))
-    row.get("predictions")  # a model's, no person's
+    row.get("predictions")  # marks as read: a model's, no person's
     example = judged(prompt_of(texts, but=replies), _both(texts, replies), _decided(questions, replies), means)
     texts.demand_read([turn.content for turn in example.prompt])
     return example
@@ -222,9 +222,9 @@ def fits(row: Fields) -> str | None:
 
 
 def _texts(row: ReadFields, name: str) -> ReadFields:
-    """The texts of a record, in the object `name`, with what stands beside it."""
-    beside = {key: row[key] for key in (*HEADS, *SYSTEM) if key in row}
-    return ReadFields({**beside, **row[name]})
+    """A record's texts: its object `name`, with the row's prompt and system columns."""
+    shared_fields = {key: row[key] for key in (*HEADS, *SYSTEM) if key in row}
+    return ReadFields({**shared_fields, **row[name]})
 
 
 def _both(texts: Fields, replies: Sequence[str]) -> tuple[str, str]:
@@ -250,7 +250,7 @@ def _nested_questions(responses: Any) -> dict[str, list[Any]]:
 
 def _columns(row: ReadFields, replies: Sequence[str]) -> dict[str, list[Any]]:
     """The columns of a flat record that choose between its replies; those of other questions are not read."""
-    told: dict[str, list[Any]] = {}
+    questions: dict[str, list[Any]] = {}
     exported = "annotation_id" in row
     for name in map(str, row):
         value = row.peek(name)
@@ -259,19 +259,19 @@ def _columns(row: ReadFields, replies: Sequence[str]) -> dict[str, list[Any]]:
         if of_reply or not (by_name or (exported and isinstance(value, str))):
             continue
         values = _submitted(value if isinstance(value, list) else [value], row.peek(f"{name}.status"))
-        named = [_index_of(entry, replies, by_name=by_name) for entry in values]
-        if named and REFUSED not in named:
-            told[name] = values
-    for name in told:
+        choices = [_index_of(entry, replies, by_name=by_name) for entry in values]
+        if choices and REFUSED not in choices:
+            questions[name] = values
+    for name in questions:
         stem = name.removesuffix(".responses")
         for other in row:
             if other == name or other.startswith(f"{stem}."):
                 row[other]
-    return told
+    return questions
 
 
 def _submitted(entries: Sequence[Any], statuses: object) -> list[Any]:
-    """What people submitted; drafts and discarded answers are none."""
+    """The submitted values, without drafts and discarded answers."""
     values = []
     for index, entry in enumerate(entries):
         status = statuses[index] if isinstance(statuses, list) and index < len(statuses) else "submitted"
@@ -284,7 +284,7 @@ def _submitted(entries: Sequence[Any], statuses: object) -> list[Any]:
 
 def _decided(questions: Mapping[str, list[Any]], replies: Sequence[str]) -> int | None:
     """The answer that most people chose; None without a majority. RowError where a question's answers would be lost."""
-    told: dict[str, Votes] = {}
+    decisions: dict[str, Votes] = {}
     for name, values in questions.items():
         votes = [_index_of(value, replies) for value in values]
         if REFUSED in votes:
@@ -295,27 +295,27 @@ def _decided(questions: Mapping[str, list[Any]], replies: Sequence[str]) -> int 
                 f" out on purpose (--ignore {name})",
             )
         if votes:
-            told[name] = [None if vote is None else int(vote) for vote in votes]
-    if len(told) > 1:
-        raise RowError("unread-label", f"several questions choose between the replies: {', '.join(told)}")
-    counts = Counter(next(iter(told.values()), []))
+            decisions[name] = [None if vote is None else int(vote) for vote in votes]
+    if len(decisions) > 1:
+        raise RowError("unread-label", f"several questions choose between the replies: {', '.join(decisions)}")
+    counts = Counter(next(iter(decisions.values()), []))
     return None if counts[0] == counts[1] else int(counts[1] > counts[0])
 
 
 def _index_of(value: object, replies: Sequence[str], *, by_name: bool = True) -> int | None:
-    """Which reply a value names, None for a tie, REFUSED for none of both. A mere letter or digit counts in a column
+    """Which reply a value names, None for a tie, REFUSED for neither. A mere letter or digit counts in a column
     whose name says that it holds a judgement (`by_name`)."""
     if isinstance(value, list) and len(value) == 2:
         return _first_of(value, replies)
     if not isinstance(value, str | int) or isinstance(value, bool):
         return REFUSED
-    said = str(value).strip().lower()
-    if said in TIES:
-        return None if by_name or said == "tie" else REFUSED
-    if said in (name.lower() for name in replies):
-        return [name.lower() for name in replies].index(said)
-    match = CHOICE.match(said)
-    if match is None or (len(said) == 1 and not by_name):
+    choice = str(value).strip().lower()
+    if choice in TIES:
+        return None if by_name or choice == "tie" else REFUSED
+    if choice in (name.lower() for name in replies):
+        return [name.lower() for name in replies].index(choice)
+    match = CHOICE.match(choice)
+    if match is None or (len(choice) == 1 and not by_name):
         return REFUSED
     if match[1] in SIDES:
         return SIDES[match[1]]

@@ -36,7 +36,7 @@ JUDGED = ("is_safe", "severity_level", "severity_category", "safety_category", "
 
 @dataclass(frozen=True)
 class Format:
-    """A row with all fields of one of `marks` is a row of it; `strong`: and of no other."""
+    """A row with all fields of one of `marks` has this format; `strong`: and no other."""
 
     name: str
     marks: tuple[tuple[str, ...], ...]
@@ -82,8 +82,8 @@ def read_pku_qa(row: ReadFields, means: Means) -> Example:
 def read_pair(row: ReadFields, means: Means) -> Example:
     """An answer that somebody preferred to another one, each as a text, a transcript or messages. Scores beside them
     have to agree; equal ones are a tie."""
-    told = (names for names in LEADS if row.peek(names[0]) is not None or row.peek(names[1]) is not None)
-    names = PREFERRED if set(PREFERRED) & row.keys() else next(told, LEADS[0])
+    leads = (names for names in LEADS if row.peek(names[0]) is not None or row.peek(names[1]) is not None)
+    names = PREFERRED if set(PREFERRED) & row.keys() else next(leads, LEADS[0])
     if names in LEADS:
         means = "helpful" if names == LEADS[0] else "harmless"
     prompt, answers = pair(row, names)
@@ -97,7 +97,7 @@ def _scores_tie(row: ReadFields, names: tuple[str, str]) -> bool:
         other = name.replace(*names)
         if other == name or other not in row or not unread_labels([name.replace(names[0], "")]):
             continue
-        if any(isinstance(row.peek(each), list | Mapping) for each in (name, other)):
+        if any(isinstance(row.peek(column), list | Mapping) for column in (name, other)):
             continue
         high, low = fields.number(row[name], name), fields.number(row[other], other)
         if high is not None and low is not None:
@@ -159,7 +159,7 @@ FORMATS = {
 
 
 def recognise(row: Fields) -> Format | None:
-    """The most telling format that a row has the fields of."""
+    """The most specific format whose fields a row has."""
     return _format_of(plain(row))
 
 
@@ -174,12 +174,12 @@ def _format_of(row: Fields) -> Format | None:
     if "response" in row and (any(name in row for name in JUDGED) or isinstance(row.get("category"), Mapping)):
         return FORMATS["pku-qa"]
     if set(PREFERRED) & row.keys():
-        told = [row[name] for name in PREFERRED if row.get(name) is not None]
-        if any(isinstance(value, list | Mapping) for value in told):
+        values = [row[name] for name in PREFERRED if row.get(name) is not None]
+        if any(isinstance(value, list | Mapping) for value in values):
             return FORMATS["trl-chat"]
-        if "prompt" not in row and any(isinstance(text, str) and transcripts.is_transcript(text) for text in told):
+        if "prompt" not in row and any(isinstance(text, str) and transcripts.is_transcript(text) for text in values):
             return FORMATS["hh"]
-        return FORMATS["trl"] if told else None
+        return FORMATS["trl"] if values else None
     if any(set(names) & row.keys() for names in LEADS):
         return FORMATS["pairs"]
     if public_formats.has_two_answers(row):
@@ -195,17 +195,17 @@ def read_row(row: Fields, form: Format, means: Means, *, judged: bool = True) ->
     other = _format_of(row)
     if other is not None and other is not form and other.strong and _is_other(row, form, other):
         raise RowError("mixed-formats", f"the row is {other.about}; the file is {form.about}")
-    watched = ReadFields(row)
-    example = form.read(watched, means)
+    tracked_row = ReadFields(row)
+    example = form.read(tracked_row, means)
     dialogue.refuse_media(example.prompt)
     dialogue.refuse_marks([turn.content for turn in example.prompt] + [answer.text for answer in example.answers])
     texts = [text for name in HEADS if isinstance(text := row.get(name), str)]
     example = dialogue.without_prompt_again(example, texts)
     if len(example.answers) == 2 and example.answers[0].text.rstrip() == example.answers[1].text.rstrip():
         raise RowError("equal-responses", "both responses are the same text")
-    identity = fields.identity(watched)
-    watched.demand_read([turn.content for turn in example.prompt], judged=judged)
-    return replace(example, id=identity, unread=tuple(watched.unread()))
+    identity = fields.identity(tracked_row)
+    tracked_row.demand_read([turn.content for turn in example.prompt], judged=judged)
+    return replace(example, id=identity, unread=tuple(tracked_row.unread()))
 
 
 def _is_other(row: Fields, form: Format, other: Format) -> bool:
@@ -229,7 +229,7 @@ WRITABLE = ("pku", "pku-qa", "hh", "trl", "trl-chat", "pairs", "answers", "promp
 
 
 def write_rows(example: Example, name: str, dimension: Dimension, prompt: Render) -> list[dict[str, Any]]:
-    """The example as rows of format `name`; `prompt` renders its turns. None where it says nothing in that form.
+    """The example as rows of format `name`; `prompt` renders its turns. No rows where that form cannot hold it.
 
     In formats that know one preference it is that of `dimension`; `pku-qa` has a row for each judged answer. Where the
     order of two answers says nothing (`pku`) it is drawn from their texts: else "the first is better" could be learned.
@@ -259,9 +259,9 @@ def _write_preferred(example: Example, label: int, name: str, dimension: Dimensi
             opening = rendered(TEMPLATES["hh"], example.prompt)
             return {"chosen": f"{opening} {chosen}", "rejected": f"{opening} {rejected}"}
         case "trl-chat":
-            said = as_dicts(example.prompt)
+            turns = as_dicts(example.prompt)
             replies = [[{"role": "assistant", "content": reply}] for reply in (chosen, rejected)]
-            return {"prompt": said, "chosen": replies[0], "rejected": replies[1]}
+            return {"prompt": turns, "chosen": replies[0], "rejected": replies[1]}
         case "pairs":
             preferred, other = lead_of(dimension)
             return {"prompt": prompt(example.prompt), preferred: chosen, other: rejected}
@@ -285,11 +285,11 @@ def shuffled(example: Example) -> Example:
 
 
 def _write_qa(example: Example, index: int, prompt: Render) -> dict[str, Any]:
-    """One answer; those of a pair share its id, with their place behind it."""
+    """One answer; in a pair its id is the pair's with the answer's index at the end."""
     reply, several = example.answers[index], len(example.answers) > 1
     row = {} if example.id is None else {"id": f"{example.id}-{index}" if several else example.id}
-    said = {"prompt": prompt(example.prompt), "response": reply.text, "is_safe": reply.safe}
-    return {**row, **said, "severity_level": reply.severity, "harm_category": _published(reply)}
+    columns = {"prompt": prompt(example.prompt), "response": reply.text, "is_safe": reply.safe}
+    return {**row, **columns, "severity_level": reply.severity, "harm_category": _published(reply)}
 
 
 def _write_pku(example: Example) -> dict[str, Any]:
@@ -305,6 +305,6 @@ def _write_pku(example: Example) -> dict[str, Any]:
 
 
 def _published(reply: Answer) -> dict[str, bool] | None:
-    """The categories in the published form; names that PKU-SafeRLHF does not have cannot be said in it."""
-    known = [name for name in reply.categories if name in PKU_CATEGORIES]
-    return {name: name in known for name in PKU_CATEGORIES} if known or reply.safe else None
+    """The categories in the published form, without names that PKU-SafeRLHF does not have."""
+    categories = [name for name in reply.categories if name in PKU_CATEGORIES]
+    return {name: name in categories for name in PKU_CATEGORIES} if categories or reply.safe else None

@@ -20,7 +20,7 @@ STYLES = (
 END = re.compile(r"(<\|im_end\|>|</s>)\s*\Z")
 SPEAKER = re.compile(rf"\A\s*(?:### ?)?(?:{ANYBODY}):")
 LABEL = re.compile(rf"\A\s*(?:### ?)?(?:{ANYBODY}|Question|Answer|Prompt|Input|Output|Q|A):")
-"""What stands before a question or its answer where one text holds both."""
+"""Labels of a question or its answer where one text holds both."""
 HH = "\n\nHuman:"
 
 
@@ -41,9 +41,9 @@ def turns(text: str, name: str) -> tuple[Message, ...]:
     """All turns of a transcript; the last one may be empty. RowError if it is none."""
     if not is_transcript(text):
         raise RowError("bad-transcript", f"`{name}` does not begin with a Human turn")
-    said = _pieces(text)
-    messages = [Message(_role(who), words.strip()) for who, words in said[:-1]]
-    messages.append(Message(_role(said[-1][0]), reply_of(END.sub("", said[-1][1])).rstrip()))
+    pieces = _pieces(text)
+    messages = [Message(_role(speaker), words.strip()) for speaker, words in pieces[:-1]]
+    messages.append(Message(_role(pieces[-1][0]), reply_of(END.sub("", pieces[-1][1])).rstrip()))
     spoken = messages[1:] if messages[0].role == "system" else messages
     for index, message in enumerate(spoken):
         if message.role != ("assistant" if index % 2 else "user"):
@@ -61,7 +61,7 @@ def opened(text: str, name: str) -> tuple[Message, ...]:
 
 
 def reply_of(text: str) -> str:
-    """What stands behind a speaker's name: without the space or the new lines that set it off, its indentation kept."""
+    """The text after a speaker's name, without the space or new lines between them; indentation is kept."""
     return re.sub(r"\A(?:\s*\n| +)", "", text)
 
 
@@ -72,11 +72,11 @@ def without_speaker(text: str) -> str:
 
 def _style(text: str) -> re.Pattern[str] | None:
     for style in STYLES:
-        begun = style.match(text)
+        opening = style.match(text)
         if (
-            begun
-            and _role(begun[1]) != "assistant"
-            and any(_role(one[1]) == "assistant" for one in style.finditer(text))
+            opening
+            and _role(opening[1]) != "assistant"
+            and any(_role(match[1]) == "assistant" for match in style.finditer(text))
         ):
             return style
     return None

@@ -52,8 +52,8 @@ class Alarm:
         # far beyond the alarm it need not grow further, or years of it would overflow
         wealth = np.minimum(wealth, 1e300)
         rings = float(wealth.mean()) >= 1.0 / self.level
-        at = self.rang_at if self.rang_at is not None else (number if rings else None)
-        return replace(self, answers=number, wealth=tuple(map(float, wealth)), rang_at=at)
+        rang_at = self.rang_at if self.rang_at is not None else (number if rings else None)
+        return replace(self, answers=number, wealth=tuple(map(float, wealth)), rang_at=rang_at)
 
     @property
     def rings(self) -> bool:

@@ -44,12 +44,12 @@ def upper_bound(values: ArrayLike, limit: float, level: float) -> float:
 
     It holds for every threshold at once: another limit may be read off it. Raises ValueError as `first_certified`.
     """
-    array, wanted = _checked(values), _log_wanted(level)
+    array, target = _checked(values), _log_wanted(level)
     bets = bets_below(limit)
-    gained = np.log1p(-np.outer(bets, array)).sum(axis=1)
+    log_gains = np.log1p(-np.outer(bets, array)).sum(axis=1)
 
     def missing(mean: float) -> float:
-        return float(_log_mean(gained - array.size * np.log1p(-bets * mean))) - wanted
+        return float(_log_mean(log_gains - array.size * np.log1p(-bets * mean))) - target
 
     return 1.0 if missing(1.0) <= 0 else float(brentq(missing, 0.0, 1.0))
 
@@ -64,12 +64,12 @@ def lower_bound(values: ArrayLike, limit: float, level: float) -> float:
 
     The mirror image of `upper_bound`: bets on 1 - Z. A mean below it by chance has probability at most `level`.
     """
-    array, wanted = 1.0 - _checked(values), _log_wanted(level)
+    array, target = 1.0 - _checked(values), _log_wanted(level)
     bets = bets_above(limit)
-    gained = np.log1p(-np.outer(bets, array)).sum(axis=1)
+    log_gains = np.log1p(-np.outer(bets, array)).sum(axis=1)
 
     def missing(mean: float) -> float:
-        return float(_log_mean(gained - array.size * np.log1p(-bets * (1.0 - mean)))) - wanted
+        return float(_log_mean(log_gains - array.size * np.log1p(-bets * (1.0 - mean)))) - target
 
     return 0.0 if missing(0.0) <= 0 else float(brentq(missing, 0.0, 1.0))
 

@@ -54,9 +54,9 @@ def certified_rate(limit: float, draws: float, level: float, spread: float = mat
     bets = bets_below(limit)
 
     def missing(mean: float) -> float:
-        share, rest = worst_law(mean, spread)
-        grown = share * np.log1p(-bets) + (1.0 - share) * np.log1p(-bets * rest) - np.log1p(-bets * limit)
-        return float(logsumexp(draws * grown)) - math.log(len(bets)) + math.log(level)
+        share, value = worst_law(mean, spread)
+        growth = share * np.log1p(-bets) + (1.0 - share) * np.log1p(-bets * value) - np.log1p(-bets * limit)
+        return float(logsumexp(draws * growth)) - math.log(len(bets)) + math.log(level)
 
     return 0.0 if missing(0.0) <= 0.0 else float(brentq(missing, 0.0, limit))
 
@@ -68,10 +68,10 @@ def likely_rate(limit: float, draws: float, level: float, power: float = 0.8, sp
     Of draws with the mean r the sample's is below certified_rate with that probability, by the normal law.
     A policy whose mean is the certified one itself fails in half of its tests.
     """
-    certified, far = certified_rate(limit, draws, level, spread), float(ndtri(power))
+    certified, quantile = certified_rate(limit, draws, level, spread), float(ndtri(power))
 
     def missing(mean: float) -> float:
-        return mean + far * min(math.sqrt(mean * (1.0 - mean)), spread) / math.sqrt(draws) - certified
+        return mean + quantile * min(math.sqrt(mean * (1.0 - mean)), spread) / math.sqrt(draws) - certified
 
     return 0.0 if certified <= 0.0 else float(brentq(missing, 0.0, certified))
 
@@ -99,8 +99,8 @@ class ComingTest:
 
 
 def worst_law(mean: float, spread: float) -> tuple[float, float]:
-    """Of all laws on [0, 1] with this mean and standard deviation, the one on which every bet gains least: which share
-    is 1, and what the rest is; right or wrong where they cannot spread so far.
+    """Of all laws on [0, 1] with this mean and standard deviation, the one on which every bet gains least: the share
+    that is 1, and the value of the rest; 0 where they cannot spread so far.
 
     The gain log(1 - c z) has a negative third derivative in z, so its mean is least with the largest value at 1.
     """

@@ -151,18 +151,18 @@ class MeasuredAnswer:
     """Lowest and highest cost where some labels of the answer are missing; nan elsewhere. [2, I]"""
 
     def or_lost(self, costs: Array, worst: Array, end: int, failed: NDArray[np.bool_]) -> Array:
-        """The costs; where they `failed` [I] the end of what the labels that are there leave open, or `worst`. [I]"""
+        """The costs; where they `failed` [I] the end of the range that the labels leave open, or `worst`. [I]"""
         return np.where(failed, np.where(np.isnan(self.ends[end]), worst, self.ends[end]), costs)
 
     def corrected(self, missing: Array) -> Array:
         """Costs corrected by people's, `missing` [I] in place of those that they did not give. [I]"""
         shape = self.costs.shape
         chance, people = np.broadcast_to(self.chance, shape), np.broadcast_to(self.people, shape)
-        asked = chance > 0
-        if not asked.any():
+        audit_mask = chance > 0
+        if not audit_mask.any():
             return self.costs
-        given = np.where(np.isnan(people), missing, people)
-        return corrected_by_people(self.costs, given, asked, np.where(asked, chance, 1.0))
+        people_costs = np.where(np.isnan(people), missing, people)
+        return corrected_by_people(self.costs, people_costs, audit_mask, np.where(audit_mask, chance, 1.0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,8 +170,8 @@ class CostEstimates:
     """Expected costs of all limits from the same answers. means, standard_errors [I], covariance [I, I], draws [D, I]
 
     `covariance` is the one within prompts, E_x Cov_{y ~ policy}(C), as `within_covariance` has it. `draws` are the mean
-    costs of each draw's answers, whose mean is the estimate; nan: none is on the limit's set. A limit of which people
-    correct costs, or whose draws do not all weigh the same, has none.
+    costs of each draw's answers, whose mean is the estimate; nan: none is on the limit's set. A limit whose costs
+    people correct, or whose draws weigh unequally, has none.
     """
 
     means: Array
@@ -189,7 +189,7 @@ class LearnedCosts:
     multipliers: Array
     """lambda_i in that stage; 0 for limits that have no part in it. [I]"""
     noisy: NDArray[np.bool_]
-    """Limits whose measured values have a noise that they do not tell themselves: one label an answer. [I]"""
+    """Limits whose label noise cannot be told from their own values: one label an answer. [I]"""
 
 
 def corrected_by_people(machine: ArrayLike, people: ArrayLike, asked: ArrayLike, chance: ArrayLike) -> Array:
@@ -198,8 +198,8 @@ def corrected_by_people(machine: ArrayLike, people: ArrayLike, asked: ArrayLike,
     s is 1 where people were asked, which had the chance pi in (0, 1], one for all or one each ([n] or []). `people` is
     read only where they were asked, and NaN there (no answer) stays NaN.
     """
-    f, shown = np.asarray(machine, dtype=np.float64), np.asarray(asked, dtype=bool)
-    y = np.where(shown, np.asarray(people, dtype=np.float64), f)
+    f, is_shown = np.asarray(machine, dtype=np.float64), np.asarray(asked, dtype=bool)
+    y = np.where(is_shown, np.asarray(people, dtype=np.float64), f)
     return f + (y - f) / np.asarray(chance, dtype=np.float64)
 
 
@@ -209,18 +209,18 @@ def with_repeated_noise(
     """The newest answers with the noise of each measurement as its repetitions show it.
 
     One label of an answer says nothing about its own noise. Where the same answer was measured more than once, in any
-    round, the variance of those measurements is the noise of one; elsewhere it stays as it is, and so does that of a
-    limit whose repetitions tell nothing, which is not `repeatable` [I]: its cost is of the policy too, say.
+    round, the variance of those measurements replaces its noise, but not for a limit that is not `repeatable` [I], for
+    example because its cost depends on the policy too.
     """
-    known: dict[tuple[Tokens, Tokens], list[Array]] = {}
-    for one in measured:
-        known.setdefault((one.prompt, one.answer), []).append(one.costs)
-    spreads = {text: np.var(costs, axis=0, ddof=1) for text, costs in known.items() if len(costs) > 1}
+    costs_by_text: dict[tuple[Tokens, Tokens], list[Array]] = {}
+    for answer in measured:
+        costs_by_text.setdefault((answer.prompt, answer.answer), []).append(answer.costs)
+    spreads = {text: np.var(costs, axis=0, ddof=1) for text, costs in costs_by_text.items() if len(costs) > 1}
     answers = []
-    for one in newest:
-        spread = spreads.get((one.prompt, one.answer))
-        noise = one.noise if spread is None else np.where(np.isfinite(spread) & repeatable, spread, one.noise)
-        answers.append(replace(one, noise=noise))
+    for answer in newest:
+        spread = spreads.get((answer.prompt, answer.answer))
+        noise = answer.noise if spread is None else np.where(np.isfinite(spread) & repeatable, spread, answer.noise)
+        answers.append(replace(answer, noise=noise))
     return answers
 
 
@@ -245,34 +245,34 @@ def estimates_on_sets(
     answers of one draw, or where no draw has two, of those to one prompt: given its prompt an answer is independent of
     all others, whichever draw it is of. `learned` tells the noise of labels of which each answer has one.
     """
-    weights = np.array([factors[one.prompt] for one in measured])
-    costs = np.array([one.or_lost(one.corrected(worst) - one.against, worst, end, one.failed) for one in measured])
-    known = np.isfinite(costs)
+    weights = np.array([factors[row.prompt] for row in measured])
+    costs = np.array([row.or_lost(row.corrected(worst) - row.against, worst, end, row.failed) for row in measured])
+    has_cost = np.isfinite(costs)
     # the reference's cost does not vary with the answer; a failure's cost without it is not known
-    own = np.array([one.or_lost(one.costs, worst, end, one.failed & (one.against == 0)) for one in measured])
+    raw_costs = np.array([row.or_lost(row.costs, worst, end, row.failed & (row.against == 0)) for row in measured])
     # what acts nowhere on a prompt is known to cost nothing there
-    on_all = np.where(weights == 0, 0.0, weights * own)
-    weights, filled = np.where(known, weights, 0.0), np.where(known, costs, 0.0)
+    on_all = np.where(weights == 0, 0.0, weights * raw_costs)
+    weights, filled = np.where(has_cost, weights, 0.0), np.where(has_cost, costs, 0.0)
     total = weights.sum(axis=0)
     if (total == 0).any():
         raise ValueError(f"limit {int(np.argmax(total == 0))}: no answer of its prompt set has a number")
     means = (weights * filled).sum(axis=0) / total
-    draws = np.unique([one.draw for one in measured], return_inverse=True)[1]
+    draws = np.unique([row.draw for row in measured], return_inverse=True)[1]
     count = int(draws.max()) + 1
     residuals, corrections = np.zeros((2, count, len(total)))
-    by_chance, correction, counted = _of_an_even_draw(measured, weights, worst)
+    by_chance, correction, inflation = _of_an_even_draw(measured, weights, worst)
     centred = filled - by_chance
     np.add.at(residuals, draws, weights * (centred - (weights * centred).sum(axis=0) / total))
     np.add.at(corrections, draws, weights * correction)
     by_people = (corrections * (2.0 * residuals - corrections)).sum(axis=0)
-    squares = (residuals**2).sum(axis=0) + (counted - 1.0) * np.maximum(by_people, 0.0)
+    squares = (residuals**2).sum(axis=0) + (inflation - 1.0) * np.maximum(by_people, 0.0)
     errors = np.sqrt(count / max(count - 1, 1) * squares) / total
-    alike = draws.tolist() if count < len(measured) else [one.prompt for one in measured]
-    noise = weights**2 * np.array([one.noise for one in measured])
+    groups = draws.tolist() if count < len(measured) else [row.prompt for row in measured]
+    noise = weights**2 * np.array([row.noise for row in measured])
     if learned is not None:
-        told = noise_beside_learned(on_all, learned.values, learned.multipliers, alike)
-        noise = np.where(learned.noisy & np.isfinite(told), np.maximum(told, 0.0), noise)
-    covariance = within_covariance(on_all, alike, noise)
+        variances = noise_beside_learned(on_all, learned.values, learned.multipliers, groups)
+        noise = np.where(learned.noisy & np.isfinite(variances), np.maximum(variances, 0.0), noise)
+    covariance = within_covariance(on_all, groups, noise)
     return CostEstimates(means, errors, covariance, _even_draws(measured, weights, filled, draws))
 
 
@@ -281,50 +281,50 @@ def _even_draws(measured: Sequence[MeasuredAnswer], weights: Array, costs: Array
     weight, total = np.zeros((2, int(draws.max()) + 1, weights.shape[1]))
     np.add.at(weight, draws, weights)
     np.add.at(total, draws, weights * costs)
-    there = weight > 0
-    uneven = np.ptp(np.where(there, weight, weight.max(axis=0)), axis=0) > 1e-9 * weight.max(axis=0)
-    audited = np.array([np.broadcast_to(one.chance, costs.shape[1:]) > 0 for one in measured]).any(axis=0)
-    return np.divide(total, weight, out=np.full_like(total, np.nan), where=there & ~(uneven | audited))
+    has_weight = weight > 0
+    uneven = np.ptp(np.where(has_weight, weight, weight.max(axis=0)), axis=0) > 1e-9 * weight.max(axis=0)
+    audited = np.array([np.broadcast_to(answer.chance, costs.shape[1:]) > 0 for answer in measured]).any(axis=0)
+    return np.divide(total, weight, out=np.full_like(total, np.nan), where=has_weight & ~(uneven | audited))
 
 
 def ends_by_draws(best: Array, worst: Array, bounds: tuple[float, float]) -> tuple[float, float] | None:
     """95 % interval of a mean within bounds by bets on the draws, with what is missing at its best for the low end and
     at its worst for the high one. None: fewer than two draws, or one outside of the bounds. [n], [n]"""
     low, high = bounds
-    both = [column[np.isfinite(column)] for column in (best, worst)]
-    if any(one.size < 2 or (one < low).any() or (one > high).any() for one in both):
+    sides = [column[np.isfinite(column)] for column in (best, worst)]
+    if any(values.size < 2 or (values < low).any() or (values > high).any() for values in sides):
         return None
-    return bounded_interval(both[0], low, high)[0], bounded_interval(both[1], low, high)[1]
+    return bounded_interval(sides[0], low, high)[0], bounded_interval(sides[1], low, high)[1]
 
 
 def answers_behind(measured: Sequence[MeasuredAnswer], index: int, factors: Factors) -> int:
     """Answers that an estimate of a limit rests on: those that its source was asked about.
 
-    Of an audit those that people saw, or that say as much: what none of them showed, a machine's word does not rule
-    out.
+    Of an audit the number that says as much as those that people saw (`answers_seen`), whatever a machine said of the
+    others.
     """
-    mine = [one for one in measured if factors[one.prompt][index] > 0]
-    known = sum(bool(np.isfinite(one.costs[index])) for one in mine)
-    chances = np.array([np.broadcast_to(one.chance, one.costs.shape)[index] for one in mine])
+    answers = [answer for answer in measured if factors[answer.prompt][index] > 0]
+    measured_count = sum(bool(np.isfinite(answer.costs[index])) for answer in answers)
+    chances = np.array([np.broadcast_to(answer.chance, answer.costs.shape)[index] for answer in answers])
     certain, drawn = int((chances == 1).sum()), int(((chances > 0) & (chances < 1)).sum())
     if certain or drawn:
-        return answers_seen(certain, drawn, known)
-    return known + sum(bool(one.failed[index]) for one in mine)
+        return answers_seen(certain, drawn, measured_count)
+    return measured_count + sum(bool(answer.failed[index]) for answer in answers)
 
 
 def means_by_people_alone(measured: Sequence[MeasuredAnswer]) -> Array:
-    """Mean cost by people of the answers that they audited, one without their word at 0; inf where none was. [I]
+    """Mean cost by people of the answers that they audited, 0 for one without their label; inf without audits. [I]
 
-    An answer weighs as one over its chance to be asked about. What they did not see a machine may call bad: its word is
-    none for the low end of an interval of a rate.
+    An answer weighs as one over its chance to be asked about. A machine's labels of the others
+    do not count, for the low end of an interval of a rate.
     """
     shape = measured[0].costs.shape
-    chance = np.array([np.broadcast_to(one.chance, shape) for one in measured])
-    said = np.nan_to_num(np.array([np.broadcast_to(one.people, shape) for one in measured]), nan=0.0)
+    chance = np.array([np.broadcast_to(answer.chance, shape) for answer in measured])
+    people_costs = np.nan_to_num(np.array([np.broadcast_to(answer.people, shape) for answer in measured]), nan=0.0)
     least = np.where(chance > 0, chance, 1.0).min(axis=0)
     weights = np.where(chance > 0, least / np.where(chance > 0, chance, 1.0), 0.0)
     total = weights.sum(axis=0)
-    return np.divide((weights * said).sum(axis=0), total, out=np.full(shape, np.inf), where=total > 0)
+    return np.divide((weights * people_costs).sum(axis=0), total, out=np.full(shape, np.inf), where=total > 0)
 
 
 def _of_an_even_draw(measured: Sequence[MeasuredAnswer], weights: Array, worst: Array) -> tuple[Array, Array, Array]:
@@ -337,18 +337,18 @@ def _of_an_even_draw(measured: Sequence[MeasuredAnswer], weights: Array, worst: 
 
     Answers that were certain to be asked about (pi = 1) are no part of the draw: their cost is people's.
     """
-    machine = np.array([one.costs for one in measured])
-    chance = np.array([np.broadcast_to(one.chance, machine[0].shape) for one in measured])
-    people = np.array([np.broadcast_to(one.people, machine[0].shape) for one in measured])
+    machine = np.array([answer.costs for answer in measured])
+    chance = np.array([np.broadcast_to(answer.chance, machine[0].shape) for answer in measured])
+    people = np.array([np.broadcast_to(answer.people, machine[0].shape) for answer in measured])
     certain = chance == 1
-    asked = (chance > 0) & (weights > 0) & ~certain
-    differences = np.where(asked, np.where(np.isnan(people), worst, people) - machine, 0.0)
-    among = np.where(asked, weights, 0.0).sum(axis=0)
-    mean = np.divide((weights * differences).sum(axis=0), among, out=np.zeros_like(among), where=among > 0)
-    times = np.where(asked, 1.0 / np.where(asked, chance, 1.0), 0.0)
-    shown, number = asked.sum(axis=0), ((weights > 0) & ~certain).sum(axis=0)
-    counted = np.where(shown > 1, shown / np.maximum(shown - 1, 1) * (number - 1) / np.maximum(number, 1), 1.0)
-    return np.where(certain, 0.0, (times - 1.0) * mean), times * (differences - mean), counted
+    audit_mask = (chance > 0) & (weights > 0) & ~certain
+    differences = np.where(audit_mask, np.where(np.isnan(people), worst, people) - machine, 0.0)
+    total = np.where(audit_mask, weights, 0.0).sum(axis=0)
+    mean = np.divide((weights * differences).sum(axis=0), total, out=np.zeros_like(total), where=total > 0)
+    times = np.where(audit_mask, 1.0 / np.where(audit_mask, chance, 1.0), 0.0)
+    audits, number = audit_mask.sum(axis=0), ((weights > 0) & ~certain).sum(axis=0)
+    inflation = np.where(audits > 1, audits / np.maximum(audits - 1, 1) * (number - 1) / np.maximum(number, 1), 1.0)
+    return np.where(certain, 0.0, (times - 1.0) * mean), times * (differences - mean), inflation
 
 
 # --- covariances within prompts --------------------------------------------------------------------------------------
@@ -363,15 +363,15 @@ def within_covariance(costs: ArrayLike, prompts: Sequence[Hashable], label_noise
     covariance stands in, which is larger: steps are shorter then, and end at the same point.
     """
     values = np.asarray(costs, dtype=np.float64)
-    several = _several(prompts)
-    if not several:
+    groups = _several(prompts)
+    if not groups:
         return _about_means(values, [list(range(len(values)))])
-    covariance = _about_means(values, several)
+    covariance = _about_means(values, groups)
     if label_noise is not None:
-        used = [index for members in several for index in members]
-        known = np.isfinite(values[used])
-        noise = np.asarray(label_noise, dtype=np.float64)[used]
-        noise = np.where(known, noise, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
+        indices = [index for members in groups for index in members]
+        has_value = np.isfinite(values[indices])
+        noise = np.asarray(label_noise, dtype=np.float64)[indices]
+        noise = np.where(has_value, noise, 0.0).sum(axis=0) / np.maximum(has_value.sum(axis=0), 1)
         covariance -= np.diag(np.minimum(noise, MOST_NOISE * np.diag(covariance)))
     return _positive(covariance)
 
@@ -394,14 +394,14 @@ def noise_beside_learned(
     noise would drown its own.
     """
     values = np.column_stack([np.asarray(costs, dtype=np.float64), np.asarray(learned, dtype=np.float64)])
-    weights, several = np.asarray(multipliers, dtype=np.float64), _several(prompts)
-    if not several:
+    weights, groups = np.asarray(multipliers, dtype=np.float64), _several(prompts)
+    if not groups:
         return np.full(len(weights), np.nan)
-    together = _about_means(values, several)
-    covariance, with_learned = together[:-1, :-1], together[:-1, -1]
+    joint = _about_means(values, groups)
+    covariance, with_learned = joint[:-1, :-1], joint[:-1, -1]
     parts = weights * np.sqrt(np.diag(covariance))
-    seen = (parts > 0) & (parts >= SMALLEST_PART * parts.max(initial=0.0)) & (together[-1, -1] > 0)
-    return np.divide(covariance @ weights - with_learned, weights, out=np.full(len(weights), np.nan), where=seen)
+    usable = (parts > 0) & (parts >= SMALLEST_PART * parts.max(initial=0.0)) & (joint[-1, -1] > 0)
+    return np.divide(covariance @ weights - with_learned, weights, out=np.full(len(weights), np.nan), where=usable)
 
 
 def _several(prompts: Sequence[Hashable]) -> list[list[int]]:
@@ -416,14 +416,14 @@ def _about_means(values: Array, groups: Sequence[Sequence[int]]) -> Array:
     """Mean product of two columns about the means of their groups, over rows in which both are known. -> [I, I]"""
     total, freedom = np.zeros((2, values.shape[1], values.shape[1]))
     for members in groups:
-        own = values[members]
-        known = np.isfinite(own)
-        counts = known.sum(axis=0)
-        centred = np.where(known, own, 0.0)
-        centred -= known * (centred.sum(axis=0) / np.maximum(counts, 1))
+        rows = values[members]
+        has_value = np.isfinite(rows)
+        counts = has_value.sum(axis=0)
+        centred = np.where(has_value, rows, 0.0)
+        centred -= has_value * (centred.sum(axis=0) / np.maximum(counts, 1))
         total += centred.T @ centred
-        both = known.astype(np.float64).T @ known
-        freedom += np.maximum(both - 1.0, 0.0)
+        pair_counts = has_value.astype(np.float64).T @ has_value
+        freedom += np.maximum(pair_counts - 1.0, 0.0)
     return np.divide(total, freedom, out=np.zeros_like(total), where=freedom > 0)
 
 

@@ -29,12 +29,12 @@ class Fillings:
 
 def three_fillings(unsafe: Sequence[int], labelled: Sequence[int], labels_each: int, estimate: FromShares) -> Fillings:
     """`unsafe[i]` of `labelled[i]` <= M labels of answer i say unsafe. `estimate` maps shares [N] to an estimate."""
-    votes, seen = np.asarray(unsafe, dtype=np.float64), np.asarray(labelled, dtype=np.float64)
-    if np.any(votes > seen) or np.any(seen > labels_each):
+    votes, label_counts = np.asarray(unsafe, dtype=np.float64), np.asarray(labelled, dtype=np.float64)
+    if np.any(votes > label_counts) or np.any(label_counts > labels_each):
         raise ValueError("unsafe <= labelled <= labels_each must hold for every answer")
-    missing = labels_each - seen
-    some = seen > 0
-    observed = estimate(votes[some] / seen[some]) if some.sum() >= 2 else None
+    missing = labels_each - label_counts
+    has_labels = label_counts > 0
+    observed = estimate(votes[has_labels] / label_counts[has_labels]) if has_labels.sum() >= 2 else None
     return Fillings(
         observed, estimate(votes / labels_each), estimate((votes + missing) / labels_each), int(missing.sum())
     )

@@ -61,7 +61,7 @@ def prompt_sets(lists: Mapping[str, Sequence[Hashable]], shares: Mapping[str, fl
     total = math.fsum(shares.values())
     if abs(total - 1.0) > 1e-6:
         raise ValueError(f"the shares of the prompt sets sum to {100 * total:.6g} %, not to 100 %")
-    union = {prompt: index for index, prompt in enumerate(dict.fromkeys(p for one in lists.values() for p in one))}
+    union = {prompt: index for index, prompt in enumerate(dict.fromkeys(p for items in lists.values() for p in items))}
     chances = np.zeros((len(lists), len(union)))
     for row, members in enumerate(lists.values()):
         for prompt in members:
@@ -74,8 +74,8 @@ def furthest_behind(shares: Array, counts: ArrayLike) -> int:
 
     After n turns every count is within one of n * share, and equal to it where all of these are whole.
     """
-    given = np.asarray(counts, dtype=np.float64)
-    return int(np.argmax(np.asarray(shares) * (given.sum() + 1.0) - given))
+    turn_counts = np.asarray(counts, dtype=np.float64)
+    return int(np.argmax(np.asarray(shares) * (turn_counts.sum() + 1.0) - turn_counts))
 
 
 def turns(shares: Array, count: int) -> list[int]:
@@ -90,8 +90,8 @@ def turns(shares: Array, count: int) -> list[int]:
 
 def split_by_share(total: int, shares: Array) -> NDArray[np.int64]:
     """`total` draws over the sets by the largest remainders of total * share. [S] -> [S], sums to total"""
-    wanted = np.asarray(shares) * total
-    counts = np.floor(wanted + 1e-9).astype(np.int64)
-    order = np.argsort(-(wanted - counts), kind="stable")
+    quotas = np.asarray(shares) * total
+    counts = np.floor(quotas + 1e-9).astype(np.int64)
+    order = np.argsort(-(quotas - counts), kind="stable")
     counts[order[: total - int(counts.sum())]] += 1
     return counts

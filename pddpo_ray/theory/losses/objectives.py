@@ -73,9 +73,9 @@ def support_loss(log_support_mass: Tensor, mask: Tensor, *, tokens: float | None
     do the same would flatten the cost stage. `tokens` is the global number of response tokens (default: mask's sum).
     """
     # where, not multiplication: a padded position may hold -inf, and -inf * 0 is nan
-    kept = torch.where(mask > 0, log_support_mass, torch.zeros_like(log_support_mass)) * mask
+    log_mass = torch.where(mask > 0, log_support_mass, torch.zeros_like(log_support_mass)) * mask
     count = mask.sum().clamp_min(1.0) if tokens is None else tokens
-    loss = -kept.sum() / count
+    loss = -log_mass.sum() / count
     outside = (1.0 - log_support_mass.detach().exp()) * mask
     return loss, {"off_support_per_token": torch.where(mask > 0, outside, torch.zeros_like(outside)).sum() / count}
 

@@ -64,21 +64,21 @@ def value_pairs(
     as much as fewer were drawn, so that the loss is that of all pairs on average.
     """
     groups: dict[Tokens, dict[Tokens, list[MeasuredAnswer]]] = {}
-    for one in measured:
-        factor = factors[one.prompt]
-        if np.isfinite(one.costs[(factor > 0) & (multipliers > 0)]).all():
-            groups.setdefault(one.prompt, {}).setdefault(one.answer, []).append(one)
+    for answer in measured:
+        factor = factors[answer.prompt]
+        if np.isfinite(answer.costs[(factor > 0) & (multipliers > 0)]).all():
+            groups.setdefault(answer.prompt, {}).setdefault(answer.answer, []).append(answer)
     rows: list[PairRow] = []
     margins: list[float] = []
     for prompt, answers in groups.items():
         factor = factors[prompt]
         acting = (factor > 0) & (multipliers > 0)
-        means = [np.mean([np.where(acting, one.costs, 0.0) for one in same], axis=0) for same in answers.values()]
+        means = [np.mean([np.where(acting, answer.costs, 0.0) for answer in pool], axis=0) for pool in answers.values()]
         listed, total = list(answers.items()), sum(map(len, answers.values()))
         chosen_pairs, share = _drawn_pairs(len(listed), partners, prompt)
         for a, b in chosen_pairs:
             (chosen, first), (rejected, second) = listed[a], listed[b]
-            newest = max(one.round for one in (*first, *second))
+            newest = max(answer.round for answer in (*first, *second))
             weight = len(first) * len(second) / total / share
             rows.append(PairRow(f"values-{len(rows)}", prompt, chosen, rejected, newest, weight))
             target = 0.0 if scale == 0 else value_targets(multipliers * factor, means[a], means[b], scale)

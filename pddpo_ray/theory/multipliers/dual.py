@@ -6,8 +6,8 @@ Rules compute with prices: multipliers times the scale of the measure (its range
 excesses divided by it, so that one setting serves every unit.
 
 Labels may be late: the estimate is then of the policy of s rounds ago, made at another multiplier. Newton's step knows
-the slope's slope and carries the estimate to the present multiplier, so that a delay makes nothing swing that would not
-swing without one. Steps of the projected rules get shorter by sqrt(1 + 2s), which keeps their bound on the regret, and
+the slope's slope and carries the estimate to the present multiplier, so that a delay alone makes nothing
+oscillate. Steps of the projected rules get shorter by sqrt(1 + 2s), which keeps their bound on the regret, and
 below a cap at which a linear dual settles (`stale_share`); those of the other rules by `stale_share` itself.
 
 `ascend` is a pure function of a state and an estimate; `parts.dual_step.ascend_all` moves all limits of a run.
@@ -48,7 +48,7 @@ class RuleContext:
     """Multiplier of round 1."""
     rounds: int
     cost_max: float
-    """Costs lie at most so far from their centre, in scales of the measure; inf: nobody knows."""
+    """Largest distance of a cost from the centre, in scales of the measure; inf: unknown."""
     limit: float
     """The limit d on the expected cost, from the centre and in scales of the measure."""
     rate: bool = False
@@ -57,7 +57,7 @@ class RuleContext:
 
 @dataclass(frozen=True)
 class Memory:
-    """What a rule remembers between steps (of those that ship Stepwise uses it)."""
+    """What a rule remembers between steps; of the rules here only Stepwise uses it."""
 
     integral: float = 0.0
     deviation: float = 0.0
@@ -213,12 +213,12 @@ class LimitState:
     limit: float
     rule: Rule = Fixed()
     scale: float = 1.0
-    """What one unit of a price is about: the range of the measure; 1 for the paper's cost, whose unit is the logit."""
+    """Unit of the measure in a price: the measure's range; 1 for the paper's cost, whose unit is the logit."""
     centre: float = 0.0
     """Middle of the measure's range."""
     lower: float = 0.0
     margin: float = 0.0
-    """The multiplier aims at limit - margin at the lowest, so that a test can show that the limit is kept."""
+    """The multiplier aims at limit - margin or above it, so that a test can show that the limit is kept."""
     test: ComingTest | None = None
     """The margin is what this test asks for where answers differ as much as the estimate's, if that is less than
     `margin`; None: it is `margin`."""
@@ -257,8 +257,8 @@ class LimitState:
         """The estimate with its spread in scales."""
         if self.scale == 1.0:
             return estimate
-        within = None if estimate.within_variance is None else estimate.within_variance / self.scale**2
-        return replace(estimate, standard_error=estimate.standard_error / self.scale, within_variance=within)
+        variance = None if estimate.within_variance is None else estimate.within_variance / self.scale**2
+        return replace(estimate, standard_error=estimate.standard_error / self.scale, within_variance=variance)
 
     def stepped(self, multiplier: float, above: bool, memory: Memory | None = None) -> LimitState:
         """The state after a step to a multiplier inside the bounds, with how long it has been at an end."""
@@ -273,7 +273,7 @@ class LimitState:
 
     @property
     def message(self) -> str | None:
-        """Says in words that the multiplier stays at an end of its interval; None otherwise."""
+        """Warning that the multiplier stays at an end of its interval; None otherwise."""
         if isinstance(self.rule, Fixed):
             return None
         if self.rounds_at_upper >= ROUNDS_AT_AN_END:
@@ -302,7 +302,7 @@ class DualState:
         for limit in self.limits:
             if limit.name == name:
                 return limit
-        raise KeyError(f"no limit {name!r}; there are {', '.join(one.name for one in self.limits)}")
+        raise KeyError(f"no limit {name!r}; there are {', '.join(limit.name for limit in self.limits)}")
 
     @property
     def multiplier(self) -> float:
@@ -314,7 +314,7 @@ class DualState:
         return tuple(limit.multiplier for limit in self.limits)
 
     def with_limit(self, new: LimitState) -> DualState:
-        return replace(self, limits=tuple(new if one.name == new.name else one for one in self.limits))
+        return replace(self, limits=tuple(new if limit.name == new.name else limit for limit in self.limits))
 
 
 @dataclass(frozen=True)

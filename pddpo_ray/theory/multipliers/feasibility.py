@@ -27,7 +27,7 @@ def log_ratio(policy: Array, log_reference: Array) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class KlTerm:
-    """How much of KL(policy || reference) each limit is about, beside its costs."""
+    """How much of KL(policy || reference) each limit adds to its costs."""
 
     weights: Array
     """0 for all limits but those on the KL. [I]"""
@@ -41,7 +41,7 @@ class KlTerm:
 
 @dataclass(frozen=True, eq=False)
 class Reach:
-    """What choosing among answers can reach. `margin` > 0: all limits can be kept by so much at once."""
+    """What choosing among answers can reach. `margin` > 0: all limits can be kept at once, by that much."""
 
     lowest: Array
     """Smallest excess of each limit alone; at most 0 where it can be kept. [I]"""
@@ -50,7 +50,7 @@ class Reach:
     together: Array
     """Excess of each limit where that margin is reached. [I]"""
     broken: Array
-    """Share of each limit's prompts of which no answer keeps it. [I]"""
+    """Share of each limit's prompts without an answer that keeps it. [I]"""
 
     @property
     def jointly(self) -> bool:
@@ -76,15 +76,15 @@ def reach(
     (`kl`, its weights in the unit of `excess`) is kept best by the reference itself.
     """
     excess = np.asarray(excess, dtype=np.float64)
-    there = np.ones(excess.shape[1:], dtype=bool) if answers is None else answers
+    mask = np.ones(excess.shape[1:], dtype=bool) if answers is None else answers
     factors = np.ones(excess.shape[:2]) if factors is None else factors
     scales = np.ones(len(excess)) if scales is None else np.asarray(scales, dtype=np.float64)
     second = excess if measured is None else np.asarray(measured, dtype=np.float64)
-    best = np.where(there, excess, np.inf).argmin(axis=2)
+    best = np.where(mask, excess, np.inf).argmin(axis=2)
     chosen = np.take_along_axis(second, best[:, :, None], axis=2)[:, :, 0]
     shares = factors * weights
     scaled = None if kl is None else KlTerm(kl.weights / scales, kl.log_reference)
-    margin, policy = largest_margin(factors[:, :, None] * excess / scales[:, None, None], weights, there, scaled)
+    margin, policy = largest_margin(factors[:, :, None] * excess / scales[:, None, None], weights, mask, scaled)
     together = np.einsum("ix,xn,ixn->i", shares, policy, second)
     if kl is not None:
         together = together + kl.weights * kl.kl(policy, weights)
@@ -141,7 +141,7 @@ class _BestAnswers:
         """-E[excess_i] of the best reply, which is remembered. [I] -> [I]"""
         choice = np.argmax(self._hidden - np.tensordot(limit_weights, self._excess, 1), axis=1)
         self._chosen.append(choice)
-        return -np.array([self._weights @ one[self._prompts, choice] for one in self._excess])
+        return -np.array([self._weights @ excess[self._prompts, choice] for excess in self._excess])
 
     def mixed(self, shares: Array) -> Array:
         """The mixture of all replies so far. [K] -> [X, n]"""
@@ -166,13 +166,13 @@ class _TiltedReferences:
         """-E[excess_i] - k_i KL of the best reply. [I] -> [I]"""
         self._tried.append(limit_weights)
         policy = self._reply(limit_weights)
-        costs = np.array([self._weights @ np.sum(policy * one, axis=1) for one in self._excess])
+        costs = np.array([self._weights @ np.sum(policy * excess, axis=1) for excess in self._excess])
         return -costs - self._kl.weights * self._kl.kl(policy, self._weights)
 
     def mixed(self, shares: Array) -> Array:
         """[K] -> [X, n]"""
-        used = zip(self._tried, shares, strict=True)
-        return np.asarray(sum(share * self._reply(tried) for tried, share in used if share > 0))
+        pairs = zip(self._tried, shares, strict=True)
+        return np.asarray(sum(share * self._reply(limit_weights) for limit_weights, share in pairs if share > 0))
 
     def _reply(self, limit_weights: Array) -> Array:
         temperature = max(float(limit_weights @ self._kl.weights), self.LEAST)

@@ -30,7 +30,7 @@ from pddpo_ray.records import Array
 from pddpo_ray.theory.multipliers.dual import DampedNewton, DualState, LimitState
 
 COVARIANCE_ROUNDS = 5
-"""Rounds whose mean covariance a step uses: one in which nothing happens would promise a step without end."""
+"""Rounds whose covariances a step averages: from one round without variation it would be unbounded."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ class MatrixStep:
                 for part, cause in zip(parts, self.names, strict=True)
                 if abs(part) > 0.01 * np.abs(parts).max()
             ]
-            causes = ", ".join(f"{part:+.3g} by {cause}" for part, cause in sorted(shown, key=lambda one: -abs(one[0])))
+            causes = ", ".join(f"{part:+.3g} by {cause}" for part, cause in sorted(shown, key=lambda row: -abs(row[0])))
             lines.append(f"{name} {old:.4g} -> {new:.4g}: {causes}")
         return lines
 
@@ -67,7 +67,7 @@ def newton_step(
     held: Collection[str] = (),
 ) -> tuple[tuple[LimitState, ...], MatrixStep]:
     """The next multipliers of all limits whose rule is `DampedNewton` at once; all others, and those that are `held`,
-    stay, and what moves moves as if these were given.
+    stay, and the step treats these as constants.
 
     excess [I] is the estimated cost above what is aimed at and covariance [I, I] that of the costs within prompts, both
     in the measures' units; moved [I] is how far the multipliers are from those of the measured policy, by now.
@@ -77,7 +77,7 @@ def newton_step(
     )
     rules = [state.rule if isinstance(state.rule, DampedNewton) else None for state in states]
     first = next(rule for rule in rules if rule is not None)
-    free = np.array([rule is not None and one.name not in held for one, rule in zip(states, rules, strict=True)])
+    free = np.array([rule is not None and state.name not in held for state, rule in zip(states, rules, strict=True)])
     temperature, kl = temperature_of(states, first.beta), np.array([state.kl for state in states])
     ridge, damping = (np.array([getattr(rule or first, name) for rule in rules]) for name in ("ridge", "damping"))
     trust = np.array([(rule or first).radius(state) for rule, state in zip(rules, states, strict=True)])
@@ -91,14 +91,14 @@ def newton_step(
     after = np.where(step <= (lower - multipliers) * scales, lower, np.minimum(multipliers + step / scales, upper))
     after = np.where(free, after, multipliers)
     stepped = tuple(
-        state.stepped(float(new), bool(above)) if one else state
-        for state, one, new, above in zip(states, free, after, excess > 0, strict=True)
+        state.stepped(float(new), bool(above)) if is_free else state
+        for state, is_free, new, above in zip(states, free, after, excess > 0, strict=True)
     )
     return stepped, MatrixStep(tuple(state.name for state in states), multipliers, after, parts / scales[:, None])
 
 
 def temperature_of(states: Sequence[LimitState], beta: float) -> float:
-    """beta + mu: of both stages, where a limit on the drift has the multiplier mu."""
+    """The temperature of both stages: beta + mu, mu the multiplier of a limit on the drift."""
     return beta + sum(state.multiplier for state in states if state.kl)
 
 
@@ -107,13 +107,13 @@ def recent_covariance(state: DualState) -> Array:
 
     log policy / reference is a score divided by the temperature: what it was at another one is put on today's.
     """
-    kl = np.array([one.kl for one in state.limits])
-    beta = next((one.rule.beta for one in state.limits if isinstance(one.rule, DampedNewton)), 0.0)
-    today = []
+    kl = np.array([limit.kl for limit in state.limits])
+    beta = next((limit.rule.beta for limit in state.limits if isinstance(limit.rule, DampedNewton)), 0.0)
+    matrices = []
     for mu, matrix in state.covariances:
         factor = np.where(kl, (beta + mu) / (beta + state.covariances[-1][0]), 1.0)
-        today.append(np.array(matrix) * np.outer(factor, factor))
-    return np.asarray(np.mean(today, axis=0))
+        matrices.append(np.array(matrix) * np.outer(factor, factor))
+    return np.asarray(np.mean(matrices, axis=0))
 
 
 def box_step(excess: Array, hessian: Array, low: Array, high: Array) -> tuple[Array, Array]:
@@ -126,8 +126,8 @@ def box_step(excess: Array, hessian: Array, low: Array, high: Array) -> tuple[Ar
     free, step = high > low, np.where(high > low, 0.0, low)
     if free.any():
         # a coordinate whose box is a point is left out: the solver wants an interior
-        rest = np.linalg.solve(root.T, excess) - root[:, ~free] @ step[~free]
-        solution = lsq_linear(root[:, free], rest, bounds=(low[free], high[free]), method="bvls", tol=1e-14)
+        target = np.linalg.solve(root.T, excess) - root[:, ~free] @ step[~free]
+        solution = lsq_linear(root[:, free], target, bounds=(low[free], high[free]), method="bvls", tol=1e-14)
         step[free] = np.clip(solution.x, low[free], high[free])
         free[free] = solution.active_mask == 0
     parts = np.diag(np.where(free, 0.0, step))

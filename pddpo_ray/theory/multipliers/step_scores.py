@@ -3,8 +3,8 @@
     score = (r - mean of its group) / s_r - sum over limits of lambda_i (c_i - mean of its group) / s_i
     s      square root of the mean square of those deviations, over the batch
 
-The scale is the batch's, not the group's: of a pair each deviation would be one of its own spread, and how much an
-answer costs would be lost. Differences within a group are all that a policy gradient or a comparison takes from it.
+The scale is the batch's, not the group's: in a pair every deviation would be one spread, and how much an answer
+costs would be lost. Differences within a group are all that a policy gradient or a comparison takes from it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def step_scores(
     multipliers: Mapping[str, float],
     groups: Sequence[Hashable],
 ) -> Array:
-    """Scores of a batch. What has no number is at its group's mean; without spread there is nothing to add. [n] -> [n]
+    """Scores of a batch. A missing number counts as its group's mean; without spread a term is 0. [n] -> [n]
 
-    `costs` and `multipliers` are by limit. An answer that could not be measured comes with the worst cost, not without.
+    `costs` and `multipliers` are by limit. Callers give an answer that could not be measured the worst cost.
     """
     scores = _in_spreads(rewards, groups)
     for name, multiplier in multipliers.items():
@@ -37,9 +37,9 @@ def step_scores(
 
 def numbers(values: Sequence[float | None]) -> Array:
     """NaN where there is no finite number. [n] -> [n]"""
-    known = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
-    known[~np.isfinite(known)] = np.nan
-    return known
+    array = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+    array[~np.isfinite(array)] = np.nan
+    return array
 
 
 def compared_groups(groups: Sequence[Hashable]) -> list[Hashable]:
@@ -54,9 +54,9 @@ def within_groups(known: Array, groups: Sequence[Hashable]) -> Array:
     for index, group in enumerate(groups):
         members.setdefault(group, []).append(index)
     deviations = np.zeros(len(known))
-    for own in members.values():
-        if np.isfinite(known[own]).any():
-            deviations[own] = np.nan_to_num(known[own] - np.nanmean(known[own]))
+    for indices in members.values():
+        if np.isfinite(known[indices]).any():
+            deviations[indices] = np.nan_to_num(known[indices] - np.nanmean(known[indices]))
     # rounding of equal values is not a spread
     largest = float(np.nanmax(np.abs(known), initial=0.0))
     deviations[np.abs(deviations) <= 1e-12 * max(1.0, largest)] = 0.0
@@ -92,15 +92,15 @@ class Running:
 
 def next_running(running: Running, values: Sequence[float | None], groups: Sequence[Hashable]) -> Running:
     """After a step with these values. Without a number nothing changes. [n], [n]"""
-    known = numbers(values)
-    some = np.isfinite(known)
-    if not some.any():
+    array = numbers(values)
+    mask = np.isfinite(array)
+    if not mask.any():
         return running
-    known, measured = known[some], [group for group, here in zip(groups, some, strict=True) if here]
-    deviations = within_groups(known, compared_groups(measured))
+    array, present = array[mask], [group for group, inside in zip(groups, mask, strict=True) if inside]
+    deviations = within_groups(array, compared_groups(present))
     share = max(1.0 - SLOW, 1.0 / (running.steps + 1))
     return Running(
-        mean=(1.0 - share) * running.mean + share * float(known.mean()),
+        mean=(1.0 - share) * running.mean + share * float(array.mean()),
         square=(1.0 - share) * running.square + share * float(np.square(deviations).mean()),
         steps=running.steps + 1,
     )
