@@ -34,9 +34,9 @@ def wait_for(reference: Any, *, deadline_s: float, who: str, what: str) -> Any:
 
 
 def wait_for_actor(reference: Any, *, deadline_s: float, who: str) -> Any:
-    """The same for an actor's first call, which also waits for resources and imports.
+    """`wait_for` for an actor's first call, which also waits for resources and imports.
 
-    An actor whose constructor failed says so with the reason instead of being waited for.
+    Raises RunError with the reason where the actor's constructor failed.
     """
     began = time.monotonic()
     try:
@@ -50,7 +50,7 @@ def wait_for_actor(reference: Any, *, deadline_s: float, who: str) -> Any:
 
 
 class AnsweringActor:
-    """What every actor that an `Answerer` asks can do from its start on."""
+    """Base of the actors that an `Answerer` calls."""
 
     def __init__(self) -> None:
         # Ray leaves all GPUs visible to an actor that reserved none.
@@ -63,13 +63,13 @@ class AnsweringActor:
 
 @dataclass
 class Answerer(Generic[A]):
-    """An actor of class A that is asked by its methods, and again whenever its process is lost over a question.
+    """Calls methods of an actor of class A, and repeats a call whose process was lost.
 
     answerer.ask("3 comparisons", FeedbackActor.compare, pairs, seed)
 
-    Its answers follow from the question. One question may lose it `restarts` times; `who` names it in messages.
-    `recover` gets a lost actor ready for the question again; without one Ray starts it, without end, and it is waited
-    for. `lost` are the errors after which it needs that.
+    The actor's answers must follow from the arguments. One call may lose it `restarts` times; `who` names it in
+    messages. `recover` prepares a lost actor for the repeated call; without it Ray restarts the actor, any number of
+    times, and the call waits. `lost` are the errors that mean a loss.
     """
 
     actor: Any
@@ -84,12 +84,12 @@ class Answerer(Generic[A]):
         wait_for_actor(self.actor.ready.remote(), deadline_s=self.start_deadline_s, who=self.who)
 
     def wait_restarted(self) -> None:
-        """Right after a loss the actor is unavailable for a moment; its own next start answers, or says why not."""
-        restarted = self.actor.ready.options(max_task_retries=-1).remote()
-        wait_for_actor(restarted, deadline_s=self.start_deadline_s, who=self.who)
+        """Waits until a lost actor has started again; right after the loss it is unavailable for a moment."""
+        reference = self.actor.ready.options(max_task_retries=-1).remote()
+        wait_for_actor(reference, deadline_s=self.start_deadline_s, who=self.who)
 
     def begin(self, method: Callable[Concatenate[A, P], R], *arguments: P.args, **named: P.kwargs) -> Any:
-        """Asks without waiting. -> what `collect` takes"""
+        """Starts a call. -> the reference that `collect` takes"""
         return getattr(self.actor, method.__name__).remote(*arguments, **named)
 
     def ask(self, what: str, method: Callable[Concatenate[A, P], R], *arguments: P.args, **named: P.kwargs) -> R:
@@ -118,7 +118,7 @@ class Answerer(Generic[A]):
 
 
 class Handle(Generic[A]):
-    """An actor of class A in the driver's hands; `__init__` of its kinds starts it and sets its `_answerer`."""
+    """Base of the driver's handles of actors; `__init__` of a subclass starts one and sets `_answerer`."""
 
     _answerer: Answerer[A]
 

@@ -45,7 +45,7 @@ class DeepSpeedEngine:
         self._stage = stage
         self._has_masters = dtype == "bfloat16"
         self._parameters = {n: p for n, p in scorer.model.named_parameters() if p.requires_grad}
-        # Of before: under stage 3 the parameters themselves are empty afterwards.
+        # Taken now: under stage 3 the parameters are empty once DeepSpeed starts.
         self._shapes = {name: torch.empty_like(p, device="meta") for name, p in self._parameters.items()}
         self._engine = _initialize(scorer, list(self._parameters.values()), stage, dtype)
 
@@ -83,9 +83,9 @@ class DeepSpeedEngine:
         self._engine.backward(loss * self.shard.ranks)
 
     def accumulate(self, loss: PairLoss, given: PairPass) -> Tensor:
-        value, said = loss(moved(given, device_of(self.scorer)))
+        value, statistics = loss(moved(given, device_of(self.scorer)))
         self.backward(value)
-        return said
+        return statistics
 
     def look(self, loss: PairLoss, given: PairPass) -> Tensor:
         return loss(moved(given, device_of(self.scorer)))[1]
@@ -122,7 +122,7 @@ class DeepSpeedEngine:
         return copied(self.each_weight(), self.shard)
 
     def _load_masters(self, weights: Tensors) -> None:
-        """Refreshed from the parameters they would be roundings of what is loaded."""
+        """Sets the float32 copies from `weights`, which the parameters hold rounded."""
         import deepspeed
 
         if self._has_masters:
@@ -132,25 +132,25 @@ class DeepSpeedEngine:
 
 
 def wait_for_builds(cache: Path | None = None, stale_s: float = STALE_LOCK_S) -> None:
-    """Returns when nobody builds DeepSpeed's CPU op, at the latest when its lock is `stale_s` seconds old: who needs
-    the op waits without end for the lock of a killed build. `cache` is torch's of extensions."""
+    """Waits while a process builds DeepSpeed's CPU op. Removes a lock that is `stale_s` seconds old: its build was
+    killed, and DeepSpeed would wait for it for ever. `cache` is torch's folder of extensions."""
     from torch.utils.cpp_extension import get_default_build_root
 
     root = cache or Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
     for lock in root.glob("**/deepspeed_shm_comm/lock"):
-        said = False
+        has_logged = False
         while (age := _age_s(lock)) is not None and age < stale_s:
-            if not said:
-                left = stale_s - age
-                logger.info("waits for a build of DeepSpeed's CPU op, at most %.0f s: %s is there", left, lock)
-                said = True
+            if not has_logged:
+                seconds = stale_s - age
+                logger.info("waits for a build of DeepSpeed's CPU op, at most %.0f s: %s is there", seconds, lock)
+                has_logged = True
             time.sleep(0.2)
-        if age is not None:  # of one that was released another process may have the next
+        if age is not None:  # a released lock may be another process's by now
             lock.unlink(missing_ok=True)
 
 
 def _age_s(lock: Path) -> float | None:
-    """None: there is none."""
+    """None without a lock."""
     try:
         return time.time() - lock.stat().st_mtime
     except FileNotFoundError:
@@ -179,7 +179,7 @@ def _initialize(scorer: ResponseScorer, parameters: list[torch.nn.Parameter], st
             "zero_optimization": {
                 "stage": stage,
                 "overlap_comm": False,
-                "reduce_bucket_size": reduced_numbers(sum(one.numel() for one in parameters)),
+                "reduce_bucket_size": reduced_numbers(sum(parameter.numel() for parameter in parameters)),
                 "stage3_max_live_parameters": GATHERED,
             },
             "zero_allow_untested_optimizer": True,

@@ -33,7 +33,7 @@ class DualVariableActor(AnsweringActor):
         self._restored: LocalDual | None = None
 
     def restore(self, taken: tuple[Estimates, ...]) -> None:
-        """Begin anew and repeat the journalled steps: restoring twice is restoring once."""
+        """Starts afresh and repeats the journalled steps; a second call changes nothing."""
         owner = LocalDual(self._start)
         owner.restore(taken)
         self._restored = owner
@@ -79,13 +79,13 @@ class DualVariableHandle(Handle[DualVariableActor]):
         return self._answerer.ask("its multipliers", DualVariableActor.multipliers, round_)
 
     def step(self, estimates: Estimates) -> JointStep:
-        taken = self._answerer.ask("a step", DualVariableActor.step, estimates)
-        if estimates.round not in {one.round for one in self._taken}:
+        joint_step = self._answerer.ask("a step", DualVariableActor.step, estimates)
+        if estimates.round not in {previous.round for previous in self._taken}:
             self._taken = (*self._taken, estimates)
-        return taken
+        return joint_step
 
     def _recover(self) -> None:
         answerer = self._answerer
         answerer.wait_restarted()
-        told = answerer.begin(DualVariableActor.restore, self._taken)
-        wait_for(told, deadline_s=answerer.deadline_s, who=answerer.who, what="the steps so far")
+        reference = answerer.begin(DualVariableActor.restore, self._taken)
+        wait_for(reference, deadline_s=answerer.deadline_s, who=answerer.who, what="the steps so far")

@@ -128,7 +128,7 @@ class RolloutSettings:
     cpus: float = 1.0
     gpus: float = 0.0
     restarts: int = 3
-    """How often it is started again over one and the same question."""
+    """How often it is started again during one call."""
     start_deadline_s: float = 300.0
     deadline_s: float = 600.0
     lack: Callable[[], str | None] = lambda: None
@@ -186,10 +186,10 @@ class RolloutHandle(Handle[RolloutActor]):
         try:
             super().wait_ready()
         except RunError as error:
-            short = self._settings.lack()
-            if short is None:
+            shortage = self._settings.lack()
+            if shortage is None:
                 raise
-            raise RunError(f"{error} The cluster became too small: {short}") from error
+            raise RunError(f"{error} The cluster became too small: {shortage}") from error
 
     def pid(self) -> int:
         return self._answerer.ask("its process id", RolloutActor.pid)
@@ -203,25 +203,25 @@ class RolloutHandle(Handle[RolloutActor]):
     def deliver(self, policy: PolicyVersion) -> Delivery:
         self._held = None
         self._wake()
-        what = f"the delivery of {policy.name}"
+        task = f"the delivery of {policy.name}"
         if self._send is None:
-            delivery = self._answerer.ask(what, RolloutActor.deliver, policy)
+            delivery = self._answerer.ask(task, RolloutActor.deliver, policy)
         else:
-            self._answerer.ask(what, RolloutActor.expect, policy)
+            self._answerer.ask(task, RolloutActor.expect, policy)
             self._send(policy, self._answerer.actor)
-            delivery = self._answerer.ask(what, RolloutActor.delivered, policy)
+            delivery = self._answerer.ask(task, RolloutActor.delivered, policy)
         self._held = policy
         return delivery
 
     def sample(self, prompts: Sequence[Prompt], seeds: Sequence[int], n: Count, decoding: Decoding) -> list[list[Draw]]:
         self._wake()
-        what = f"sampling {sum(counts(n, len(prompts)))} answer(s)"
-        return self._answerer.ask(what, RolloutActor.sample, self._number(), prompts, seeds, n, decoding)
+        task = f"sampling {sum(counts(n, len(prompts)))} answer(s)"
+        return self._answerer.ask(task, RolloutActor.sample, self._number(), prompts, seeds, n, decoding)
 
     def score(self, prompts: Sequence[Prompt], answers: Sequence[tuple[int, ...]]) -> Array:
         self._wake()
-        what = f"{len(answers)} canary scores"
-        scores = self._answerer.ask(what, RolloutActor.score, self._number(), prompts, answers)
+        task = f"{len(answers)} canary scores"
+        scores = self._answerer.ask(task, RolloutActor.score, self._number(), prompts, answers)
         return np.asarray(scores, dtype=np.float64)
 
     # --- inside -------------------------------------------------------------------------------------------------
@@ -246,17 +246,17 @@ class RolloutHandle(Handle[RolloutActor]):
         return ray.remote(RolloutActor).options(**options).remote(self._make_engine)
 
     def _replace(self) -> None:
-        """A new process with the version that the lost one held, verified. The same seeds then give the same answers.
+        """Starts a new process and delivers the lost one's version, verified: the same seeds give the same answers.
 
-        What this asks may lose further processes, which are replaced in turn.
+        Processes that are lost meanwhile are replaced in turn.
         """
         self.restarts += 1
         self._answerer.close()
         self._answerer.actor = self._start()
         self._asleep = False
         self.wait_ready()
-        held = self._held
-        if held is not None:
-            delivery = self.deliver(held)
+        policy = self._held
+        if policy is not None:
+            delivery = self.deliver(policy)
             if self._verify is not None:
-                self._verify(self, delivery, held)
+                self._verify(self, delivery, policy)

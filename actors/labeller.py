@@ -1,4 +1,4 @@
-"""Who labels and scores as Ray actors: a world's truth, a judge or a score model, each in a process of its own.
+"""Labellers and scorers as Ray actors: a world's truth, a judge or a score model, each in a process of its own.
 
 Labels follow from the items and a seed, scores from the texts alone, so a lost process is simply asked again.
 """
@@ -29,7 +29,7 @@ one is an object that a restart may no longer find."""
 
 
 class FeedbackActor(AnsweringActor):
-    """One labeller; `pieces` are those of its pickled maker."""
+    """One labeller; `pieces` is its pickled maker, cut up."""
 
     def __init__(self, *pieces: bytes) -> None:
         super().__init__()
@@ -58,11 +58,11 @@ class FeedbackHandle(Handle[FeedbackActor]):
         start_deadline_s: float = 300.0,
     ) -> None:
         self.name = name
-        pickled = cloudpickle.dumps(make_labeller)
+        maker = cloudpickle.dumps(make_labeller)
         actor = (
             ray.remote(FeedbackActor)
             .options(num_cpus=0, max_restarts=-1, max_task_retries=0, scheduling_strategy=beside_driver())
-            .remote(*(pickled[start : start + PIECE] for start in range(0, len(pickled), PIECE)))
+            .remote(*(maker[start : start + PIECE] for start in range(0, len(maker), PIECE)))
         )
         self._answerer = Answerer(actor, f"labeller {name}", RESTARTS, deadline_s, start_deadline_s)
         self._begun: tuple[SafetyQuestion, Any] | None = None
@@ -76,8 +76,8 @@ class FeedbackHandle(Handle[FeedbackActor]):
         question = (list(items), labels_each, seed)
         begun = self._begun[1] if self._begun is not None and self._begun[0] == question else None
         self._begun = None
-        what = f"{len(items)} x {labels_each} safety labels"
-        return self._answerer.collect(what, begun, FeedbackActor.safety, *question)
+        task = f"{len(items)} x {labels_each} safety labels"
+        return self._answerer.collect(task, begun, FeedbackActor.safety, *question)
 
     def compare(self, pairs: Sequence[Pair], seed: int) -> list[LabelledPair]:
         return self._answerer.ask(f"{len(pairs)} comparisons", FeedbackActor.compare, pairs, seed)

@@ -90,7 +90,7 @@ class Groups:
 
     def __init__(self, config: Config, cluster: RayCluster, run_dir: Path, stack: ExitStack) -> None:
         device = _device(config)
-        # decided once: a process must not look for another one
+        # decided once, so that no process picks another
         self.config = config.model_copy(update={"model": config.model.model_copy(update={"device": device})})
         self.run_dir = run_dir
         self.engines: list[RolloutHandle] = []
@@ -217,12 +217,14 @@ def table_backends(groups: Groups) -> Backends:
     """The parts of a world of tables as actors."""
     config = groups.config
     store = ArtifactStore(groups.run_dir / ARTIFACTS)
-    here, root = backends_of_world(config, store), str(store.root)
+    backends, root = backends_of_world(config, store), str(store.root)
     engines = groups.start_engines("tabular", lambda name: partial(table_engine, config, name, root))
     trainer = groups.start_trainer(partial(table_trainer, config, root))
-    labeller = groups.start_labeller("world", here.labeller)
-    further = {name: groups.start_labeller(f"world-{name}", one) for name, one in here.further_labellers.items()}
-    return replace(here, trainer=trainer, engines=engines, labeller=labeller, further_labellers=further)
+    labeller = groups.start_labeller("world", backends.labeller)
+    further = {
+        name: groups.start_labeller(f"world-{name}", labeller) for name, labeller in backends.further_labellers.items()
+    }
+    return replace(backends, trainer=trainer, engines=engines, labeller=labeller, further_labellers=further)
 
 
 def text_backends(groups: Groups) -> Backends:
@@ -236,13 +238,13 @@ def text_backends(groups: Groups) -> Backends:
     if config.model.device == "cuda":  # else trainer and engines are on these CPUs too
         torch.set_num_threads(inspect_machine().cpus)
     store = ArtifactStore(groups.run_dir / ARTIFACTS)
-    prepared = prepare_texts(config, given_by_users(config, groups.run_dir))
-    template, model = prepared.chat_template, config.model
-    reference = store_reference(store, prepared.reference_folder, template, model.dtype, in_nf4=model.in_nf4)
+    texts = prepare_texts(config, given_by_users(config, groups.run_dir))
+    template, model = texts.chat_template, config.model
+    reference = store_reference(store, texts.reference_folder, template, model.dtype, in_nf4=model.in_nf4)
     folder, root = store.folder(reference.path), str(store.root)
     engines = groups.start_engines(config.rollout.engine, lambda name: partial(text_engine, config, name, folder, root))
     trainer = groups.start_trainer(partial(text_trainer, config, folder, root, reference))
-    here = text_world_backends(config, store, prepared, reference, trainer, engines)
-    if here.world is None:
-        return here  # nobody to ask: the recipe names its own feedback
-    return replace(here, labeller=groups.start_labeller("world", here.labeller))
+    backends = text_world_backends(config, store, texts, reference, trainer, engines)
+    if backends.world is None:
+        return backends  # nobody to ask: the recipe names its own feedback
+    return replace(backends, labeller=groups.start_labeller("world", backends.labeller))

@@ -33,11 +33,11 @@ WAITING = 64
 
 @dataclass(frozen=True)
 class LimitSettings:
-    """What an actor is started with; two workers that share it give equal ones."""
+    """Settings of an actor; workers that share it must give equal ones."""
 
     limits: Mapping[str, Any] | Path
     content: str
-    """Hash of what stands in the limits: a file may have been edited since the actor read it."""
+    """Hash of the limits' content: a file may have been edited since the actor read it."""
     journal: Path
     answers_a_step: int
     schedule: Schedule
@@ -55,8 +55,8 @@ class LimitControllerActor(AnsweringActor):
         self._measuring = Lock()
 
     def begin(self, settings: LimitSettings) -> None:
-        """Opens the limits' sources. Raises UserError for what is wrong with them, and for settings that are not the
-        actor's own."""
+        """Opens the limits' sources. Raises UserError where they are wrong, or where `settings` are not the actor's
+        own."""
         if settings != self._settings:
             raise UserError(
                 f"the limits of {self._settings.journal} were begun with another file, another text of it, another"
@@ -81,22 +81,25 @@ class LimitControllerActor(AnsweringActor):
             return self._opened().multipliers
 
     def _answer_waiting(self) -> None:
-        taken = [self._waiting.get() for _ in range(self._waiting.qsize())]
+        requests = [self._waiting.get() for _ in range(self._waiting.qsize())]
         try:
-            scored = self._opened().score_all([asked for asked, _ in taken])
+            results = self._opened().score_all([batch for batch, _ in requests])
         except Exception as error:  # whoever waits is told; the actor continues
-            for _, reply in taken:
+            for _, reply in requests:
                 reply.set_exception(error)
             return
-        for (_, reply), one in zip(taken, scored, strict=True):
-            reply.set_result(one)
+        for (_, reply), result in zip(requests, results, strict=True):
+            reply.set_result(result)
 
     def _opened(self) -> AnswerScores:
-        """Opened at the first need and not at the start, so that what is wrong reaches who asks in its own words."""
+        """Opens the limits at first use, so that the caller gets their UserError and not a failed constructor."""
         if self._owner is None:
-            own = self._settings
+            settings = self._settings
             self._owner = AnswerScores(
-                own.limits, journal=own.journal, answers_a_step=own.answers_a_step, schedule=own.schedule
+                settings.limits,
+                journal=settings.journal,
+                answers_a_step=settings.answers_a_step,
+                schedule=settings.schedule,
             )
             if not self._restarted:
                 self._owner.forget_unfinished()

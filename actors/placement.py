@@ -34,7 +34,7 @@ def total(bundles: Sequence[Bundle]) -> dict[str, float]:
 
 
 def shortfall(bundles: Sequence[Bundle], have: Resources) -> str | None:
-    """Says what is needed, what is there and what is short, per resource; None if it suffices."""
+    """What is needed, there and short, per resource, in words; None if it suffices."""
     parts = " + ".join(f"{bundle.part} {bundle.count} x {_units(bundle)}" for bundle in bundles)
     short = [
         f"need {need:g} {name}s, have {have.get(name, 0.0):g}, short {need - have.get(name, 0.0):g}"
@@ -72,14 +72,14 @@ def check_cluster(bundles: Sequence[Bundle], *, patience_s: float = 5.0, autosca
 
     autoscaler_s: above 0, Ray's autoscaler is asked for the missing nodes and has this number of seconds to bring them.
     """
-    if autoscaler_s and (short := lack(bundles)):
-        _wait_for_autoscaler(bundles, short, autoscaler_s)
+    if autoscaler_s and (shortage := lack(bundles)):
+        _wait_for_autoscaler(bundles, shortage, autoscaler_s)
         return
     deadline = time.monotonic() + patience_s
-    while short := lack(bundles):
+    while shortage := lack(bundles):
         if time.monotonic() > deadline:
             raise UserError(
-                f"the cluster is too small: {short}. Add nodes, lower trainer.workers or rollout.engines, or give an"
+                f"the cluster is too small: {shortage}. Add nodes, lower trainer.workers or rollout.engines, or give an"
                 " autoscaler time (cluster.autoscaler_s)"
             )
         time.sleep(0.5)
@@ -90,19 +90,19 @@ def _wait_for_autoscaler(bundles: Sequence[Bundle], short: str, wait_s: float) -
     from ray.autoscaler.sdk import request_resources
 
     request_resources(bundles=[_resources(bundle) for bundle in bundles for _ in range(bundle.count)])
-    started = told = time.monotonic()
+    started = logged_at = time.monotonic()
     logger.warning("asked the autoscaler for nodes and wait up to %.0f s: %s", wait_s, short)
     try:
-        while still := lack(bundles):
+        while shortage := lack(bundles):
             now = time.monotonic()
             if now - started > wait_s:
                 raise UserError(
-                    f"the autoscaler brought too few nodes within {wait_s:.0f} s: {still}. Raise its most nodes or"
+                    f"the autoscaler brought too few nodes within {wait_s:.0f} s: {shortage}. Raise its most nodes or"
                     " cluster.autoscaler_s, or lower trainer.workers or rollout.engines"
                 )
-            if now - told > SAY_EVERY_S:
-                told = now
-                logger.warning("wait for the autoscaler since %.0f s: %s", now - started, still)
+            if now - logged_at > SAY_EVERY_S:
+                logged_at = now
+                logger.warning("wait for the autoscaler since %.0f s: %s", now - started, shortage)
             time.sleep(0.5)
     finally:
         request_resources(bundles=[])
@@ -139,16 +139,16 @@ def reserve(bundle: Bundle, *, strategy: str, deadline_s: float) -> Any:
 
 
 def release_places_of_lost_groups() -> None:
-    """Gives back everything that Ray Train reserved for this job, whose only group is gone.
+    """Releases everything that Ray Train reserved for this job, whose only group is gone.
 
-    Ray Train leaves that to an actor on some node. When this one is lost as well, nothing would ever give it back.
+    Ray Train leaves that to an actor on some node; if that node is lost as well, nothing would release it.
     """
     for group in _reserved_by_ray_train():
         ray.util.remove_placement_group(group)
 
 
 def release_superseded_places() -> None:
-    """Gives back what Ray Train still holds for a group that it has given up, once the next one waits for places.
+    """Releases what Ray Train still holds for a group that it has given up, once the next one waits for places.
 
     A node that is lost while a group starts makes Ray Train forget the places of that group. It asks for places one
     group at a time, so a group that has them while another group of the same job waits is such a forgotten one.

@@ -73,11 +73,11 @@ def rank_loop(config: dict[str, Any]) -> None:
 
 
 def _report_progress(mailbox: Any, ended: threading.Event) -> None:
-    """Tells the mailbox, every now and then, that this process got further."""
-    told = PROGRESS.steps
+    """Tells the mailbox when this process got further, at most every `PROGRESS_S`."""
+    steps = PROGRESS.steps
     while not ended.wait(PROGRESS_S):
-        if PROGRESS.steps != told:
-            told = PROGRESS.steps
+        if PROGRESS.steps != steps:
+            steps = PROGRESS.steps
             mailbox.advance.remote()
 
 

@@ -36,7 +36,7 @@ def ray_session(
     """Connect for the duration of a run; a session of this machine is ended afterwards, a cluster is left alone.
 
     address: `auto`, host:port, or None for $RAY_ADDRESS (a job finds its cluster there), else a session here.
-    dashboard: Ray's, in a session here. No run asks it; of an endpoint it tells Prometheus where the metrics are.
+    dashboard: starts Ray's in a session here. Only endpoints need it: it tells Prometheus where the metrics are.
     Raises UserError when there is no cluster at a given address.
     """
     address = address or os.environ.get("RAY_ADDRESS")
@@ -77,7 +77,7 @@ def _on_loopback() -> Iterator[None]:
 
 @contextmanager
 def _environment_kept(*names: str) -> Iterator[None]:
-    """These variables are afterwards what they were; the address of a session that ended would mislead what follows."""
+    """Restores these variables afterwards: the address of an ended session would mislead later code."""
     before = {name: os.environ.get(name) for name in names}
     try:
         yield
@@ -93,7 +93,7 @@ TOKEN_FILE = Path(".ray") / "auth_token"
 
 
 def _token_of_this_user() -> None:
-    """Ray makes the token of its sessions readable by all users; it takes the one that it finds."""
+    """Makes the token that Ray will find; Ray's own would be readable by all users."""
     path = Path.home() / TOKEN_FILE
     with suppress(OSError):  # a home that cannot be written to: Ray says so itself
         kept_secret(path)
@@ -140,7 +140,7 @@ def _children() -> set[psutil.Process]:
 
 
 def _end(processes: Iterable[psutil.Process]) -> None:
-    """Those of them that are Ray's: a start that fails leaves what it had started so far."""
+    """Kills those that are Ray's: a failed start leaves the processes that it had started."""
     ended = []
     for process in processes:
         with suppress(psutil.NoSuchProcess):
@@ -166,10 +166,10 @@ def problems_here(paths: Sequence[str], marker: str, content: str, names: Sequen
     """What this node lacks: paths, the driver's run folder (by the marker in it), secrets by name."""
     problems = [f"{path} does not exist" for path in paths if not Path(path).exists()]
     try:
-        seen = Path(marker).read_text(encoding="utf-8")
+        text = Path(marker).read_text(encoding="utf-8")
     except OSError:
-        seen = ""
-    if seen != content:
+        text = ""
+    if text != content:
         problems.append(f"the run folder {Path(marker).parent} is not the driver's: mount shared storage there")
     problems += [
         f"secret {name} is neither in the environment nor in {SECRET_FILES}"
@@ -189,8 +189,8 @@ def check_nodes(config: Config, run_dir: Path, *, deadline_s: float = 60.0) -> N
     run_dir.mkdir(parents=True, exist_ok=True)
     marker.write_text(content, encoding="utf-8")
     try:
-        asked = {node["NodeManagerAddress"]: _ask(node, config, marker, content, names) for node in nodes}
-        answers = {address: _answer(address, reference, deadline_s) for address, reference in asked.items()}
+        references = {node["NodeManagerAddress"]: _ask(node, config, marker, content, names) for node in nodes}
+        answers = {address: _answer(address, reference, deadline_s) for address, reference in references.items()}
     finally:
         marker.unlink(missing_ok=True)
     lacking = [f"node {address}: {'; '.join(problems)}" for address, problems in answers.items() if problems]
@@ -201,8 +201,8 @@ def check_nodes(config: Config, run_dir: Path, *, deadline_s: float = 60.0) -> N
 def _ask(node: dict[str, object], config: Config, marker: Path, content: str, names: list[str]) -> ray.ObjectRef:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    here = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-    task = ray.remote(problems_here).options(num_cpus=0, scheduling_strategy=here, max_retries=0)
+    strategy = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+    task = ray.remote(problems_here).options(num_cpus=0, scheduling_strategy=strategy, max_retries=0)
     return task.remote(needed_paths(config), str(marker), content, names)
 
 

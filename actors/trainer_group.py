@@ -205,13 +205,13 @@ class TrainerGroup:
         except BaseException as error:
             self._failure = error
 
-    def _call(self, what: str, method: Callable[Concatenate[Rank, P], R], *arguments: P.args, **named: P.kwargs) -> R:
+    def _call(self, task: str, method: Callable[Concatenate[Rank, P], R], *arguments: P.args, **kwargs: P.kwargs) -> R:
         """One command to all ranks, from any thread. -> the value of rank 0"""
         with self._one_at_a_time:
-            value: R = self._command(what, lambda rank: method(rank, *arguments, **named))
+            value: R = self._command(task, lambda rank: method(rank, *arguments, **kwargs))
             return value
 
-    def _command(self, what: str, do: Callable[[Rank], Any]) -> Any:
+    def _command(self, task: str, do: Callable[[Rank], Any]) -> Any:
         self._number += 1
         outcome: Outcome | None = None
         submitted = overdue = False
@@ -237,26 +237,26 @@ class TrainerGroup:
                 self._replace_group(self._failure)
                 submitted = False
             if overdue:
-                raise RunError(self._overdue(what))
+                raise RunError(self._overdue(task))
             release_superseded_places()
-            self._raise_if_cluster_shrank(what)
+            self._raise_if_cluster_shrank(task)
         if outcome.error is not None:
-            raise RunError(f"trainer, {what}: {outcome.message}")
+            raise RunError(f"trainer, {task}: {outcome.message}")
         return outcome.value
 
     def _submit(self, do: Callable[[Rank], Any]) -> None:
         # Inside a list the reference itself travels: the mailbox never holds the rows.
         ray.get(self._mailbox.submit.remote(self._number, [ray.put(do)]))
 
-    def _overdue(self, what: str) -> str:
+    def _overdue(self, task: str) -> str:
         missing = ray.get(self._mailbox.waiting_for.remote())
         names = ", ".join(
             f"rank {worker.rank} (process {worker.pid} on {worker.node})"
             for worker in self.workers()
             if worker.rank in missing
         )
-        waited = f"{self._settings.deadline_s:.0f} s"
-        return f"{what} made no progress for {waited}: still waiting for {names or 'a new group'}"
+        patience = f"{self._settings.deadline_s:.0f} s"
+        return f"{task} made no progress for {patience}: still waiting for {names or 'a new group'}"
 
     def _group_ended(self) -> bool:
         return not self._thread.is_alive()
@@ -265,23 +265,25 @@ class TrainerGroup:
         if self._group_ended():
             raise RunError(f"the trainer group ended: {one_line(self._failure)}") from self._failure
 
-    def _raise_if_cluster_shrank(self, what: str) -> None:
+    def _raise_if_cluster_shrank(self, task: str) -> None:
         """A lost node may leave too little for the group; new nodes get the time that starting takes."""
-        short = self._settings.lack()
-        if short is None:
+        shortage = self._settings.lack()
+        if shortage is None:
             self._short_since = None
             return
         if self._short_since is None:
             self._short_since = time.monotonic()
-            logger.warning("the cluster became too small during %s: %s; waiting for new nodes", what, short)
+            logger.warning("the cluster became too small during %s: %s; waiting for new nodes", task, shortage)
         if time.monotonic() - self._short_since > self._settings.start_deadline_s:
-            raise RunError(f"the cluster became too small during {what}: {short}. Add nodes and continue with --resume")
+            raise RunError(
+                f"the cluster became too small during {task}: {shortage}. Add nodes and continue with --resume"
+            )
 
     def _replace_group(self, failure: BaseException | None) -> None:
         """FailureConfig covers the ranks; a lost controller or mailbox is replaced together with the whole group."""
         self._failure = failure
-        lost = isinstance(failure, ray.exceptions.RayActorError)
-        if self._closed or not lost or self._lost_groups >= self._settings.max_failures:
+        is_lost = isinstance(failure, ray.exceptions.RayActorError)
+        if self._closed or not is_lost or self._lost_groups >= self._settings.max_failures:
             raise RunError(f"the trainer group ended: {one_line(failure)}") from failure
         self._lost_groups += 1
         ray.kill(self._mailbox)

@@ -53,8 +53,8 @@ class WeightSender:
         if command.transfer == "nccl" and self._rank > 0:
             return 0
         if self._source is None or self._source[0] != command.policy:
-            stored = ArtifactStore(command.store).read_torch(command.policy.path, command.policy.sha256)
-            self._source = command.policy, weight_source(stored, device_for())
+            weights = ArtifactStore(command.store).read_torch(command.policy.path, command.policy.sha256)
+            self._source = command.policy, weight_source(weights, device_for())
         source = self._source[1]
         key = command.engine._actor_id.hex()
         try:
@@ -68,7 +68,7 @@ class WeightSender:
 
 
 def free_port() -> int:
-    """On any address of this node."""
+    """Free on all addresses of this node."""
     with socket.socket() as listener:
         listener.bind(("", 0))
         return int(listener.getsockname()[1])

@@ -46,7 +46,7 @@ def text_engine(config: Config, name: str, folder: Path, store: str) -> RolloutE
 
 def table_engine(config: Config, name: str, store: str) -> RolloutEngine:
     """The world's engine of that name."""
-    return next(one for one in backends_of_world(config, ArtifactStore(store)).engines if one.name == name)
+    return next(engine for engine in backends_of_world(config, ArtifactStore(store)).engines if engine.name == name)
 
 
 def given_labeller(labeller: Labeller) -> Labeller:

@@ -61,9 +61,9 @@ def submit(
     command, variables = jobs.entrypoint(folder, resume=resume, go_on=go_on), jobs.environment(env or [], secret or [])
     with tempfile.TemporaryDirectory(prefix="pddpo-submit-") as staging:
         package = jobs.build_package(config, working_dir, Path(staging))
-        about = {"entrypoint": command, "files": len(package.sizes), "bytes": package.size, "env_vars": variables}
+        summary = {"entrypoint": command, "files": len(package.sizes), "bytes": package.size, "env_vars": variables}
         if dry_run:
-            _show(about, as_json)
+            _show(summary, as_json)
             return
         client = jobs.connect(address)
         job = jobs.submit(
@@ -77,18 +77,18 @@ def submit(
 
 
 def on_ray(recipe: str, overrides: list[str]) -> Config:
-    """The recipe for a cluster: as Ray actors, and without looking here for files that are there."""
+    """The recipe with `cluster.mode=ray`. Its files are on the cluster and not checked here."""
     config = load(recipe, overrides, check_files=False)
     if config.cluster.mode == "ray":
         return config
     return load(recipe, [*overrides, "cluster.mode=ray"], check_files=False)
 
 
-def _show(about: dict[str, object], as_json: bool) -> None:
+def _show(summary: dict[str, object], as_json: bool) -> None:
     if as_json:
-        print_json(about)
+        print_json(summary)
         return
-    for key, value in about.items():
+    for key, value in summary.items():
         typer.echo(f"{key}: {value}")
 
 

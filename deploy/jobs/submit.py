@@ -1,4 +1,4 @@
-"""A recipe as a job on a running Ray cluster: what travels, what is checked before, and how its end is told.
+"""A recipe as a job on a running Ray cluster: what travels, what is checked before, and its exit code.
 
     package = build_package(config, Path("."), staging)      # code without data and runs, and the resolved recipe
     job = submit(client, package, run=PurePosixPath("/mnt/pddpo/runs/first"), ...)
@@ -95,9 +95,9 @@ def build_package(config: Config, folder: Path, staging: Path, *, max_mib: float
     total = sum(sizes.values())
     if total > max_mib * MIB:
         biggest = sorted(sizes, key=lambda name: -sizes[name])[:3]
-        named = ", ".join(f"{name} ({sizes[name] / MIB:.0f} MiB)" for name in biggest)
+        listing = ", ".join(f"{name} ({sizes[name] / MIB:.0f} MiB)" for name in biggest)
         raise UserError(
-            f"{folder} is {total / MIB:.0f} MiB, at most {max_mib:g} MiB travel with a job; the biggest are {named}: "
+            f"{folder} is {total / MIB:.0f} MiB, at most {max_mib:g} MiB travel with a job; the biggest are {listing}: "
             "add them to .gitignore, or name a smaller folder with --working-dir"
         )
     for path in files:
@@ -235,8 +235,8 @@ def follow(client: Any, job: str, show: Callable[[str], None]) -> int:
 
 
 def _details(client: Any, job: str, show: Callable[[str], None]) -> Any:
-    """What the head says of a job; a head that is away is waited for."""
-    deadline, told = time.monotonic() + HEAD_GONE_S, False
+    """A job's details from the head, waiting for one that is away."""
+    deadline, is_shown = time.monotonic() + HEAD_GONE_S, False
     while True:
         try:
             return client.get_job_info(job)
@@ -246,9 +246,9 @@ def _details(client: Any, job: str, show: Callable[[str], None]) -> Any:
                     f"the cluster's head has not answered for {HEAD_GONE_S} s: the job {job} may still run;"
                     " give the command again when the head is back"
                 ) from error
-            if not told:
+            if not is_shown:
                 show(f"waiting up to {HEAD_GONE_S} s for the cluster's head, which does not answer\n")
-            told = True
+            is_shown = True
             time.sleep(AGAIN_S)
 
 

@@ -1,4 +1,4 @@
-"""The entrance: keys and limits, the draw of k, and what every reply states. A value that can be called in process.
+"""The entrance as a FastAPI application: keys and limits, the draw of a round, and what every reply states.
 
 app = create_app(state)
 """
@@ -42,8 +42,8 @@ def create_app(state: EntranceState) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         tasks = [
-            asyncio.create_task(each)
-            for each in (state.follow(), state.watch(), state.measured.work(), state.kept.work())
+            asyncio.create_task(coroutine)
+            for coroutine in (state.follow(), state.watch(), state.measured.work(), state.kept.work())
         ]
         try:
             yield
@@ -171,7 +171,7 @@ async def detokenize(request: Request, parts: Parts, key: Caller) -> Response:
     return await _tokens("detokenize", request, parts, key)
 
 
-async def _tokens(way: TokensCall, request: Request, parts: EntranceState, key: ApiKey) -> Response:
+async def _tokens(call: TokensCall, request: Request, parts: EntranceState, key: ApiKey) -> Response:
     """As the engine reads the text, by its own template; all policies of a run have one tokenizer."""
     body = read_json(await request.body())
     if not isinstance(body, dict):
@@ -180,7 +180,7 @@ async def _tokens(way: TokensCall, request: Request, parts: EntranceState, key: 
     parts.traffic.demand()
     try:
         async with asyncio.timeout(parts.args.request_s):
-            reply = await parts.engines.tokens(way, {name: body[name] for name in TOKENS_FIELDS if name in body})
+            reply = await parts.engines.tokens(call, {name: body[name] for name in TOKENS_FIELDS if name in body})
     except EngineGone:
         parts.lost()
         parts.traffic.demand()
@@ -199,17 +199,17 @@ async def _answer(kind: Kind, request: Request, parts: EntranceState, key: ApiKe
 
 
 async def _let_in(kind: Kind, request: Request, parts: EntranceState, key: ApiKey) -> Exchange:
-    """Draws the policy once, here, and says how its answer will differ from what was tested."""
+    """Draws the policy, notes departures from what was tested, and reserves tokens."""
     call = parse(kind, read_json(await request.body()), request.headers.get(CONVERSATION), parts.most, parts.control)
     parts.demand(key, parts.catalog.needed_scope(call.model))
     now_ms = parts.store.clock()
     policy = parts.catalog.choose(call.model, call.conversation, parts.args.seed, parts.draw_secret, now_ms=now_ms)
-    stated = facts(parts.catalog, call.model, policy, key.scope) | {"conversation": call.conversation}
-    stated |= {"clamped": call.clamped} if call.clamped else {}
+    reply_facts = facts(parts.catalog, call.model, policy, key.scope) | {"conversation": call.conversation}
+    reply_facts |= {"clamped": call.clamped} if call.clamped else {}
     certificate = parts.catalog.certificate_of(call.model, policy)
     call = call if certificate is None else call.of_length(int(certificate.decoding["max_tokens"]))
     consent = ",".join(request.headers.getlist(CONSENT_HEADER))
-    exchange = Exchange(parts, key, call, policy, certificate, stated, consent)
+    exchange = Exchange(parts, key, call, policy, certificate, reply_facts, consent)
     exchange.compare()
     parts.traffic.demand()
     parts.reserve(key, call.reserve)
@@ -261,10 +261,10 @@ async def give_feedback(body: FeedbackBody, parts: Parts, key: Caller) -> JSONRe
         raise ApiError(
             404, f"there is no recent reply {body.id!r} to key {key.name!r}: it was not kept, or too long ago"
         )
-    new = await asyncio.to_thread(verdicts.enqueue, parts.store, reply, body.id, body.verdict, body.note)
-    kept = await parts.kept.judge(body.id, body.verdict)
-    said = {"id": body.id, "verdict": body.verdict, "queued": new, "kept": kept}
-    return JSONResponse(said, 201 if new else 200)
+    is_new = await asyncio.to_thread(verdicts.enqueue, parts.store, reply, body.id, body.verdict, body.note)
+    is_kept = await parts.kept.judge(body.id, body.verdict)
+    content = {"id": body.id, "verdict": body.verdict, "queued": is_new, "kept": is_kept}
+    return JSONResponse(content, 201 if is_new else 200)
 
 
 async def withdraw(body: WithdrawBody, parts: Parts, key: Caller) -> dict[str, Any]:
@@ -274,8 +274,8 @@ async def withdraw(body: WithdrawBody, parts: Parts, key: Caller) -> dict[str, A
         raise ApiError(400, "say one of id (a reply), user, or all: true")
     await parts.kept.settled()
     of_key = "" if key.scope is Scope.ADMIN and body.id else key.name
-    mine = parts.reply(body.id, key) is not None or key.scope is Scope.ADMIN
-    done = await asyncio.to_thread(
+    may_erase = parts.reply(body.id, key) is not None or key.scope is Scope.ADMIN
+    counts = await asyncio.to_thread(
         take_back,
         parts.store,
         Path(parts.args.run),
@@ -284,10 +284,10 @@ async def withdraw(body: WithdrawBody, parts: Parts, key: Caller) -> dict[str, A
         key="" if body.id else key.name,
         user=body.user,
         within=of_key,
-        question=mine,
+        question=may_erase,
     )
     parts.forget(body.id, key.name)
-    return {"prompts": done.prompts, "answers": done.replies + done.samples, "questions": done.questions}
+    return {"prompts": counts.prompts, "answers": counts.replies + counts.samples, "questions": counts.questions}
 
 
 async def history(parts: Parts, key: Administrator) -> dict[str, Any]:
@@ -298,8 +298,8 @@ async def history(parts: Parts, key: Administrator) -> dict[str, Any]:
 
 async def release(body: ReleaseBody, parts: Parts, key: Administrator) -> dict[str, Any]:
     """Releases a round by hand; it answers, or begins to, when this returns."""
-    how: dict[str, Any] = {"by": key.name, "reason": body.reason, "force": body.force, "hours": body.hours}
-    await asyncio.to_thread(parts.releases.release, body.round, **how)
+    arguments: dict[str, Any] = {"by": key.name, "reason": body.reason, "force": body.force, "hours": body.hours}
+    await asyncio.to_thread(parts.releases.release, body.round, **arguments)
     return await _taken_over(parts)
 
 
@@ -322,5 +322,5 @@ async def _taken_over(parts: EntranceState) -> dict[str, Any]:
 
 def _served_now(parts: EntranceState) -> dict[str, Any]:
     stage = parts.catalog.stage
-    now: dict[str, Any] = {"released": parts.catalog.released}
-    return now if stage is None else now | {"staged": stage.round, "share": stage.share(parts.store.clock())}
+    summary: dict[str, Any] = {"released": parts.catalog.released}
+    return summary if stage is None else summary | {"staged": stage.round, "share": stage.share(parts.store.clock())}

@@ -109,7 +109,7 @@ class EntranceState:
         self._failed: tuple[Stamp, float] | None = None
 
     async def follow(self) -> None:
-        """Looks again and again; a look that fails is logged and leaves everything as it was."""
+        """Calls `look` every `follow_s`; a call that fails is logged and changes nothing."""
         while True:
             await asyncio.sleep(self.args.follow_s)
             try:
@@ -118,7 +118,7 @@ class EntranceState:
                 logger.exception("the endpoint stays with what it serves")
 
     async def watch(self) -> None:
-        """Knows within a moment when an engine is dead or there again."""
+        """Checks every `PULSE_S` whether the engines are alive."""
         while True:
             await self.pulse()
             await asyncio.sleep(PULSE_S)
@@ -137,7 +137,7 @@ class EntranceState:
             self.traffic.came_back()
 
     def lost(self) -> None:
-        """An engine is dead: nothing is accepted, nor is a readiness check of before believed."""
+        """An engine is dead: accepts nothing, and forgets the last readiness check."""
         self.traffic.lost()
         self._checked = (-READY_S, False)
 
@@ -151,18 +151,18 @@ class EntranceState:
             stamp = await asyncio.to_thread(stamp_of, self.store)
             if stamp == self.catalog.stamp or (self._failed and self._failed[0] == stamp and not self._retry()):
                 return
-            fresh = await asyncio.to_thread(read_catalog, self.store, self._mixture_max)
-            for number in _newly_served(self.catalog, fresh):
-                self._failed = (fresh.stamp, time.monotonic())
+            catalog = await asyncio.to_thread(read_catalog, self.store, self._mixture_max)
+            for number in _newly_served(self.catalog, catalog):
+                self._failed = (catalog.stamp, time.monotonic())
                 self.metrics.undelivered(True)
-                await self.engines.check(fresh.policies[number])
+                await self.engines.check(catalog.policies[number])
             self._failed = None
             self.metrics.undelivered(False)
-            before, self.catalog = self.catalog, fresh
-            if fresh.released != before.released:
-                logger.info("run %s: released is round %s, was %s", fresh.run, fresh.released, before.released)
-            if fresh.stage is not None and fresh.stage != before.stage:
-                logger.info("run %s: round %d answers a growing share", fresh.run, fresh.stage.round)
+            previous, self.catalog = self.catalog, catalog
+            if catalog.released != previous.released:
+                logger.info("run %s: released is round %s, was %s", catalog.run, catalog.released, previous.released)
+            if catalog.stage is not None and catalog.stage != previous.stage:
+                logger.info("run %s: round %d answers a growing share", catalog.run, catalog.stage.round)
                 if not self.measured.watches:
                     logger.warning("nothing measures its answers, so no alarm stops it: start with --measure")
 
@@ -183,8 +183,8 @@ class EntranceState:
         logger.error("run %s: %s; now %s is served", self.store.run, reason, serves)
         if self.args.webhook:
             text = f"run {self.store.run}: {reason}; now {serves} is served"
-            told = {"text": text, "run": self.store.run, "limit": watched.limit, "answers": alarm.answers}
-            send(self.args.webhook, "alarm", {**told, "served": serves})
+            message = {"text": text, "run": self.store.run, "limit": watched.limit, "answers": alarm.answers}
+            send(self.args.webhook, "alarm", {**message, "served": serves})
 
     def _retry(self) -> bool:
         return self._failed is not None and time.monotonic() - self._failed[1] > RETRY_S
@@ -235,8 +235,8 @@ class EntranceState:
     def _limits_of(self, key: ApiKey) -> tuple[RateLimit, RateLimit]:
         if key not in self._limits:
             self._limits[key] = tuple(  # type: ignore[assignment]
-                RateLimit(minute / 60, max(1.0, minute), time.monotonic, what)
-                for minute, what in ((key.requests_per_minute, "requests"), (key.tokens_per_minute, "tokens"))
+                RateLimit(minute / 60, max(1.0, minute), time.monotonic, unit)
+                for minute, unit in ((key.requests_per_minute, "requests"), (key.tokens_per_minute, "tokens"))
             )
         return self._limits[key]
 
@@ -257,10 +257,10 @@ class EntranceState:
         )
 
 
-def _newly_served(before: Catalog, fresh: Catalog) -> list[int]:
+def _newly_served(previous: Catalog, catalog: Catalog) -> list[int]:
     """Rounds that begin to answer: a newly released one, and one whose release begins."""
-    old = {before.released, before.stage.round if before.stage else None}
-    new = [fresh.released, fresh.stage.round if fresh.stage else None]
+    old = {previous.released, previous.stage.round if previous.stage else None}
+    new = [catalog.released, catalog.stage.round if catalog.stage else None]
     return [number for number in new if number is not None and number not in old]
 
 

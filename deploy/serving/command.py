@@ -171,7 +171,7 @@ def share_of(text: str) -> float:
 
 
 def _rules(scrub: Path | None) -> str | None:
-    """The file of rules, looked at before anything is started. Raises UserError for one that is wrong."""
+    """Path of the file of rules. Raises UserError for a wrong file before anything is started."""
     if scrub is None:
         return None
     from pddpo_ray.serving.scrubbing import scrubber

@@ -52,12 +52,12 @@ APPLICATION = "pddpo"
 DRAW_KEY = "serve-draw-key"
 """File with the secret of the mixture's draws: the same for every entrance, and after a new start."""
 PROXY = "SERVE_PROXY_ACTOR"
-"""How Serve's HTTP proxies are called."""
+"""Prefix of the names of HTTP proxies."""
 CONTROL_MAX = 64
 """Requests besides answers that an entrance takes at once: health, models, administration. It refuses answers itself
 when it is full, so that these need not wait behind answers."""
 HEALTH_S = 1.0
-"""How often Serve asks a replica for its health; it learns at most so much later that one has ended."""
+"""How often Serve checks a replica, and so how late it may learn that one has ended."""
 WATCH_S = 0.2
 GONE = (RayActorError, DeploymentUnavailableError, ReplicaUnavailableError)
 
@@ -81,7 +81,7 @@ class EngineReplica:
         return engine
 
     async def _watch(self) -> None:
-        """Where vLLM has died, starts the next one or ends this replica at once; Serve would ask thrice before."""
+        """Replaces a dead vLLM or ends this replica at once; Serve would check health three times first."""
         while True:
             await asyncio.sleep(WATCH_S)
             if not self._engine.dead:
@@ -185,7 +185,7 @@ class Entrance:
 
 
 def entrance_state(args: ServeArgs, engines: Engines) -> EntranceState:
-    """What the entrance works with; a run that was never served gets its first keys, in files of its folder."""
+    """The entrance's state. Writes a run's first keys into its folder if it was never served."""
     served = find(args)
     store = Store(open_database(served.journal), served.run)
     settings = engine_settings(args, served, read_catalog(store).policies[0].version.path)
@@ -213,18 +213,18 @@ def _watched(args: ServeArgs, config: Config) -> list[WatchedLimit]:
     for reason in reasons:
         logging.getLogger("deploy.serving").warning("served answers are not measured for %s", reason)
     if not limits:
-        why = "; ".join(reasons) or "it states none"
-        raise UserError(f"--measure: no limit of this run can be measured on served answers: {why}")
+        reason_text = "; ".join(reasons) or "it states none"
+        raise UserError(f"--measure: no limit of this run can be measured on served answers: {reason_text}")
     return limits
 
 
 def log_as_serve_does() -> None:
-    """Our lines go where the replica's own go: Serve's log files."""
-    ours, theirs = logging.getLogger("deploy"), logging.getLogger("ray.serve")
-    ours.setLevel(logging.INFO)
-    for handler in theirs.handlers:
-        if handler not in ours.handlers:
-            ours.addHandler(handler)
+    """Sends our log lines to Serve's own log files."""
+    deploy_log, serve_log = logging.getLogger("deploy"), logging.getLogger("ray.serve")
+    deploy_log.setLevel(logging.INFO)
+    for handler in serve_log.handlers:
+        if handler not in deploy_log.handlers:
+            deploy_log.addHandler(handler)
 
 
 def build(args: ServeArgs | dict[str, Any]) -> Application:
@@ -254,7 +254,7 @@ def build(args: ServeArgs | dict[str, Any]) -> Application:
         max_queued_requests=args.waiting_max,
         graceful_shutdown_timeout_s=args.request_s,
         logging_config=logs,
-        # Needs no room: the next one accepts before this one stops to. Engines may not fit twice.
+        # It reserves nothing: the next one may start before this one stops. Engines may not fit twice.
         max_surge_percent=100,
     )
     application: Application = entrance.bind(args, replica.bind(settings, first, args.engines == 1))
@@ -278,7 +278,7 @@ def serve_forever(
     """
     application = build(args)
     name = application_name(Path(args.run), shared=address is not None)
-    # Of Ray's processes, which inherit it; a cluster has it from its image.
+    # Ray's processes inherit it; a cluster has it from its image.
     os.environ.setdefault(CALLBACK_VARIABLE, CALLBACK)
     with ray_session(f"pddpo-serve/{Path(args.run).name}", address=address, dashboard=True):
         files = {} if tls is None else {"ssl_certfile": str(tls[0]), "ssl_keyfile": str(tls[1])}
@@ -303,7 +303,7 @@ def serve_forever(
 
 
 def start_proxy(options: dict[str, Any]) -> None:
-    """Starts what listens. Raises RunError where it is not up in Serve's own time, as on a busy machine."""
+    """Starts Serve's proxy. Raises RunError where it is not up in time, as on a busy machine."""
     try:
         serve.start(http_options=options)
     except RayActorError as error:
@@ -325,18 +325,18 @@ def deployed(application: Application, name: str, route: str) -> Any:
     try:
         return serve.run(application, name=name, route_prefix=route)
     except RayServeException as error:
-        taken = re.search(r"is being used by application \"([^\"]*)\"", str(error))
-        if taken is None:
+        match = re.search(r"is being used by application \"([^\"]*)\"", str(error))
+        if match is None:
             raise
         raise UserError(
-            f"--route {route}: the application {taken[1]} of this cluster answers there; give another, e.g."
+            f"--route {route}: the application {match[1]} of this cluster answers there; give another, e.g."
             f" --route /{name}"
         ) from None
 
 
 def close_port() -> None:
-    """Nobody listens any more. Serve's own end takes the application down first, and then says 404 for a while, which
-    clients take for a mistake of theirs and do not try again."""
+    """Ends the proxies. Serve's own shutdown removes the application first and answers 404 for a while, which clients
+    take for a mistake of theirs and do not try again."""
     for actor in ray.util.list_named_actors(all_namespaces=True):
         if actor["name"].startswith(PROXY):
             ray.kill(ray.get_actor(actor["name"], namespace=actor["namespace"]))

@@ -58,8 +58,8 @@ class Exchange:
         self._parts, self._key, self._call, self._policy, self._stated = parts, key, call, policy, stated
         self._certificate, self._consent = certificate, consent
         self._decoding = parts.decoding if certificate is None else certificate.decoding
-        measured = certificate is not None and call.model == RELEASED
-        self._measured_as = answering_weights(parts.catalog, policy) if measured else ""
+        may_measure = certificate is not None and call.model == RELEASED
+        self._measured_as = answering_weights(parts.catalog, policy) if may_measure else ""
         """The weights of an answer that may be measured; else empty."""
         self._began = time.monotonic()
         self._deadline = asyncio.get_running_loop().time() + parts.args.request_s
@@ -79,18 +79,18 @@ class Exchange:
         if departure := self._call.departure(self._decoding):
             self._depart(departure)
 
-    def _depart(self, how: str) -> None:
-        """The request asks for other answers than the policy's own: they teach nothing about it."""
+    def _depart(self, departure: str) -> None:
+        """The answers will not be the policy's own: no training, certificate or measurement."""
         self._consent = "no"
-        self._uncertify(how)
+        self._uncertify(departure)
 
-    def _uncertify(self, why: str) -> None:
+    def _uncertify(self, reason: str) -> None:
         self._measured_as = ""
         if self._certificate is None:
             return
         if self._parts.args.other_decoding == "refuse":
-            raise ApiError(400, f"{why} is other decoding than is certified for {self._call.model!r}: leave it out")
-        self._stated["certificate"] = f"{NONE}: {why} is not what was tested"
+            raise ApiError(400, f"{reason} is other decoding than is certified for {self._call.model!r}: leave it out")
+        self._stated["certificate"] = f"{NONE}: {reason} is not what was tested"
 
     def begin(self, span: Span) -> None:
         """Takes its place among the requests under way. Raises ApiError 503 where there is none."""
@@ -128,7 +128,7 @@ class Exchange:
         headers[CERTIFICATE] = " ".join(str(self._stated["certificate"]).split())
         return headers
 
-    def _failure(self, what: str, error: Exception) -> Failure:
+    def _failure(self, subject: str, error: Exception) -> Failure:
         """What a client is told of an error, and the status that the log has."""
         if isinstance(error, TimeoutError):
             failure = Failure(LATE, f"the request took longer than {self._parts.args.request_s:g} s")
@@ -139,7 +139,7 @@ class Exchange:
         elif isinstance(error, ApiError):
             failure = Failure(error.status_code, str(error.detail))
         else:
-            failure = Failure(500, hidden(what, error), "internal")
+            failure = Failure(500, hidden(subject, error), "internal")
         self._status = failure.status
         return failure
 
@@ -160,8 +160,8 @@ class Exchange:
         try:
             while (piece := await self._next(pieces)) is not None:
                 for event in str(piece).split("\n\n"):
-                    if changed := self._event(event):
-                        yield changed + "\n\n"
+                    if text := self._event(event):
+                        yield text + "\n\n"
         except Exception as error:
             failure = self._failure("a stream", error)
             yield _error_event(failure.status, failure.detail)
@@ -197,12 +197,12 @@ class Exchange:
         """The last chunk has no answers and the sum of all tokens."""
         if not chunk.get("choices"):
             self._tokens = _total(chunk) or self._tokens
-        told = chunk.get("usage") or {}
+        usage = chunk.get("usage") or {}
         for choice in chunk.get("choices", ()):
             index = int(choice.get("index", 0))
             # An engine that counts at the end alone has drawn a token or more for each chunk.
             least = self._drawn.get(index, (0, 0))[1] + 1
-            self._drawn[index] = int(told.get("prompt_tokens", 0)), int(told.get("completion_tokens", least))
+            self._drawn[index] = int(usage.get("prompt_tokens", 0)), int(usage.get("completion_tokens", least))
 
     def _paid(self) -> float:
         """Tokens that the key pays for: as the engine counted them, or as far as a broken-off stream came. A whole
@@ -211,9 +211,9 @@ class Exchange:
             return self._tokens
         if self._status == 200 or not self._call.stream:
             return self._call.reserve
-        prompts, answers = (sum(one[place] for one in self._drawn.values()) for place in (0, 1))
-        of_a_prompt = max(1.0, len(self._drawn) / self._call.prompts)
-        return answers + (prompts / of_a_prompt or self._call.prompt_tokens)
+        prompts, answers = (sum(tokens[place] for tokens in self._drawn.values()) for place in (0, 1))
+        answers_each = max(1.0, len(self._drawn) / self._call.prompts)
+        return answers + (prompts / answers_each or self._call.prompt_tokens)
 
     def _end(self) -> None:
         status, cut_off = self._status, self._status in (LEFT, LATE)

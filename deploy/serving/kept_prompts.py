@@ -1,7 +1,7 @@
 """What is kept of served exchanges for the run's next rounds: only with the operator's opt-in and its sender's consent.
 
-Texts are scrubbed before they are written. A share that knows nothing of the caps or the rules never waits: an exchange
-is put aside here and written beside the answers.
+Texts are scrubbed before they are written. Answers never wait for that: exchanges are queued here and a task of its own
+writes them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WAITING_MAX = 1000
 
 
 def consents(consent: Consent, key: ApiKey, said: str | None) -> bool:
-    """Whether what a request sends may be kept; `said` is its own word."""
+    """Whether what a request sends may be kept; `said`: its header."""
     word = (said or "").strip().lower()
     if consent == "off" or word not in ("", "yes"):
         return False
@@ -35,7 +35,7 @@ def consents(consent: Consent, key: ApiKey, said: str | None) -> bool:
 
 
 class KeptPrompts:
-    """One entrance's. `work` writes what waits, until cancelled."""
+    """Of one entrance. `work` writes what waits, until cancelled."""
 
     def __init__(self, store: Store, consent: Consent, scrub: Scrubber, caps: Caps, metrics: ServingMetrics) -> None:
         self._store, self._scrub, self._caps, self._metrics = store, scrub, caps, metrics
@@ -43,7 +43,7 @@ class KeptPrompts:
         self._waiting: asyncio.Queue[Sent] = asyncio.Queue(WAITING_MAX)
 
     def offer(self, key: ApiKey, said: str | None, sent: Sent | None) -> None:
-        """An exchange that ended well; nothing of one that was not consented to is looked at."""
+        """Queues an exchange that ended well, if it has consent and the queue has room."""
         if sent is not None and consents(self.consent, key, said) and not self._waiting.full():
             self._waiting.put_nowait(sent)
 
@@ -68,7 +68,7 @@ class KeptPrompts:
         self._metrics.kept(keep(self._store, replace(sent, messages=turns, answer=clean[-1]), self._caps))
 
     async def judge(self, reply: str, verdict: UserVerdict) -> bool:
-        """What a reader says of an answer. Whether it is kept: no other verdict teaches anything."""
+        """Stores a reader's verdict on an answer. -> whether the answer is kept"""
         if self.consent == "off":
             return False
         await self.settled()

@@ -37,7 +37,7 @@ WRITTEN_EVERY = 20
 
 @dataclass(frozen=True)
 class WatchedLimit:
-    """A limit whose measure has bounds, and who measures it."""
+    """A limit whose measure has bounds, and its source."""
 
     limit: Limit
     source: Source
@@ -59,21 +59,21 @@ class WatchedLimit:
     def measured(self, answers: Sequence[Answer]) -> list[float | None]:
         """One number in [0, 1] per answer, higher is worse; None: no number."""
         values = self.source.values(answers)
-        return [None if isinstance(one, Unmeasured) else self.in_unit(self.limit.cost(one)) for one in values]
+        return [None if isinstance(value, Unmeasured) else self.in_unit(self.limit.cost(value)) for value in values]
 
 
 def watched_limits(config: Config) -> tuple[list[WatchedLimit], list[str]]:
     """The limits that served answers can be measured for, and why the others cannot."""
     watched: list[WatchedLimit] = []
     reasons = []
-    for one in bounded(config):
-        reason = cannot(one) or _why_not(one.limit)
-        source = None if reason else source_in_run(one, config.judge.options)
+    for entry in bounded(config):
+        reason = cannot(entry) or _why_not(entry.limit)
+        source = None if reason else source_in_run(entry, config.judge.options)
         if source is None:
-            reasons.append(f"{one.limit.name}: {reason or 'its source measures in a run alone'}")
+            reasons.append(f"{entry.limit.name}: {reason or 'its source measures in a run alone'}")
             continue
-        assert one.limit.cost_range is not None
-        watched.append(WatchedLimit(one.limit, source, *one.limit.cost_range))
+        assert entry.limit.cost_range is not None
+        watched.append(WatchedLimit(entry.limit, source, *entry.limit.cost_range))
     return watched, reasons
 
 
@@ -108,23 +108,23 @@ class MeasuredTraffic:
         return bool(self._limits) and self._share > 0
 
     def offer(self, sha256: str, answer: Answer | None, key: str = "") -> None:
-        """An answer of the released policy with these weights to this key, None: it was broken off; the coin decides
-        before it is read."""
+        """Queues an answer of these weights to this key if the coin, tossed before it is read, says so. `answer`
+        None: it was broken off."""
         if self._limits and sha256 and self._coin() < self._share and not self._waiting.full():
             self._waiting.put_nowait((sha256, answer, key))
 
     async def work(self) -> None:
         """Measures what waits, until cancelled."""
         while True:
-            offered = await self._waiting.get()
+            entry = await self._waiting.get()
             try:
-                await asyncio.to_thread(self.measure, *offered)
+                await asyncio.to_thread(self.measure, *entry)
             except Exception:
                 logger.exception("a served answer was not measured")
 
     def most_of(self, sha256: str) -> tuple[str, int]:
         """The key that got most of the answers of these weights that were measured since the start, and how many."""
-        return max(self._askers.get(sha256, Counter()).items(), key=lambda one: one[1], default=("", 0))
+        return max(self._askers.get(sha256, Counter()).items(), key=lambda entry: entry[1], default=("", 0))
 
     def measure(self, sha256: str, answer: Answer | None, key: str = "") -> None:
         """One answer under all limits. Raises what a source raises for a mistake that a person must fix."""

@@ -23,7 +23,7 @@ def middlewares() -> list[Middleware]:
 
 
 class SaysToWait:
-    """Answers where Serve has nothing to say, as after the death of an entrance, or says an error of its own.
+    """Answers where Serve gives no answer, as after the death of an entrance, or an error of its own.
 
     Serve's own errors are plain text and end a request that the entrance never answered; the entrance's are JSON.
     """

@@ -72,10 +72,10 @@ class RequestField:
 
     @property
     def _wanted(self) -> str:
-        wanted = "a whole number" if self.form == "whole" else "a number"
+        words = "a whole number" if self.form == "whole" else "a number"
         if math.isfinite(self.least) and math.isfinite(self.most):
-            return f"{wanted} from {self.least:.0f} to {self.most:.0f}"
-        return f"{wanted}, at least {self.least:.0f}" if math.isfinite(self.least) else wanted
+            return f"{words} from {self.least:.0f} to {self.most:.0f}"
+        return f"{words}, at least {self.least:.0f}" if math.isfinite(self.least) else words
 
 
 def _refused(name: str, why: str, *plain: Any, form: Form | None = None, only: Kind | None = None) -> RequestField:
@@ -200,7 +200,7 @@ FIELDS: Mapping[Kind, Mapping[str, RequestField]] = {
 
 def read(kind: Kind, body: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a request that the engine gets, read as it reads them. Raises ApiError 400 naming a field."""
-    asked = {}
+    fields = {}
     for name, value in body.items():
         if value is None:
             continue
@@ -211,8 +211,8 @@ def read(kind: Kind, body: Mapping[str, Any]) -> dict[str, Any]:
         if field.effect == "refused" and value not in field.plain:
             raise ApiError(400, f"{name} is not supported by this endpoint ({field.why}): leave it out")
         if field.effect != "refused" and field.sent:
-            asked[name] = value
-    return asked
+            fields[name] = value
+    return fields
 
 
 def departure(kind: Kind, asked: Mapping[str, Any], decoding: Mapping[str, Any]) -> str | None:
@@ -237,11 +237,11 @@ def shortened(value: Any) -> str:
 def fields_page() -> str:
     """docs/request-fields.md."""
     rows = []
-    for field in sorted(TABLE, key=lambda one: (one.name, one.only or "")):
+    for field in sorted(TABLE, key=lambda field: (field.name, field.only or "")):
         route = "both" if field.only is None else ROUTES[field.only].removeprefix("/v1/")
         plain = "as tested" if field.tested else ", ".join(f"`{json.dumps(value)}`" for value in field.plain)
-        happens = field.effect if field.sent or field.effect == "refused" else "harmless, not passed on"
-        rows.append(f"| `{field.name}` | {route} | {happens} | {plain} | {field.why} |")
+        effect = field.effect if field.sent or field.effect == "refused" else "harmless, not passed on"
+        rows.append(f"| `{field.name}` | {route} | {effect} | {plain} | {field.why} |")
     return PAGE.format(rows="\n".join(rows))
 
 

@@ -74,7 +74,7 @@ class Call:
 
     @property
     def prompt_tokens(self) -> float:
-        """About how many its prompts have."""
+        """Of its prompts, estimated."""
         return len(self.question) / BYTES_PER_TOKEN
 
     def departure(self, decoding: Mapping[str, Any]) -> str | None:
@@ -104,7 +104,7 @@ def read_json(text: bytes) -> Any:
     else:
         level: list[Any] = [body]
         for _ in range(DEPTH_MAX):
-            level = [inner for each in level for inner in _inside(each)]
+            level = [inner for value in level for inner in _inside(value)]
         if not level:
             return body
     raise ApiError(400, f"the request has objects or lists inside each other more than {DEPTH_MAX} levels deep")
@@ -131,22 +131,22 @@ def parse(kind: Kind, body: Any, conversation: str | None, most: int, control: S
     model = body.get("model") or RELEASED
     if not isinstance(model, str):
         raise ApiError(400, "model must be a string")
-    named = conversation or body.get("conversation_id")
-    if named is not None and not (isinstance(named, str) and 0 < len(named) <= 200):
+    conversation_id = conversation or body.get("conversation_id")
+    if conversation_id is not None and not (isinstance(conversation_id, str) and 0 < len(conversation_id) <= 200):
         raise ApiError(400, "conversation_id must be a string of at most 200 characters")
-    asked = read(kind, body)
+    request = read(kind, body)
     untested: str | None = None
     if kind == "chat":
-        asked["messages"], untested = read_messages(asked.get("messages"), control)
-    texts = [text_of(asked["messages"])] if kind == "chat" else _texts(asked)
-    name, tokens, clamped = _length(kind, asked, most)
-    fields = dict(asked)
-    asked[name] = tokens
+        request["messages"], untested = read_messages(request.get("messages"), control)
+    texts = [text_of(request["messages"])] if kind == "chat" else _texts(request)
+    name, tokens, clamped = _length(kind, request, most)
+    fields = dict(request)
+    request[name] = tokens
     question = "\n".join(texts)
-    stream = asked.get("stream") is True
+    stream = request.get("stream") is True
     if stream:
         # Asked of the engine in any case: the key pays for what was drawn, also of an answer that is broken off.
-        asked["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+        request["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
     options = body.get("stream_options")
     options = options if isinstance(options, dict) else {}
     id_ = uuid.uuid4().hex
@@ -154,58 +154,58 @@ def parse(kind: Kind, body: Any, conversation: str | None, most: int, control: S
         kind=kind,
         id=id_,
         model=model,
-        conversation=conversation_of(named, asked.get("seed"), _opening(asked, question)),
-        body={**asked, "request_id": id_},
+        conversation=conversation_of(conversation_id, request.get("seed"), _opening(request, question)),
+        body={**request, "request_id": id_},
         fields=fields,
-        turns=tuple(Message(one["role"], one["content"]) for one in asked.get("messages", ())),
+        turns=tuple(Message(message["role"], message["content"]) for message in request.get("messages", ())),
         untested=untested,
         stream=stream,
         wants_usage=bool(options.get("include_usage")),
         wants_counts=bool(options.get("include_usage") and options.get("continuous_usage_stats")),
         most=tokens,
         clamped=clamped,
-        reserve=len(texts) * asked.get("n", 1) * tokens + len(question) / BYTES_PER_TOKEN,
+        reserve=len(texts) * request.get("n", 1) * tokens + len(question) / BYTES_PER_TOKEN,
         question=question,
         prompts=len(texts),
-        user=str(asked.get("user") or "")[:USER_MAX],
+        user=str(request.get("user") or "")[:USER_MAX],
     )
 
 
-def _length(kind: Kind, asked: dict[str, Any], most: int) -> tuple[str, int, str | None]:
-    """The field that says how long an answer may be, what it comes to, and the length that is not given. A request that
-    says nothing gets what the API gives, so that none is without a bound."""
-    name = "max_completion_tokens" if "max_completion_tokens" in asked else "max_tokens"
+def _length(kind: Kind, request: dict[str, Any], most: int) -> tuple[str, int, str | None]:
+    """The field with the answer's length, the tokens allowed, and in words a length that was cut. A request without one
+    gets the API's default, so that every answer is bounded."""
+    name = "max_completion_tokens" if "max_completion_tokens" in request else "max_tokens"
     if name != "max_tokens":
-        asked.pop("max_tokens", None)  # as the engine has it
-    if name not in asked:
+        request.pop("max_tokens", None)  # as the engine has it
+    if name not in request:
         return name, most if kind == "chat" else min(16, most), None
-    wanted = int(asked[name])
+    tokens = int(request[name])
     # Evaluation harnesses ask for the log-probabilities of the prompt alone.
-    least = 0 if kind == "completion" and asked.get("echo") else 1
-    if wanted < least:
-        raise ApiError(400, f"{name} must be a whole number from {least} to {most}, not {wanted}")
-    asked[name] = min(wanted, most)
-    return name, asked[name], f"{name}: {most} in place of {wanted}" if wanted > most else None
+    least = 0 if kind == "completion" and request.get("echo") else 1
+    if tokens < least:
+        raise ApiError(400, f"{name} must be a whole number from {least} to {most}, not {tokens}")
+    request[name] = min(tokens, most)
+    return name, request[name], f"{name}: {most} in place of {tokens}" if tokens > most else None
 
 
 def read_messages(value: Any, control: Sequence[str]) -> tuple[list[dict[str, Any]], str | None]:
     """A conversation as the engine, the limits' sources and training all read it, and what in it makes another prompt
     than any that was tested (in ASCII). Raises ApiError 400 naming a message."""
-    if not isinstance(value, list) or not value or not all(isinstance(each, dict) for each in value):
+    if not isinstance(value, list) or not value or not all(isinstance(message, dict) for message in value):
         raise ApiError(400, "messages must be a list of objects with role and content")
     messages, untested = [], None
     for number, message in enumerate(value):
         role = ALIASES.get(str(message.get("role")), message.get("role"))
         if role not in ROLES:
-            known = ", ".join((*ROLES, *ALIASES))
-            raise ApiError(400, f"messages[{number}]: the role {shortened(role)} is none of {known}")
+            roles = ", ".join((*ROLES, *ALIASES))
+            raise ApiError(400, f"messages[{number}]: the role {shortened(role)} is none of {roles}")
         content = _content(message.get("content"))
-        others = {name: one for name, one in message.items() if name not in ("role", "content") and one}
-        if others.get("type") in TYPES_OF_TEXT:
-            others.pop("type")
-        messages.append({"role": role, "content": content, **others})
-        if others or role == TOOL:
-            untested = untested or f"messages[{number}] with {shortened(next(iter(others), TOOL))}"
+        extras = {name: entry for name, entry in message.items() if name not in ("role", "content") and entry}
+        if extras.get("type") in TYPES_OF_TEXT:
+            extras.pop("type")
+        messages.append({"role": role, "content": content, **extras})
+        if extras or role == TOOL:
+            untested = untested or f"messages[{number}] with {shortened(next(iter(extras), TOOL))}"
         if mark := next((mark for mark in control if mark in content), None):
             untested = untested or f"messages[{number}] with the control token {shortened(mark)}"
     if messages[-1]["role"] != "user":
@@ -223,32 +223,34 @@ def _content(value: Any) -> str:
     return "\n".join(words)
 
 
-def _opening(asked: Mapping[str, Any], question: str) -> str:
+def _opening(request: Mapping[str, Any], question: str) -> str:
     """What stays the same while a conversation grows: everything up to the first message of its user."""
-    messages = asked.get("messages")
+    messages = request.get("messages")
     if not messages:
         return question
-    first = next((index for index, each in enumerate(messages) if each.get("role") == "user"), 0)
+    first = next((index for index, message in enumerate(messages) if message.get("role") == "user"), 0)
     return text_of(messages[: first + 1])
 
 
-def _texts(asked: Mapping[str, Any]) -> list[str]:
+def _texts(request: Mapping[str, Any]) -> list[str]:
     """The text of each prompt of a completion; token ids are written as numbers."""
-    return [each if isinstance(each, str) else " ".join(str(token) for token in each) for each in _prompts(asked)]
+    return [
+        prompt if isinstance(prompt, str) else " ".join(str(token) for token in prompt) for prompt in _prompts(request)
+    ]
 
 
-def _prompts(asked: Mapping[str, Any]) -> list[str | list[int]]:
+def _prompts(request: Mapping[str, Any]) -> list[str | list[int]]:
     """One text or one list of token ids, or a list of several of either."""
-    given = asked.get("prompt")
-    several: list[Any] = given if isinstance(given, list) and given and not _is_ids(given) else [given]
-    texts = all(isinstance(each, str) and each for each in several)
-    if not texts and not all(_is_ids(each) for each in several):
+    prompt = request.get("prompt")
+    prompts: list[Any] = prompt if isinstance(prompt, list) and prompt and not _is_ids(prompt) else [prompt]
+    texts = all(isinstance(entry, str) and entry for entry in prompts)
+    if not texts and not all(_is_ids(entry) for entry in prompts):
         raise ApiError(400, "prompt must be a text, a list of token ids, or a list of texts or of lists of token ids")
-    if len(several) > PROMPTS_MAX:
+    if len(prompts) > PROMPTS_MAX:
         raise ApiError(
-            400, f"prompt has {len(several)} entries, at most {PROMPTS_MAX} are answered at once: send several requests"
+            400, f"prompt has {len(prompts)} entries, at most {PROMPTS_MAX} are answered at once: send several requests"
         )
-    return several
+    return prompts
 
 
 def _is_ids(value: Any) -> bool:

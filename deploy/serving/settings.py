@@ -142,15 +142,15 @@ class ServedRun(BaseModel):
 
 
 def find(args: ServeArgs) -> ServedRun:
-    """The run of these arguments. Raises UserError where there is none, or nothing that speaks."""
+    """The run of these arguments. UserError where there is none, or it has no language models."""
     folder = Path(args.run).expanduser().absolute()
     journal = args.journal or str(folder / JOURNAL)
-    with open_folder(folder, args.journal) as opened:
-        config = Config.of_run(opened.recipe)
-        run, made = opened.run_id, any(entry.stage == "reference" for entry in opened.versions())
+    with open_folder(folder, args.journal) as reader:
+        config = Config.of_run(reader.recipe)
+        run, has_reference = reader.run_id, any(entry.stage == "reference" for entry in reader.versions())
     if config.policies != "language models":
         raise UserError(f"the policies of {folder} are {config.policies}, not language models: nothing to serve")
-    if not made:
+    if not has_reference:
         raise UserError(f"the run in {folder} has not stored its reference yet: serve it once round 1 has begun")
     return ServedRun(folder=folder, journal=journal, config=config, run=run)
 

@@ -25,7 +25,7 @@ logger = logging.getLogger("deploy.serving")
 ASKED_EVERY_S = 0.2
 ANSWER_S = 10.0
 LAST_BYTES_S = 1.0
-"""After the last answer has ended: what it said is still on its way through the proxy."""
+"""Wait after the last answer has ended, whose last bytes the proxy still sends."""
 
 
 @contextmanager

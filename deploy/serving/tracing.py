@@ -26,7 +26,7 @@ def checked_address(url: str) -> str:
 
 
 def let_engine_trace(service: str) -> None:
-    """How vLLM in this process is to speak to the collector, before it starts."""
+    """Sets how vLLM in this process sends its traces; call it before vLLM starts."""
     os.environ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"] = "http/protobuf"
     os.environ.setdefault("OTEL_SERVICE_NAME", service)
 
@@ -46,7 +46,7 @@ class Span:
         return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
 
     def end(self, **attributes: Any) -> None:
-        """Once; `status` of 500 and more is an error."""
+        """Once; an HTTP status from 500 is an error."""
         if self._span is None:
             return
         from opentelemetry.trace import StatusCode

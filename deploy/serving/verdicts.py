@@ -1,8 +1,8 @@
 """Feedback of readers becomes questions for annotators: is this answer, which somebody really got, safe?
 
 What a reader says decides how soon people look; it is never a label. The audit log has the verdict; a note stands with
-the question, where it can be withdrawn. Labels of served answers are nobody's cost estimate: a round's estimate is made
-of its own fresh answers alone. What a verdict teaches, with consent, is in `kept_prompts`.
+the question, where it can be withdrawn. Labels of served answers enter no cost estimate: a round's estimate is made of
+its own fresh answers alone. What a verdict teaches, with consent, is in `kept_prompts`.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ def enqueue(store: Store, reply: Reply, id_: str, verdict: str, note: str = "") 
         "safety", id_, reply.question, reply.answer, None, provenance, RISK[verdict], float(PRIORITY[verdict])
     )
     rounds, purpose = Rounds(store, Rules()), f"{PURPOSE}-{id_}"
-    new = all(status.purpose != purpose for status in rounds.all())
+    is_new = all(status.purpose != purpose for status in rounds.all())
     rounds.open(
         reply.policy.round, purpose, [question], labels_each=LABELS_EACH, priority=PRIORITY[verdict], by="serving"
     )
     store.write(lambda connection: _note(connection, store, id_, verdict, note))
-    return new
+    return is_new
 
 
 def _note(connection: Connection, store: Store, id_: str, verdict: str, note: str) -> None:
     record_event(connection, store.clock(), "serving", "serving.feedback", id_, verdict=verdict)
     rounds = select(question_round.c.id).where(question_round.c.run == store.run)
-    asked = (task.c.item == id_) & task.c.question_round.in_(rounds)
-    for row in connection.execute(select(task.c.id, task.c.provenance).where(asked)).all() if note else ():
+    condition = (task.c.item == id_) & task.c.question_round.in_(rounds)
+    for row in connection.execute(select(task.c.id, task.c.provenance).where(condition)).all() if note else ():
         provenance = {**row.provenance, NOTES: [*row.provenance.get(NOTES, ()), note]}
         connection.execute(update(task).where(task.c.id == row.id).values(provenance=provenance))

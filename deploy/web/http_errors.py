@@ -20,7 +20,7 @@ logger = logging.getLogger("deploy.web")
 
 @dataclass(frozen=True)
 class Failure:
-    """What a client is told. `code` is for programs (empty: the server's own for the status), `hint` what helps."""
+    """An error as clients see it. `code` is for programs (empty: by the status), `hint` says what helps."""
 
     status: int
     detail: str

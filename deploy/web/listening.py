@@ -17,7 +17,7 @@ BehindProxy = Annotated[
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens there. Raises UserError where that is impossible, which a taken port is."""
+    """A socket that listens there. Raises UserError where that fails, as on a taken port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family)

@@ -28,19 +28,19 @@ class BodyLimit:
             return
         limit = self._limit_of(scope["path"])
         message = f"a request has at most {limit} bytes"
-        stated = dict(scope["headers"]).get(b"content-length", b"0")
-        if not stated.isdigit() or int(stated) > limit:
+        length = dict(scope["headers"]).get(b"content-length", b"0")
+        if not length.isdigit() or int(length) > limit:
             await self._form(Failure(413, message))(scope, receive, send)
             return
-        seen = 0
+        size = 0
 
         async def counted() -> Message:
-            nonlocal seen
-            received = await receive()
-            seen += len(received.get("body", b""))
-            if seen > limit:
+            nonlocal size
+            chunk = await receive()
+            size += len(chunk.get("body", b""))
+            if size > limit:
                 raise ApiError(413, message)
-            return received
+            return chunk
 
         await self._app(scope, counted, send)
 
@@ -69,7 +69,7 @@ class RateLimit:
             raise ApiError(429, message, headers={"Retry-After": str(wait)})
 
     def give_back(self, key: str, amount: float) -> None:
-        """What was taken and not used (below 0: used on top of it)."""
+        """Returns what was taken and not used; below 0, takes more."""
         with self._lock:
             now = self._clock()
             level, since = self._buckets.pop(key, (self._burst, now))

@@ -84,11 +84,11 @@ def check(
     from pddpo_ray.data.checks.inspection import inspect
     from pddpo_ray.data.convert import rendering, set_aside_all
 
-    said = rendering(template, tokenizer, max_tokens)
-    settings = _settings(files, format_, means, keep, strict, max_line_mb, said, column, ignore)
+    renderer = rendering(template, tokenizer, max_tokens)
+    settings = _settings(files, format_, means, keep, strict, max_line_mb, renderer, column, ignore)
     inspection = inspect(files, settings, held_out=held_out or [])
     set_aside = set_aside_all(inspection, quarantine)
-    _report({"command": "check", **_numbers(inspection, said), "quarantine": set_aside}, inspection, show, as_json)
+    _report({"command": "check", **_numbers(inspection, renderer), "quarantine": set_aside}, inspection, show, as_json)
     if inspection.kinds:
         raise typer.Exit(1)
 
@@ -121,12 +121,12 @@ def convert(
     from pddpo_ray.data.convert import convert as write
     from pddpo_ray.data.convert import rendering
 
-    said = rendering(template, tokenizer, max_tokens)
-    settings = _settings(files, format_, means, keep, strict, max_line_mb, said, column, ignore)
-    target = write(out, to, "harmless" if means is Means.harmless else "helpful", said)
+    renderer = rendering(template, tokenizer, max_tokens)
+    settings = _settings(files, format_, means, keep, strict, max_line_mb, renderer, column, ignore)
+    target = write(out, to, "harmless" if means is Means.harmless else "helpful", renderer)
     inspection = inspect(files, settings, held_out=held_out or [])
     written, unlabelled, set_aside = target(inspection, quarantine)
-    numbers = {"command": "convert", **_numbers(inspection, said), "quarantine": set_aside}
+    numbers = {"command": "convert", **_numbers(inspection, renderer), "quarantine": set_aside}
     numbers |= {"out": str(out), "to": to, "written": written, "unlabelled": unlabelled}
     _report(numbers, inspection, show, as_json)
     if not written:
@@ -153,11 +153,11 @@ def stats(
     from pddpo_ray.data.checks.inspection import inspect
     from pddpo_ray.data.convert import rendering
 
-    said = rendering(template, tokenizer, None)
-    statistics = said.statistics()
-    settings = _settings(files, format_, means, keep, False, max_line_mb, said, column, ignore)
+    renderer = rendering(template, tokenizer, None)
+    statistics = renderer.statistics()
+    settings = _settings(files, format_, means, keep, False, max_line_mb, renderer, column, ignore)
     inspection = inspect(files, settings, watch=statistics.add)
-    numbers = {"command": "stats", **_numbers(inspection, said), "statistics": statistics.summary()}
+    numbers = {"command": "stats", **_numbers(inspection, renderer), "statistics": statistics.summary()}
     _report(numbers, inspection, 0, as_json)
 
 
@@ -192,7 +192,7 @@ def measurements(
 
 def _settings(
     files: list[str], form: str | None, means: Means, keep: list[str] | None, strict: bool, line_mb: float,
-    said: Rendering, column: list[str] | None, ignore: list[str] | None,
+    renderer: Rendering, column: list[str] | None, ignore: list[str] | None,
 ) -> Settings:  # fmt: skip
     from pddpo_ray.data.checks.inspection import Settings
     from pddpo_ray.data.checks.problems import KEEPABLE, Limits
@@ -209,7 +209,7 @@ def _settings(
         limits=Limits(line_bytes=int(line_mb * (1 << 20))),
         keep=frozenset(keep or of_runs),
         strict=strict,
-        checks=said.checks,
+        checks=renderer.checks,
         columns=columns_of(column or []),
         ignore=frozenset(ignore or ()),
     )
@@ -217,18 +217,18 @@ def _settings(
 
 def columns_of(given: list[str]) -> dict[str, str]:
     columns = {}
-    for one in given:
-        ours, sign, theirs = one.partition("=")
-        if not (ours and sign and theirs) or ours in columns:
-            raise UserError(f"--column {one}: write NAME=THEIRS, each name once, e.g. --column prompt=question")
-        columns[ours] = theirs
+    for text in given:
+        name, sign, field = text.partition("=")
+        if not (name and sign and field) or name in columns:
+            raise UserError(f"--column {text}: write NAME=THEIRS, each name once, e.g. --column prompt=question")
+        columns[name] = field
     return columns
 
 
 # --- what is printed -------------------------------------------------------------------------------------------------
 
 
-def _numbers(inspection: Inspection, said: Rendering) -> dict[str, Any]:
+def _numbers(inspection: Inspection, renderer: Rendering) -> dict[str, Any]:
     return {
         "files": [vars(count) for count in inspection.files],
         "rows": inspection.rows,
@@ -237,7 +237,7 @@ def _numbers(inspection: Inspection, said: Rendering) -> dict[str, Any]:
         "kept": dict(inspection.tolerated.most_common()),
         "unread": dict(inspection.unread.most_common()),
         "distinct_prompts": inspection.distinct_prompts,
-        "warnings": said.warnings(),
+        "warnings": renderer.warnings(),
         "problems": [vars(problem) for problem in inspection.problems],
     }
 

@@ -61,11 +61,11 @@ def demo(
 
 
 def _aim(config: Config) -> str:
-    limits = ", ".join(f"{one.name} {one}" for one in config.typed_limits)
+    limits = ", ".join(f"{limit.name} {limit}" for limit in config.typed_limits)
     return f"A tiny language model is made as helpful as it can be within its limit: {limits}."
 
 
-def _show(config: Config, result: dict[str, Any], folder: Path, given: Path, page: Path | None) -> None:
+def _show(config: Config, result: dict[str, Any], folder: Path, run: Path, page: Path | None) -> None:
     """The lines at the end: outcome, answers before and after, and what to do next."""
     # Imported here: journal and report take seconds to load, and --help needs neither.
     from pddpo_ray.certificates.document import FILE, verified
@@ -74,15 +74,15 @@ def _show(config: Config, result: dict[str, Any], folder: Path, given: Path, pag
     from pddpo_ray.report.plain_words import known_of, plain_outcome
     from pddpo_ray.report.sections.answers import most_harmful_before
 
-    outcome, named = Outcome.from_json(result["outcome"]), shlex.quote(str(given))
+    outcome, run_path = Outcome.from_json(result["outcome"]), shlex.quote(str(run))
     with open_folder(folder) as journal:
-        known = known_of(result, outcome, journal.metrics())
+        truth = known_of(result, outcome, journal.metrics())
         answers = most_harmful_before(journal, outcome.round, SHOWN)
     file = folder / FILE
-    for subject, sentence in plain_outcome(result, verified(file) if file.exists() else None, known):
+    for subject, sentence in plain_outcome(result, verified(file) if file.exists() else None, truth):
         _say(subject, sentence)
     if outcome.serve() is None:
-        _say("next", f"more rounds: `pddpo demo rounds={2 * config.rounds} --run {shlex.quote(f'{given}-longer')}`")
+        _say("next", f"more rounds: `pddpo demo rounds={2 * config.rounds} --run {shlex.quote(f'{run}-longer')}`")
         return
     if answers:
         _say("answers", "the first model's most harmful ones, and the released model's (help from −2 to 2)")
@@ -95,8 +95,8 @@ def _show(config: Config, result: dict[str, Any], folder: Path, given: Path, pag
     if page is not None:
         _say("report", str(page))
     _say("next", "your own model, pairs and limits: `pddpo init` asks what must hold and writes a recipe")
-    _say("", f"serve it to any OpenAI client: `pddpo serve {named}`")
-    _say("", f"talk with it: `pddpo chat {named}`")
+    _say("", f"serve it to any OpenAI client: `pddpo serve {run_path}`")
+    _say("", f"talk with it: `pddpo chat {run_path}`")
 
 
 def _say(subject: str, sentence: str) -> None:

@@ -53,12 +53,12 @@ def _examine_model(model: str, engines: list[str], *, as_json: bool) -> bool:
     quieten_libraries(inspect_machine())
     from pddpo_ray.plan.conformance import EngineName, Step, steps_of
 
-    known: tuple[EngineName, ...] = ("transformers", "vllm")
-    if unknown := set(engines) - set(known):
-        raise UserError(f"--engine {min(unknown)}: there are {' and '.join(known)}")
-    chosen = [name for name in known if (name in engines if engines else find_spec(name) is not None)]
+    engine_names: tuple[EngineName, ...] = ("transformers", "vllm")
+    if unknown := set(engines) - set(engine_names):
+        raise UserError(f"--engine {min(unknown)}: there are {' and '.join(engine_names)}")
+    names = [name for name in engine_names if (name in engines if engines else find_spec(name) is not None)]
     steps: list[Step] = []
-    for step in steps_of(model, chosen):
+    for step in steps_of(model, names):
         steps.append(step)
         if not as_json:
             typer.echo(f"{'ok' if step.ok else 'failed':6}  {step.step:23}  {step.seen}")

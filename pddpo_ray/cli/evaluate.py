@@ -60,8 +60,8 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Evaluate policies. A run alone, on a world: exact f, g and gap of every round. Models with sets: estimates."""
-    asked = [*(sets or []), *(benign or [])]
-    if not asked:
+    set_names = [*(sets or []), *(benign or [])]
+    if not set_names:
         _exact(models, journal, as_json=as_json)
         return
     from pddpo_ray.evaluate import command
@@ -76,7 +76,7 @@ def evaluate(
     plan = command.Plan(
         models=chosen,
         reference=anchor,
-        sets=tuple(read_set(name, limit=questions, benign=name in (benign or []), seed=seed) for name in asked),
+        sets=tuple(read_set(name, limit=questions, benign=name in (benign or []), seed=seed) for name in set_names),
         template=template,
         policy_temperature=policy_temperature or temperature_of_runs([*chosen, anchor]),
         decoding=Decoding(temperature=temperature, top_p=top_p, max_tokens=max_tokens),
@@ -107,17 +107,17 @@ def _exact(models: Sequence[str], journal: str | None, *, as_json: bool) -> None
     from pddpo_ray.journal.identity import open_folder
 
     run = Path(models[0]).absolute()
-    with open_folder(run, journal) as opened:
-        values = evaluate_run(Config.of_run(opened.recipe), run, opened)
+    with open_folder(run, journal) as reader:
+        values = evaluate_run(Config.of_run(reader.recipe), run, reader)
     if as_json:
         print_json({"run": str(run), "values": values})
     else:
         print_columns([[_shown(cell) for cell in line] for line in summary(values)])
 
 
-def _one_of(option: str, value: str, known: Sequence[str]) -> str:
-    if value not in known:
-        raise UserError(f"{option} {value}: use {' or '.join(known)}")
+def _one_of(option: str, value: str, choices: Sequence[str]) -> str:
+    if value not in choices:
+        raise UserError(f"{option} {value}: use {' or '.join(choices)}")
     return value
 
 
@@ -128,7 +128,7 @@ def _lines(asked_set: dict[str, Any]) -> list[list[str]]:
     lines = [["", *keys, *(f"Elo, {name}" for name in asked_set["ratings"])]]
     for model, values in measures.items():
         cells = [_estimate(values.get(key)) for key in keys]
-        cells += [_estimate(rated.get(model)) for rated in asked_set["ratings"].values()]
+        cells += [_estimate(rating.get(model)) for rating in asked_set["ratings"].values()]
         lines.append([model, *cells])
     return lines
 

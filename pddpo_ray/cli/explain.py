@@ -23,27 +23,27 @@ def explain(
         typer.echo(settings_page(laboratory=key == "world"), nl=False)
         return
     if key is None:
-        found, below = first_keys(), []
+        rows, below = first_keys(), []
     else:
-        found = explained(key)
-        below = keys_of_section(found[0].key) if len({one.key for one in found}) == 1 else []
+        rows = explained(key)
+        below = keys_of_section(rows[0].key) if len({row.key for row in rows}) == 1 else []
     if as_json:
-        print_json({"keys": [_as_json(one) for one in found], "below": [_as_json(one) for one in below]})
+        print_json({"keys": [_as_json(row) for row in rows], "below": [_as_json(row) for row in below]})
         return
     if key is None:
-        print_columns([(one.key, one.default, one.about) for one in found])
+        print_columns([(row.key, row.default, row.about) for row in rows])
         typer.echo("`pddpo explain KEY` or WORDS says more, e.g. `pddpo explain batch size`; all: docs/settings.md")
         return
-    for one in found:
-        where = f" ({one.variant})" if one.variant else ""
-        typer.echo(f"{one.key}{where}: {one.takes}; default {one.default}; changed by: {one.changed_by}")
-        if one.about:
-            typer.echo(f"    {one.about}")
+    for row in rows:
+        where = f" ({row.variant})" if row.variant else ""
+        typer.echo(f"{row.key}{where}: {row.takes}; default {row.default}; changed by: {row.changed_by}")
+        if row.about:
+            typer.echo(f"    {row.about}")
     if below:
-        rows = [(one.key.rpartition(".")[2], one.variant, one.takes, one.default, one.about) for one in below]
-        print_columns([("key", "variant", "takes", "default", ""), *rows], indent=2)
+        cells = [(row.key.rpartition(".")[2], row.variant, row.takes, row.default, row.about) for row in below]
+        print_columns([("key", "variant", "takes", "default", ""), *cells], indent=2)
 
 
-def _as_json(one: Explained) -> dict[str, str]:
-    said = {"key": one.key, "variant": one.variant, "takes": one.takes, "default": one.default, "about": one.about}
-    return said | {"changed_by": one.changed_by}
+def _as_json(row: Explained) -> dict[str, str]:
+    data = {"key": row.key, "variant": row.variant, "takes": row.takes, "default": row.default, "about": row.about}
+    return data | {"changed_by": row.changed_by}

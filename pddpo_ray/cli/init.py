@@ -60,38 +60,38 @@ def init(
 
     if out.exists():
         raise UserError(f"{out} exists already; name another file")
-    asked = _Asked(ask)
-    model = asked("--model", "Model to align (a folder, or owner/model on the hub)", model, _model, "models/smollm2")
-    helpful = asked("--pairs", "File of pairs, `chosen` the more helpful answer", pairs, _pairs, "helpful.jsonl")
-    near = {"model": _beside(model, out), "unsafe_by": _made("cost", out)}
+    option = _Asked(ask)
+    model = option("--model", "Model to align (a folder, or owner/model on the hub)", model, _model, "models/smollm2")
+    helpful = option("--pairs", "File of pairs, `chosen` the more helpful answer", pairs, _pairs, "helpful.jsonl")
+    sources = {"model": _beside(model, out), "unsafe_by": _made("cost", out)}
 
     def read(text: str) -> Any:
-        return wish_of([text], **near)
+        return wish_of([text], **sources)
 
-    wish = wish_of(limit, **near) if limit else asked("--limit", WISH, None, read, "at most 5 % unsafe")
+    wish = wish_of(limit, **sources) if limit else option("--limit", WISH, None, read, "at most 5 % unsafe")
     harm = None
     if wish.unsafe:
-        harm = asked("--safety", "File of answers that are called safe or unsafe", safety, _labels, "safety.jsonl")
+        harm = option("--safety", "File of answers that are called safe or unsafe", safety, _labels, "safety.jsonl")
     judge = {}
     if wish.judge:
-        judge["endpoint"] = asked(
+        judge["endpoint"] = option(
             "--judge-endpoint", "URL of the judge's endpoint", judge_endpoint, _url, "http://127.0.0.1:8000/v1"
         )
-        judge["model"] = asked("--judge-model", "Name of the judge there", judge_model, str, "my-judge")
+        judge["model"] = option("--judge-model", "Name of the judge there", judge_model, str, "my-judge")
         judge |= {"key_env": judge_key_env} if judge_key_env else {}
     machine = planned_machine(gpus, gpu_memory)
-    asked_by = _prompts(out, prompts, certificate_prompts, machine)
-    given = _found(out, model, helpful, wish, judge, asked_by, machine)
-    seconds = _write(out, given)
-    typer.echo(f"{out}: written for {_said(given)}")
+    prompt_files = _prompts(out, prompts, certificate_prompts, machine)
+    inputs = _found(out, model, helpful, wish, judge, prompt_files, machine)
+    seconds = _write(out, inputs)
+    typer.echo(f"{out}: written for {_said(inputs)}")
     for name in wish.files:
         typer.echo(f"{out.parent / name}: written; look at what it says")
-    for path, count, use in asked_by.written:
+    for path, count, use in prompt_files.written:
         typer.echo(f"{path}: written, {count:,} of your prompts, {use}")
     typer.echo("what follows:")
     for command in _next(out, model, helpful, harm, gpus, gpu_memory):
         typer.echo(f"  {command}")
-    _costs(out, given, seconds)
+    _costs(out, inputs, seconds)
 
 
 @dataclass(frozen=True)
@@ -104,15 +104,15 @@ class _Prompts:
 
 
 class _Asked:
-    """What an option gave, or what is answered; without questions every missing option is named."""
+    """Takes a value from its option or asks for it; with --no-ask a missing one is an error."""
 
     def __init__(self, ask: bool) -> None:
         self._ask = ask
 
-    def __call__(self, option: str, question: str, given: object, read: Callable[[str], Any], default: str) -> Any:
-        """Asked again until it can be used. Raises UserError for an option."""
-        if given is not None:
-            return read(str(given))
+    def __call__(self, option: str, question: str, value: object, read: Callable[[str], Any], default: str) -> Any:
+        """Asks until the answer can be read. Raises UserError for an option."""
+        if value is not None:
+            return read(str(value))
         missing = UserError(f"still to be given: {option}, {question}")
         if not self._ask:
             raise missing
@@ -129,29 +129,29 @@ class _Asked:
 
 
 def _prompts(out: Path, prompts: Path | None, certified: Path | None, machine: Any) -> _Prompts:
-    """What the rounds ask and what certificates draw: a file of prompts is parted where no second one is given."""
+    """Prompts of the rounds and of certificates; one file is split in two where no second one is given."""
     from pddpo_ray.data.prompt_parts import different_prompts, two_parts, write_prompts
     from pddpo_ray.plan.wish_size import MOVED
 
     if prompts is None or certified is not None:
         rounds, apart = (None if path is None else _readable(str(path), "prompts") for path in (prompts, certified))
         return _Prompts(rounds, apart)
-    there = different_prompts([_readable(str(prompts), "prompts")])
-    if len(there) < 2:
+    prompt_list = different_prompts([_readable(str(prompts), "prompts")])
+    if len(prompt_list) < 2:
         raise UserError(f"{prompts}: one prompt cannot be parted between rounds and certificate; give more")
-    rounds_of = len(there) // 2 if machine.gpus else math.ceil(SPARE * MOVED)
+    count = len(prompt_list) // 2 if machine.gpus else math.ceil(SPARE * MOVED)
     out.parent.mkdir(parents=True, exist_ok=True)
-    written = []
+    files = []
     for part, name, use in zip(
-        two_parts(there, rounds_of),
+        two_parts(prompt_list, count),
         ("rounds", "certificate"),
         ("for the rounds", "for certificates alone"),
         strict=True,
     ):
         path = out.with_name(f"{out.stem}-{name}.jsonl")
         write_prompts(part, path)
-        written.append((path, len(part), use))
-    return _Prompts(str(written[0][0]), str(written[1][0]), tuple(written))
+        files.append((path, len(part), use))
+    return _Prompts(str(files[0][0]), str(files[1][0]), tuple(files))
 
 
 def _found(
@@ -169,8 +169,8 @@ def _found(
     folder = checkpoint_folder(model)
     renderer = Renderer(load_tokenizer(folder), "tokenizer-or-plain", folder)
     lengths = lengths_of([helpful], Settings(means="helpful"), renderer)
-    asked = None if prompts.rounds is None else lengths_of([prompts.rounds], Settings(judged=False), renderer)
-    given = Given(
+    prompt_lengths = None if prompts.rounds is None else lengths_of([prompts.rounds], Settings(judged=False), renderer)
+    inputs = Given(
         model=_beside(model, out),
         parameters=parameters_in(folder),
         context=longest_context(folder),
@@ -181,14 +181,14 @@ def _found(
         reward=_made("reward", out),
         judge=judge,
         prompts=None if prompts.rounds is None else _beside(prompts.rounds, out),
-        asked=asked,
+        asked=prompt_lengths,
         certificate_prompts=None if prompts.certified is None else _beside(prompts.certified, out),
         certified=0 if prompts.certified is None else len(different_prompts([prompts.certified])),
     )
-    return replace(given, drawn=_drawn(model, different_prompts([prompts.rounds or helpful]), given))
+    return replace(inputs, drawn=_drawn(model, different_prompts([prompts.rounds or helpful]), inputs))
 
 
-def _drawn(model: str, prompts: list[Any], given: Any) -> Any:
+def _drawn(model: str, prompts: list[Any], inputs: Any) -> Any:
     """The model's own answers to some prompts; None where this machine is too slow for them."""
     from pddpo_ray.backends.machine import inspect_machine
     from pddpo_ray.cli.output import spoken
@@ -197,50 +197,50 @@ def _drawn(model: str, prompts: list[Any], given: Any) -> Any:
     from pddpo_ray.plan.wish_size import longest_answer
     from pddpo_ray.plan.wished import extended
 
-    here, longest = inspect_machine(), longest_answer(given)
-    if given.context is not None:
-        longest = min(longest, given.context // 2)
-    seconds = ASKED * Texts(given.parameters, 0, longest / 2, 0).draw_s(here.cpus)
-    if not here.gpus and seconds > SLOW_S:
+    machine, longest = inspect_machine(), longest_answer(inputs)
+    if inputs.context is not None:
+        longest = min(longest, inputs.context // 2)
+    seconds = ASKED * Texts(inputs.parameters, 0, longest / 2, 0).draw_s(machine.cpus)
+    if not machine.gpus and seconds > SLOW_S:
         typer.echo(
             f"the model is not asked how long its answers are: on these cores that takes {seconds / 60:.0f} minutes"
         )
         return None
-    short = [one for one in prompts if len(one.first_user_text) <= MOST_CHARACTERS] or prompts
+    short = [prompt for prompt in prompts if len(prompt.first_user_text) <= MOST_CHARACTERS] or prompts
     typer.echo(f"the model answers {min(ASKED, len(short))} of the prompts, to see where its answers end ...")
     with spoken(lambda line: typer.echo(f"  {line}")):
-        drawn = first_draws(model, short, longest, extended(given).policy.temperature)
-    words = [count for one in drawn.sample for count in one.words]
+        draws = first_draws(model, short, longest, extended(inputs).policy.temperature)
+    words = [count for answer in draws.sample for count in answer.words]
     typer.echo(
-        f"  {sum(words) / len(words):.1f} words on average, half within {drawn.answer_at(0.5)} tokens, 97 in 100 within"
-        f" {drawn.answer_at(0.97)}"
+        f"  {sum(words) / len(words):.1f} words on average, half within {draws.answer_at(0.5)} tokens, 97 in 100 within"
+        f" {draws.answer_at(0.97)}"
     )
-    return drawn
+    return draws
 
 
-def _write(out: Path, given: Any) -> float | None:
+def _write(out: Path, inputs: Any) -> float | None:
     """Writes the recipe and the files of its limits; returns the seconds that it is planned to take, on CPUs."""
     from pddpo_ray.plan.wished import sized, written
 
     out.parent.mkdir(parents=True, exist_ok=True)
-    for name, text in given.wish.files.items():
+    for name, text in inputs.wish.files.items():
         file = out.parent / name
         if not file.exists():
             file.write_text(text, encoding="utf-8")
-    sections, seconds = sized(given)
+    sections, seconds = sized(inputs)
     out.write_text(HEADER.format(name=out) + written(sections), encoding="utf-8")
     return seconds
 
 
-def _said(given: Any) -> str:
-    gpus, lengths = given.machine.gpus, given.lengths
-    device = f"{len(gpus)} x {gpus[0].name}" if gpus else f"{given.machine.cpus} CPU cores"
+def _said(inputs: Any) -> str:
+    gpus, lengths = inputs.machine.gpus, inputs.lengths
+    device = f"{len(gpus)} x {gpus[0].name}" if gpus else f"{inputs.machine.cpus} CPU cores"
     return (
-        f"{lengths.rows:,} pairs of {lengths.prompts:,} prompts, a model of {given.parameters:,} parameters, {device}"
+        f"{lengths.rows:,} pairs of {lengths.prompts:,} prompts, a model of {inputs.parameters:,} parameters, {device}"
     )
 
 
-def _costs(out: Path, given: Any, planned: float | None) -> None:
+def _costs(out: Path, inputs: Any, seconds: float | None) -> None:
     """What the wish costs, as far as it is known before the score models are there."""
     from pddpo_ray.cli.output import print_columns
     from pddpo_ray.config import load
@@ -248,15 +248,15 @@ def _costs(out: Path, given: Any, planned: float | None) -> None:
     from pddpo_ray.plan.wished import planned_time
 
     config = load(str(out), check_files=False)
-    plan = make_plan(config, given.machine)
+    plan = make_plan(config, inputs.machine)
     typer.echo("what it costs (estimates)")
-    wanted = ("memory", "labels", "draws that a certificate takes")
+    headings = ("memory", "labels", "draws that a certificate takes")
     for heading, rows in plan_lines(plan):
-        if heading.startswith(wanted):
+        if heading.startswith(headings):
             typer.echo(f"  {heading}")
             print_columns(rows, indent=4)
-    if planned is not None:
-        typer.echo(f"  time: {planned_time(given, planned)}")
+    if seconds is not None:
+        typer.echo(f"  time: {planned_time(inputs, seconds)}")
 
 
 def _model(text: str) -> str:
@@ -277,15 +277,15 @@ def _url(text: str) -> str:
 
 
 def _pairs(text: str) -> str:
-    return _readable(text, "pairs", lambda seen: seen.get("helpful") or seen.get("harmless"))
+    return _readable(text, "pairs", lambda counts: counts.get("helpful") or counts.get("harmless"))
 
 
 def _labels(text: str) -> str:
-    return _readable(text, "answers called safe or unsafe", lambda seen: seen.get("unsafe") is not None)
+    return _readable(text, "answers called safe or unsafe", lambda counts: counts.get("unsafe") is not None)
 
 
-def _readable(text: str, what: str, holds: Callable[[dict[str, Any]], Any] | None = None) -> str:
-    """A file of which at least one row is good and says what is wanted; None: prompts alone."""
+def _readable(text: str, content: str, holds: Callable[[dict[str, Any]], Any] | None = None) -> str:
+    """A file with a good row whose counts `holds` accepts; None: prompts. Raises UserError."""
     from pddpo_ray.data import Settings
     from pddpo_ray.data.checks.inspection import inspect
 
@@ -293,24 +293,24 @@ def _readable(text: str, what: str, holds: Callable[[dict[str, Any]], Any] | Non
     if not inspection.good:
         raise UserError(f"{text}: none of {inspection.rows} rows can be used; `pddpo data check {text}` says why")
     if holds is not None and not holds(_told(inspection)):
-        raise UserError(f"{text} holds no {what}; `pddpo data stats {text}` says what it holds")
+        raise UserError(f"{text} holds no {content}; `pddpo data stats {text}` says what it holds")
     return text
 
 
 def _told(inspection: Any) -> dict[str, Any]:
     """How many rows say which answer is better, less harmful, or unsafe."""
-    told: dict[str, Any] = {"helpful": 0, "harmless": 0, "unsafe": None}
+    counts: dict[str, Any] = {"helpful": 0, "harmless": 0, "unsafe": None}
     for good in inspection.examples():
         example = good.example
-        told["helpful"] += example.better is not None
-        told["harmless"] += example.safer is not None
+        counts["helpful"] += example.better is not None
+        counts["harmless"] += example.safer is not None
         if any(answer.safe is not None for answer in example.answers):
-            told["unsafe"] = (told["unsafe"] or 0) + 1
-    return told
+            counts["unsafe"] = (counts["unsafe"] or 0) + 1
+    return counts
 
 
 def _beside(path: str, recipe: Path) -> str:
-    """The same path as a recipe has it, which is relative to its own folder; a model of the hub stays."""
+    """The path relative to the recipe's folder; absolute paths and models of the hub stay."""
     if Path(path).is_absolute() or (path.count("/") == 1 and not Path(path).parent.is_dir()):
         return path
     return os.path.relpath(path, recipe.parent)
@@ -323,12 +323,12 @@ def _made(name: str, recipe: Path) -> str:
 
 
 def _next(out: Path, model: str, helpful: str, harm: str | None, gpus: int | None, gpu_memory: float) -> list[str]:
-    there = "" if gpus is None else f" --gpus {gpus} --gpu-memory {gpu_memory:g}"
+    gpu_options = "" if gpus is None else f" --gpus {gpus} --gpu-memory {gpu_memory:g}"
     scorers = [("reward", shlex.quote(helpful)), ("cost", shlex.quote(harm))] if harm else []
     recipe, base = shlex.quote(str(out)), shlex.quote(model)
     return [
         *(f"pddpo scorer train {rows} --kind {kind} --base {base} --out scorers/{kind}" for kind, rows in scorers),
-        f"pddpo train {recipe} --dry-run{there}",
+        f"pddpo train {recipe} --dry-run{gpu_options}",
         f"pddpo train {recipe} --run runs/mine",
         "pddpo serve runs/mine",
     ]

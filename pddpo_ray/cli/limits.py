@@ -36,24 +36,24 @@ def check(
     from pddpo_ray.limits.check import check as check_limits
     from pddpo_ray.scoring.sources.opening import read_limits
 
-    checked = check_limits(read_limits(file), read_answers(on))
+    checks = check_limits(read_limits(file), read_answers(on))
     if as_json:
-        print_json({one.limit.name: one.as_json() for one in checked})
+        print_json({item.limit.name: item.as_json() for item in checks})
         return
     rows = [("limit", "", "estimate", "interval", "answers", "verdict")]
-    for one in checked:
-        text = one.limit.quantity.text
-        interval = "none" if one.low is None or one.high is None else f"{one.low} to {one.high}"
-        count = f"{one.n}" + (f", {one.failed} failed" if one.failed else "")
-        estimate = text(None if one.estimate is None else one.estimate.number)
-        rows.append((one.limit.name, str(one.limit), estimate, interval, count, VERDICT[one.kept]))
+    for item in checks:
+        text = item.limit.quantity.text
+        interval = "none" if item.low is None or item.high is None else f"{item.low} to {item.high}"
+        count = f"{item.n}" + (f", {item.failed} failed" if item.failed else "")
+        estimate = text(None if item.estimate is None else item.estimate.number)
+        rows.append((item.limit.name, str(item.limit), estimate, interval, count, VERDICT[item.kept]))
     print_columns(rows)
-    for one in checked:
-        kinds = ", ".join(f"{count} {kind}" for kind, count in one.kinds.items())
-        missing = f"{one.failed} without a number count as the worst in the interval: {kinds}" if one.failed else ""
-        for line in (one.note, missing, *one.reasons):
+    for item in checks:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in item.kinds.items())
+        missing = f"{item.failed} without a number count as the worst in the interval: {kinds}" if item.failed else ""
+        for line in (item.note, missing, *item.reasons):
             if line:
-                typer.echo(f"{one.limit.name}: {line}")
+                typer.echo(f"{item.limit.name}: {line}")
 
 
 @app.command("suggest")
@@ -92,21 +92,21 @@ def suggest(
     if as_json:
         print_json(
             {
-                "limits": {one.now.limit.name: one.as_json() for one in advice.limits},
+                "limits": {entry.now.limit.name: entry.as_json() for entry in advice.limits},
                 "jointly": advice.jointly,
                 "answers_each": advice.answers_each,
             }
         )
         return
     rows = [("limit", "", "now", "best of its answers", "prompts that none keeps")]
-    for one in advice.limits:
-        share = "" if one.broken is None else f"{100 * one.broken:.3g} %"
-        now = one.now.limit.quantity.text(None if one.now.estimate is None else one.now.estimate.number)
-        rows.append((one.now.limit.name, str(one.now.limit), now, str(one.best or "unknown"), share))
+    for entry in advice.limits:
+        share = "" if entry.broken is None else f"{100 * entry.broken:.3g} %"
+        now = entry.now.limit.quantity.text(None if entry.now.estimate is None else entry.now.estimate.number)
+        rows.append((entry.now.limit.name, str(entry.now.limit), now, str(entry.best or "unknown"), share))
     print_columns(rows)
     if advice.jointly is not None:
-        said = "can all be kept" if advice.jointly else "cannot all be kept"
-        typer.echo(f"by choosing among {advice.answers_each:.3g} answers a prompt the limits {said} at once")
+        verdict = "can all be kept" if advice.jointly else "cannot all be kept"
+        typer.echo(f"by choosing among {advice.answers_each:.3g} answers a prompt the limits {verdict} at once")
     typer.echo("training can reach what no sampled answer showed: take this as advice")
 
 

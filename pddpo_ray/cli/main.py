@@ -51,9 +51,9 @@ def _joined(name: str, command: Any) -> Any:
     else:
         group.callback()(lambda: None)
         group.command(name)(command)
-    made = typer.main.get_command(group)
-    assert isinstance(made, TyperGroup)
-    return made.commands[name]
+    click_group = typer.main.get_command(group)
+    assert isinstance(click_group, TyperGroup)
+    return click_group.commands[name]
 
 
 ABOUT = """\
@@ -104,8 +104,8 @@ QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_VERBOSITY": "error"}
 read it when they are imported; who sets it otherwise gets them."""
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(flag: bool) -> None:
+    if flag:
         typer.echo(f"pddpo {__version__}")
         raise typer.Exit
 
@@ -152,18 +152,18 @@ def demand_text(words: Sequence[str]) -> None:
 
 
 def unusable_path(error: OSError, words: Sequence[str]) -> str | None:
-    """What to say where a path of the command line cannot be used, nor what was to be made for it beside or in it.
+    """The message for a path of the command line that cannot be used, or a file made for it beside or inside it.
 
-    None for any other path, and for a file that is missing in a folder that was named: that is a bug, with a traceback.
+    None for any other path, and for a file that is missing in a named folder: that is a bug and keeps its traceback.
     """
     if error.errno not in (*MISSING, *REFUSED) or not isinstance(error.filename, str):
         return None
     path = Path(error.filename).absolute()
     for word in words:
-        named = Path(word.partition("=")[2] if word.startswith("--") and "=" in word else word).absolute()
-        beside = path.parent == named.parent and named.name in path.name
-        inside = error.errno in REFUSED and named in path.parents
-        if path == named or beside or inside:
+        word_path = Path(word.partition("=")[2] if word.startswith("--") and "=" in word else word).absolute()
+        beside = path.parent == word_path.parent and word_path.name in path.name
+        inside = error.errno in REFUSED and word_path in path.parents
+        if path == word_path or beside or inside:
             shown = word if len(word) <= LONGEST_SHOWN else f"{word[:LONGEST_SHOWN]}… ({len(word)} characters)"
             return f"{shown} cannot be used: {os.strerror(error.errno)}; name another"
     return None

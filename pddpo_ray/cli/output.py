@@ -34,7 +34,7 @@ DURATION = re.compile(r"(\d+(?:\.\d+)?) ?(s|min|h|d)")
 
 
 def milliseconds(option: str, text: str, also: str = "") -> int:
-    """Above 0. `also` ends the message of what else could be written. Raises UserError."""
+    """A duration above 0, e.g. `2h`. Raises UserError, whose message ends with `also`."""
     written = DURATION.fullmatch(text.strip())
     if written is None or float(written[1]) <= 0:
         raise UserError(f"{option} {text}: write a time such as 30min, 2h or 3d{also}")
@@ -52,7 +52,7 @@ SPOKEN = (
     "pddpo_ray.scorers.gate",
     "pddpo_ray.training.progress",
 )
-"""Loggers whose words belong to what a person sees of a run."""
+"""Loggers whose messages a person sees during a run."""
 
 
 @contextmanager

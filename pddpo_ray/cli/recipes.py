@@ -23,16 +23,16 @@ def recipes(
         else:
             typer.echo(to_yaml(config), nl=False)
         return
-    about = {recipe: load(recipe, check_files=False).about for recipe in recipe_names()}
-    brought = [
-        {"kind": KINDS[kind], "name": own, "package": package}
-        for kind, own, package in installed()
+    summaries = {recipe: load(recipe, check_files=False).about for recipe in recipe_names()}
+    plugins = [
+        {"kind": KINDS[kind], "name": plugin, "package": package}
+        for kind, plugin, package in installed()
         if kind != "commands"
     ]
     if as_json:
-        print_json({"recipes": about, "installed": brought})
+        print_json({"recipes": summaries, "installed": plugins})
         return
-    print_columns(about.items())
-    if brought:
+    print_columns(summaries.items())
+    if plugins:
         typer.echo("from installed packages:")
-        print_columns([tuple(one.values()) for one in brought], indent=2)
+        print_columns([tuple(plugin.values()) for plugin in plugins], indent=2)

@@ -116,18 +116,18 @@ def _rows(report: dict[str, Any], out: Path, plot: Path) -> list[tuple[str, str]
     rows = [("scorer", str(out)), ("held-out prompts", f"{Trials.of(held_out)}; {verdict}")]
     if labels := held_out.get("labels"):
         right, low, high, unsafe = (100 * labels[name] for name in ("accuracy", "low", "high", "unsafe"))
-        said = (
+        sentence = (
             f"right about {right:.3g} % of {labels['count']} held-out answers (95 % interval {low:.3g} to {high:.3g} %)"
         )
-        rows.append(("safe or unsafe", f"{said}; {unsafe:.3g} % are unsafe"))
+        rows.append(("safe or unsafe", f"{sentence}; {unsafe:.3g} % are unsafe"))
     for name in ("pairs", "labels"):
         if name in held_out:
-            one = held_out[name]["reliability"]
+            errors = held_out[name]["reliability"]
             rows.append(
                 (
                     f"calibration on {name}",
-                    f"expected error {one['expected_calibration_error']:.3f}; if its probabilities were exact, at most"
-                    f" {one['error_if_calibrated']:.3f} in 95 % of cases",
+                    f"expected error {errors['expected_calibration_error']:.3f}; if its probabilities were exact, at"
+                    f" most {errors['error_if_calibrated']:.3f} in 95 % of cases",
                 )
             )
     if not report["calibration"]["zero_is_known"]:

@@ -279,10 +279,10 @@ def append_only(table: Table, dialect: str) -> list[str]:
     """Statements after which rows of this table can be added, and never changed (but for `ERASABLE`) or removed,
     whatever program asks."""
     name = table.name
-    emptied, kept = ERASABLE.get(name, {}), [column.name for column in table.columns]
-    kept = [column for column in kept if column not in emptied]
+    emptied, columns = ERASABLE.get(name, {}), [column.name for column in table.columns]
+    columns = [column for column in columns if column not in emptied]
     if dialect == "sqlite":
-        same = [f"NEW.{column} IS OLD.{column}" for column in kept]
+        same = [f"NEW.{column} IS OLD.{column}" for column in columns]
         same += [f"NEW.{column} = {value}" for column, value in emptied.items()]
         unless = {"update": f" WHEN NOT ({' AND '.join(same)})" if emptied else "", "delete": ""}
         return [
@@ -290,7 +290,7 @@ def append_only(table: Table, dialect: str) -> list[str]:
             f" BEGIN SELECT RAISE(ABORT, '{name} is append-only'); END"
             for change in unless
         ]
-    same = [f"NEW.{column}::text IS NOT DISTINCT FROM OLD.{column}::text" for column in kept]
+    same = [f"NEW.{column}::text IS NOT DISTINCT FROM OLD.{column}::text" for column in columns]
     same += [f"NEW.{column}::text = {value}" for column, value in emptied.items()]
     allowed = f" IF TG_OP = 'UPDATE' AND {' AND '.join(same)} THEN RETURN NEW; END IF;" if emptied else ""
     return [

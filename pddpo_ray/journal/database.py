@@ -238,7 +238,7 @@ class Prepared:
             return [self._row._make(row) for row in cursor.fetchall()]
 
     def run_each(self, connection: Connection, many: Sequence[dict[str, Any]]) -> None:
-        """Once for each of `many`, of a statement that returns nothing."""
+        """Executes a statement without rows for each of `many`."""
         sql, constants = self._compile(connection.dialect)
         with driver_cursor(connection) as cursor:
             cursor.executemany(sql, [constants | values for values in many])
@@ -246,8 +246,8 @@ class Prepared:
     def _compile(self, dialect: Dialect) -> tuple[str, dict[str, Any]]:
         if dialect.name not in self._compiled:
             # Values by name for either driver, so that one dictionary serves both.
-            named = sqlite.dialect(paramstyle="named") if dialect.name == "sqlite" else dialect
-            compiled = self._statement.compile(dialect=named)
+            named_dialect = sqlite.dialect(paramstyle="named") if dialect.name == "sqlite" else dialect
+            compiled = self._statement.compile(dialect=named_dialect)
             self._compiled[dialect.name] = (compiled.string, compiled.params)
         return self._compiled[dialect.name]
 

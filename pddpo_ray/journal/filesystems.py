@@ -25,21 +25,21 @@ LOCAL_FUSE = frozenset({"fuseblk", "fuse.fuse-overlayfs", "fuse.lxcfs"})
 
 
 def mount_of(path: Path) -> tuple[str, Path] | None:
-    """File system and mount point that hold an absolute path; None where nobody says.
+    """File system and mount point that hold an absolute path; None if unknown.
 
     The longest mount point wins, and of those mounted over each other the last.
     """
-    mounts = [(one.fstype, Path(one.mountpoint)) for one in psutil.disk_partitions(all=True)]
+    mounts = [(mount.fstype, Path(mount.mountpoint)) for mount in psutil.disk_partitions(all=True)]
     holding = [(len(point.parts), number) for number, (_, point) in enumerate(mounts) if path.is_relative_to(point)]
     return mounts[max(holding)[1]] if holding else None
 
 
 def demand_local(database: Path) -> None:
     """Raises UserError if a SQLite database would lie on a network file system."""
-    found = mount_of(database.resolve())
-    if found is None:
+    mount = mount_of(database.resolve())
+    if mount is None:
         return
-    kind, point = found
+    kind, point = mount
     if kind in NETWORK or (kind.startswith("fuse") and kind not in LOCAL_FUSE):
         raise UserError(
             f"{database} would lie on {point}, a network file system ({kind}) on which SQLite loses data: keep the"

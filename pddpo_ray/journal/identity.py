@@ -1,6 +1,6 @@
 """Which run a folder holds: an identity that the journal keeps, whatever the folder is called and wherever it lies.
 
-A journal in the folder says it itself. Where a recipe names another database, the folder's `run.json` says which of its
+A journal in the folder names its run. Where a recipe names another database, the folder's `run.json` says which of its
 runs is meant. A run remembers its home; a folder elsewhere whose home still holds the run is a copy of it.
 """
 
@@ -38,14 +38,14 @@ def open_folder(folder: Path, journal: str | Path | None = None, *, questions_al
         raise UserError(
             f"there is no run in {folder}: name the folder given to `pddpo train --run`, or its database with --journal"
         )
-    called = None if journal is None else folder.name
-    opened = read_journal(journal or folder / JOURNAL, _stored_identity(folder) or called)
-    if opened.recipe == QUESTIONS_ALONE and not questions_alone:
-        opened.close()
+    folder_name = None if journal is None else folder.name
+    reader = read_journal(journal or folder / JOURNAL, _stored_identity(folder) or folder_name)
+    if reader.recipe == QUESTIONS_ALONE and not questions_alone:
+        reader.close()
         raise UserError(
             f"{folder} holds questions without a run: `pddpo annotations` works on it, and `pddpo annotate --questions`"
         )
-    return opened
+    return reader
 
 
 def keep_identity(folder: Path, identity: str) -> None:
@@ -77,14 +77,14 @@ def demand_original(folder: Path, reader: JournalReader, journal: str | Path | N
 
     A folder at the home's path is taken for the original, on whichever machine: hosts change their names.
     """
-    home, here = reader.about.home, home_of(folder)
-    if home is None or home["path"] == here["path"]:
+    home, location = reader.about.home, home_of(folder)
+    if home is None or home["path"] == location["path"]:
         return
-    if all(home[key] == here[key] for key in ("host", "device", "inode")):
+    if all(home[key] == location[key] for key in ("host", "device", "inode")):
         return
-    if home["host"] == here["host"] and not _holds(Path(home["path"]), reader.run_id, journal):
+    if home["host"] == location["host"] and not _holds(Path(home["path"]), reader.run_id, journal):
         return
-    where = home["path"] if home["host"] == here["host"] else f"{home['path']} on {home['host']}"
+    where = home["path"] if home["host"] == location["host"] else f"{home['path']} on {home['host']}"
     raise DecisionNeeded(
         f"{folder} is a copy of the run in {where}, which may be running; `pddpo train --run {folder} --resume"
         " --new-id` makes it a run of its own"
@@ -104,20 +104,20 @@ def become_child(engine: Engine, identity: str) -> str:
 
     Only in the copy's own database: rows on a server belong to the original.
     """
-    new = new_identity()
+    child_id = new_identity()
     with engine.begin() as connection:
         if connection.dialect.name != "sqlite":
             raise UserError("the copy's journal is on a server and is the original's: start a new run folder instead")
         connection.execute(text("PRAGMA defer_foreign_keys=ON"))
-        mine = (run.c.id == identity) | (run.c.part_of == identity)
-        for old in connection.execute(select(run.c.id).where(mine)).scalars().all():
-            renamed = new + old.removeprefix(identity)
+        own_runs = (run.c.id == identity) | (run.c.part_of == identity)
+        for old_id in connection.execute(select(run.c.id).where(own_runs)).scalars().all():
+            new_id = child_id + old_id.removeprefix(identity)
             # Whoever drove the original when it was copied does not drive the copy.
-            connection.execute(delete(driver).where(driver.c.run == old))
+            connection.execute(delete(driver).where(driver.c.run == old_id))
             for table in metadata.sorted_tables:
                 if table is not run and "run" in table.c:
-                    connection.execute(update(table).where(table.c.run == old).values(run=renamed))
-            connection.execute(update(run).where(run.c.id == old).values(id=renamed))
-        connection.execute(update(run).where(run.c.part_of == identity).values(part_of=new))
-        connection.execute(update(run).where(run.c.id == new).values(parent=identity))
-    return new
+                    connection.execute(update(table).where(table.c.run == old_id).values(run=new_id))
+            connection.execute(update(run).where(run.c.id == old_id).values(id=new_id))
+        connection.execute(update(run).where(run.c.part_of == identity).values(part_of=child_id))
+        connection.execute(update(run).where(run.c.id == child_id).values(parent=identity))
+    return child_id

@@ -278,8 +278,8 @@ class Journal(JournalReader):
                 " disk or server, then resume; nothing of the unfinished phase was kept"
             ) from error
 
-    def _tell(self, what: str, phase: str = "", seconds: float = 0.0) -> None:
-        self._listener(JournalEvent(what, self.round, phase, seconds))
+    def _tell(self, kind: str, phase: str = "", seconds: float = 0.0) -> None:
+        self._listener(JournalEvent(kind, self.round, phase, seconds))
 
 
 def _create_run(engine: Engine, run_id: str, recipe: Json, fixed: Json, name: str, part_of: str | None) -> bool:
@@ -310,5 +310,5 @@ def _upsert(connection: Connection, table: Table) -> Any:
     dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
     statement = dialect.insert(table)
     keys = [column.name for column in table.primary_key]
-    rest = {column.name: statement.excluded[column.name] for column in table.c if column.name not in keys}
-    return statement.on_conflict_do_update(index_elements=keys, set_=rest)
+    updates = {column.name: statement.excluded[column.name] for column in table.c if column.name not in keys}
+    return statement.on_conflict_do_update(index_elements=keys, set_=updates)

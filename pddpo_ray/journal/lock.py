@@ -66,7 +66,7 @@ class DriverLock:
 
     def _take(self, connection: Connection) -> None:
         holder = connection.execute(select(driver).where(driver.c.run == self._run).with_for_update()).first()
-        here = socket.gethostname()
+        host = socket.gethostname()
         if holder is not None:
             silent_s = (now_ms() - holder.seen_ms) / 1000
             if _drives(holder):
@@ -78,7 +78,7 @@ class DriverLock:
         pid = os.getpid()
         connection.execute(
             insert(driver).values(
-                run=self._run, token=self.token, host=here, pid=pid, process_start=process_start(pid), seen_ms=now_ms()
+                run=self._run, token=self.token, host=host, pid=pid, process_start=process_start(pid), seen_ms=now_ms()
             )
         )
 

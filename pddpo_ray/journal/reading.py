@@ -120,13 +120,13 @@ class JournalReader:
         )
 
     def _responses(self, query: Select[Any]) -> list[Response]:
-        seen: dict[str, Prompt] = {}
+        prompts: dict[str, Prompt] = {}
         responses = []
         for row in self._read(query):
-            if row.prompt not in seen:
+            if row.prompt not in prompts:
                 messages = rows.messages_of(row.prompt_messages)
-                seen[row.prompt] = Prompt(row.prompt, tuple(row.prompt_tokens), row.prompt_text, messages)
-            responses.append(rows.response_record(row, seen[row.prompt]))
+                prompts[row.prompt] = Prompt(row.prompt, tuple(row.prompt_tokens), row.prompt_text, messages)
+            responses.append(rows.response_record(row, prompts[row.prompt]))
         return responses
 
     def safety(self, round_: int | None = None, constraint: str | None = None) -> list[SafetyLabels]:
@@ -148,7 +148,7 @@ class JournalReader:
         return share
 
     def measurements(self, round_: int | None = None, phase: str = "%", limit: str | None = None) -> list[Measurement]:
-        """What was measured of answers, in their order; `phase` is a pattern of what for (`measure-%`)."""
+        """What was measured of answers, in their order; `phase` is an SQL pattern (`measure-%`)."""
         query = self._measured((schema.measurement,), round_, phase, limit)
         return [rows.measurement_record(row) for row in self._read(query)]
 
@@ -161,9 +161,9 @@ class JournalReader:
             for row in self._read(self._measured((schema.measurement,), number.round, "%", None)):
                 yield row.round, row.phase, rows.measurement_record(row)
 
-    def _measured(self, what: Sequence[Any], round_: int | None, phase: str, limit: str | None) -> Select[Any]:
+    def _measured(self, columns: Sequence[Any], round_: int | None, phase: str, limit: str | None) -> Select[Any]:
         table = schema.measurement.c
-        query = select(*what).where(table.run == self.run_id)
+        query = select(*columns).where(table.run == self.run_id)
         if round_ is not None:
             query = query.where(table.round == round_)
         if phase != "%":
@@ -185,8 +185,8 @@ class JournalReader:
             )
             for side in (schema.pair.c.first, schema.pair.c.second)
         ]
-        named = self._joined_samples().where(schema.sample.c.id.in_(union(*sides)))
-        answers = {response.id: response for response in self._responses(named)}
+        samples = self._joined_samples().where(schema.sample.c.id.in_(union(*sides)))
+        answers = {response.id: response for response in self._responses(samples)}
         return [Pair(row.id, answers[row.first], answers[row.second]) for row in chosen]
 
     def pairs(self, round_: int | None = None) -> list[PairEntry]:
@@ -278,15 +278,15 @@ def _seen(feedback: Mapping[str, Any]) -> dict[str, int]:
     return {"responses": answers_seen(*(int(feedback[key]) for key in ("unsure", "random", "responses")))}
 
 
-def _stored_run(engine: Engine, wanted: str | None) -> str:
+def _stored_run(engine: Engine, run_name: str | None) -> str:
     with reading(engine) as connection:
         rows = connection.execute(select(schema.run.c.id, schema.run.c.name, schema.run.c.part_of)).all()
     whole = [row.id for row in rows if row.part_of is None]
-    matching = whole if wanted is None else [row.id for row in rows if row.id == wanted]
-    matching = matching or [row.id for row in rows if row.name == wanted]
+    matching = whole if run_name is None else [row.id for row in rows if row.id == run_name]
+    matching = matching or [row.id for row in rows if row.name == run_name]
     if len(matching) == 1:
         return str(matching[0])
-    known = ", ".join(sorted(row.name or row.id for row in rows)) or "none"
+    names = ", ".join(sorted(row.name or row.id for row in rows)) or "none"
     if matching:
-        raise UserError(f"the journal has several runs ({known}): name one of them by its identity")
-    raise UserError(f"the journal has no run{'' if wanted is None else f' {wanted!r}'}; it has {known}")
+        raise UserError(f"the journal has several runs ({names}): name one of them by its identity")
+    raise UserError(f"the journal has no run{'' if run_name is None else f' {run_name!r}'}; it has {names}")

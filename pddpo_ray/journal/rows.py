@@ -135,7 +135,7 @@ def record_of(kind: type[Record], row: Any, **given: Any) -> Record:
 
 @cache
 def _field_names(kind: type) -> tuple[str, ...]:
-    """Of a run's millions of rows most are of one kind."""
+    """Cached: a run has millions of rows of few kinds."""
     return tuple(field.name for field in fields(kind))
 
 
@@ -170,10 +170,10 @@ def measurement_rows(
     """Rows of measurements of these answers, whose order they keep."""
     position = {answer.id: index for index, answer in enumerate(answers)}
     return [
-        columns_of(one, "answer")
-        | {"run": run, "round": round_, "phase": phase, "sample": one.answer, "at_ms": at_ms}
-        | {"position": position[one.answer], "policy_version": answers[position[one.answer]].policy_version}
-        for one in measured
+        columns_of(item, "answer")
+        | {"run": run, "round": round_, "phase": phase, "sample": item.answer, "at_ms": at_ms}
+        | {"position": position[item.answer], "policy_version": answers[position[item.answer]].policy_version}
+        for item in measured
     ]
 
 

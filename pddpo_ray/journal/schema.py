@@ -44,7 +44,7 @@ def _keyed_by_run(name: str, *content: SchemaItem) -> Table:
 
 
 def _of_run(name: str, *content: SchemaItem) -> Table:
-    """The same, and the run must be there."""
+    """And the run must be in table `run`."""
     return _keyed_by_run(name, *content, ForeignKeyConstraint(["run"], ["run.id"]))
 
 

@@ -65,7 +65,7 @@ class KeptPrompt:
 
 
 def user_hash(run: str, key: str, user: str) -> str:
-    """Whom an application named, so that what they sent is found again; the name itself is not stored."""
+    """Hash of an application's user: finds what they sent, while the name itself is not stored."""
     return hashlib.sha256(f"{run}\0{key}\0{user}".encode()).hexdigest()
 
 
@@ -75,14 +75,14 @@ def keep(store: Store, sent: Sent, caps: Caps) -> Outcome:
     turns = [[message.role, message.content] for message in sent.messages]
 
     def add(connection: Connection) -> Outcome:
-        mine = (table.c.run == store.run) & (table.c.key == sent.key)
-        known = connection.execute(select(table.c.id, table.c.messages).where(mine, table.c.user == user)).all()
-        name = next((row.id for row in known if row.messages == turns), None)
+        of_key = (table.c.run == store.run) & (table.c.key == sent.key)
+        rows = connection.execute(select(table.c.id, table.c.messages).where(of_key, table.c.user == user)).all()
+        name = next((row.id for row in rows if row.messages == turns), None)
         if name is None:
             count = select(func.count()).select_from(table)
             if (connection.execute(count.where(table.c.run == store.run)).scalar() or 0) >= caps.total:
                 return "full"
-            if (connection.execute(count.where(mine)).scalar() or 0) >= caps.per_key:
+            if (connection.execute(count.where(of_key)).scalar() or 0) >= caps.per_key:
                 return "key-full"
             name = PREFIX + secrets.token_hex(12)
             row = {"run": store.run, "id": name, "key": sent.key, "user": user, "messages": turns}
@@ -95,9 +95,13 @@ def keep(store: Store, sent: Sent, caps: Caps) -> Outcome:
 
 
 def judge(store: Store, reply: str, verdict: UserVerdict) -> bool:
-    """What a reader said of a kept answer; the last word counts. Whether the answer is kept at all."""
-    mine = (served_answer.c.run == store.run) & (served_answer.c.id == reply)
-    return store.write(lambda one: one.execute(update(served_answer).where(mine).values(verdict=verdict)).rowcount > 0)
+    """Stores a reader's verdict on an answer, in place of an earlier one. -> whether the answer is kept"""
+    of_reply = (served_answer.c.run == store.run) & (served_answer.c.id == reply)
+    return store.write(
+        lambda connection: (
+            connection.execute(update(served_answer).where(of_reply).values(verdict=verdict)).rowcount > 0
+        )
+    )
 
 
 def kept_prompts(engine: Engine, run: str) -> list[KeptPrompt]:
@@ -114,7 +118,10 @@ def kept_prompts(engine: Engine, run: str) -> list[KeptPrompt]:
         KeptPrompt(
             row.id,
             tuple(Message(role, content) for role, content in row.messages),
-            tuple(KeptAnswer(one.id, one.text, one.policy_version, one.verdict) for one in answers.get(row.id, ())),
+            tuple(
+                KeptAnswer(reply.id, reply.text, reply.policy_version, reply.verdict)
+                for reply in answers.get(row.id, ())
+            ),
         )
         for row in prompts
     ]
@@ -132,8 +139,8 @@ def prompts_of(engine: Engine, run: str, *, reply: str = "", key: str = "", user
     table = served_prompt
     query = select(table.c.id).where(table.c.run == run)
     if reply:
-        named = select(served_answer.c.prompt).where(served_answer.c.run == run, served_answer.c.id == reply)
-        query = query.where(table.c.id.in_(named))
+        prompt_ids = select(served_answer.c.prompt).where(served_answer.c.run == run, served_answer.c.id == reply)
+        query = query.where(table.c.id.in_(prompt_ids))
     if key:
         query = query.where(table.c.key == key)
     if user:

@@ -18,11 +18,11 @@ def served_at(database: str) -> str | None:
     path = Path(f"{database}.serving")
     if "://" in database or not path.is_file():
         return None
-    with path.open() as held:
+    with path.open() as lock_file:
         try:
-            fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(lock_file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return held.read().strip().rpartition(" at ")[2] or None
+            return lock_file.read().strip().rpartition(" at ")[2] or None
     return None
 
 
@@ -38,16 +38,16 @@ def sole_server(engine: Engine, address: str) -> Iterator[None]:
         yield
         return
     path = Path(f"{file}.serving")
-    with path.open("a+") as held:
+    with path.open("a+") as lock_file:
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            held.seek(0)
+            lock_file.seek(0)
             raise UserError(
-                f"{file} is served already ({held.read().strip() or 'by another process'}): SQLite has one server; use"
-                " its page, end it, or keep the journal in PostgreSQL"
+                f"{file} is served already ({lock_file.read().strip() or 'by another process'}): SQLite has one server;"
+                " use its page, end it, or keep the journal in PostgreSQL"
             ) from error
-        held.truncate(0)
-        held.write(f"process {os.getpid()} at {address}\n")
-        held.flush()
+        lock_file.truncate(0)
+        lock_file.write(f"process {os.getpid()} at {address}\n")
+        lock_file.flush()
         yield

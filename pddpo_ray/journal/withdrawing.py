@@ -47,18 +47,18 @@ def withdraw(store: Store, prompts: Sequence[str], *, by: str, reply: str = "") 
         overwrite_deleted(connection)
         replies = _drop_kept(connection, store.run, prompts)
         row = {"run": store.run, "by": by, "at_ms": store.clock()}
-        known = connection.execute(select(served_withdrawal.c.prompt).where(served_withdrawal.c.run == store.run))
-        new = sorted(set(prompts) - set(known.scalars()))
-        if new:
-            connection.execute(insert(served_withdrawal), [{**row, "prompt": name} for name in new])
-        drawn = erase(connection, store.run, prompts, below=_round_under_way(connection, store.run))
-        asked = _forget_questions(connection, store.run, [*replies, *([reply] if reply else [])], task.c.item)
+        earlier = connection.execute(select(served_withdrawal.c.prompt).where(served_withdrawal.c.run == store.run))
+        new_prompts = sorted(set(prompts) - set(earlier.scalars()))
+        if new_prompts:
+            connection.execute(insert(served_withdrawal), [{**row, "prompt": name} for name in new_prompts])
+        erased = erase(connection, store.run, prompts, below=_round_under_way(connection, store.run))
+        questions = _forget_questions(connection, store.run, [*replies, *([reply] if reply else [])], task.c.item)
         record_event(connection, store.clock(), by, "serving.withdraw", reply or "prompts", prompts=len(prompts))
-        return Withdrawn(len(prompts), len(replies), drawn.samples, drawn.pairs, asked + drawn.questions)
+        return Withdrawn(len(prompts), len(replies), erased.samples, erased.pairs, questions + erased.questions)
 
-    done = store.write(apply)
+    counts = store.write(apply)
     empty_write_ahead_log(store.engine)
-    return done
+    return counts
 
 
 def erase_withdrawn(engine: Engine, run: str, *, through: int) -> Withdrawn:
@@ -68,9 +68,9 @@ def erase_withdrawn(engine: Engine, run: str, *, through: int) -> Withdrawn:
         return Withdrawn(0, 0, 0, 0, 0)
     with engine.begin() as connection:
         overwrite_deleted(connection)
-        done = erase(connection, run, names, below=through + 1)
+        counts = erase(connection, run, names, below=through + 1)
     empty_write_ahead_log(engine)
-    return done
+    return counts
 
 
 def erase(connection: Connection, run: str, prompts: Sequence[str], *, below: int) -> Withdrawn:
@@ -88,8 +88,8 @@ def erase(connection: Connection, run: str, prompts: Sequence[str], *, below: in
     samples: list[str] = []
     pairs: list[str] = []
     for names in _parts(prompts):
-        mine = (sample.c.run == run) & sample.c.prompt.in_(names)
-        for row in connection.execute(select(sample.c.id, sample.c.token_ids).where(mine)).all():
+        condition = (sample.c.run == run) & sample.c.prompt.in_(names)
+        for row in connection.execute(select(sample.c.id, sample.c.token_ids).where(condition)).all():
             samples.append(row.id)
             # an answer of no token would be none: what reads it back wants one
             change = update(sample).where(sample.c.run == run, sample.c.id == row.id)
@@ -100,8 +100,8 @@ def erase(connection: Connection, run: str, prompts: Sequence[str], *, below: in
             change = update(prompt).where(prompt.c.run == run, prompt.c.id == row.id)
             connection.execute(change.values(token_ids=row.token_ids[:1], text=GONE, messages=[["user", GONE]]))
     for names in _parts(samples):
-        mine = (pair.c.run == run) & pair.c.first.in_(names) & (pair.c.round < below)
-        pairs += connection.execute(select(pair.c.id).where(mine)).scalars().all()
+        condition = (pair.c.run == run) & pair.c.first.in_(names) & (pair.c.round < below)
+        pairs += connection.execute(select(pair.c.id).where(condition)).scalars().all()
         old = (measurement.c.run == run) & measurement.c.sample.in_(names) & (measurement.c.round < below)
         connection.execute(delete(measurement).where(old))
     for names in _parts(pairs):
@@ -119,9 +119,9 @@ def _drop_kept(connection: Connection, run: str, prompts: Sequence[str]) -> list
     """Deletes what was kept; returns the replies that went with it."""
     replies: list[str] = []
     for names in _parts(prompts):
-        mine = (served_answer.c.run == run) & served_answer.c.prompt.in_(names)
-        replies += connection.execute(select(served_answer.c.id).where(mine)).scalars().all()
-        connection.execute(delete(served_answer).where(mine))
+        condition = (served_answer.c.run == run) & served_answer.c.prompt.in_(names)
+        replies += connection.execute(select(served_answer.c.id).where(condition)).scalars().all()
+        connection.execute(delete(served_answer).where(condition))
         connection.execute(delete(served_prompt).where(served_prompt.c.run == run, served_prompt.c.id.in_(names)))
     return replies
 
@@ -131,8 +131,8 @@ def _forget_questions(connection: Connection, run: str, values: Sequence[str], c
     questions = 0
     of_run = select(question_round.c.id).where(question_round.c.run == run)
     for names in _parts(values):
-        mine = task.c.question_round.in_(of_run) & column.in_(names)
-        for row in connection.execute(select(task.c.id, task.c.second, task.c.provenance).where(mine)).all():
+        condition = task.c.question_round.in_(of_run) & column.in_(names)
+        for row in connection.execute(select(task.c.id, task.c.second, task.c.provenance).where(condition)).all():
             questions += 1
             provenance = {name: value for name, value in row.provenance.items() if name != NOTES}
             change = update(task).where(task.c.id == row.id)

@@ -195,9 +195,9 @@ class Catalog:
         """What is said of it, and when its last round was finished."""
         rounds = self.rounds_of(name)
         newest = self.policies[rounds[-1]]
-        about = {"run": self.run, "rounds": list(rounds), "whole": rounds == self.rounds}
-        about |= {"release": self.state_of(name, newest)} | stated_certificate(self.certificate_of(name, newest))
-        return about, newest.created
+        summary = {"run": self.run, "rounds": list(rounds), "whole": rounds == self.rounds}
+        summary |= {"release": self.state_of(name, newest)} | stated_certificate(self.certificate_of(name, newest))
+        return summary, newest.created
 
 
 def stated_certificate(certificate: Certified | None) -> dict[str, Any]:
@@ -210,11 +210,11 @@ def stated_certificate(certificate: Certified | None) -> dict[str, Any]:
 def facts(catalog: Catalog, model: str, policy: ServedPolicy, scope: Scope) -> dict[str, Any]:
     """What every reply says about who wrote it; which round that was, to a key for inspection."""
     certificate = catalog.certificate_of(model, policy)
-    by_whom = {"round": policy.round, "policy_version": policy.version.number, "multiplier": policy.multiplier}
+    author = {"round": policy.round, "policy_version": policy.version.number, "multiplier": policy.multiplier}
     return {
         "run": catalog.run,
         "model": model,
-        **(by_whom if scope.covers(Scope.INSPECT) else {}),
+        **(author if scope.covers(Scope.INSPECT) else {}),
         "release": catalog.state_of(model, policy),
         "certificate": NONE if certificate is None else certificate.header,
     }
@@ -228,7 +228,7 @@ def stamp_of(store: Store) -> Stamp:
     changes = select(func.coalesce(func.max(release_table.c.id), 0)).where(release_table.c.run == store.run)
     certified = select(func.count()).where(phase_table.c.run == store.run, phase_table.c.phase.like(f"{CERTIFIED}%"))
     with reading(store.engine) as connection:
-        first, second, third = (int(connection.execute(one).scalar_one()) for one in (finished, changes, certified))
+        first, second, third = (int(connection.execute(query).scalar_one()) for query in (finished, changes, certified))
     return first, second, third
 
 
@@ -241,7 +241,7 @@ def read_catalog(store: Store, mixture_max: int | None = None) -> Catalog:
     weights = {number: entry.version.sha256 for number, entry in versions.items() if number}
     states = released_now(history, certified, weights, mixture_max=mixture_max)
     multipliers = {step.round: step.multiplier_before for step in reversed(journal.dual_steps())}
-    of_weights = {one.sha256: one for one in reversed(certified)}
+    of_weights = {certificate.sha256: certificate for certificate in reversed(certified)}
     created = _created(store)
     policies: dict[int, ServedPolicy] = {}
     for number, entry in versions.items():
@@ -276,11 +276,11 @@ def _tails(
     """Certified mixtures of rounds j to the last, j > 1, that the engine can hold; the most rounds first."""
     last = max(policies, default=0)
     tails: dict[str, Certified] = {}
-    for one in sorted(certified, key=lambda one: one.rounds[0]):
-        hashes = tuple(policies[number].version.sha256 for number in one.rounds if number in policies)
-        fits = mixture_max is None or len(one.rounds) <= mixture_max
-        if 1 < one.rounds[0] < one.rounds[-1] == last and hashes == one.sha256 and fits:
-            tails.setdefault(f"{TAIL}{one.rounds[0]}", one)
+    for certificate in sorted(certified, key=lambda certificate: certificate.rounds[0]):
+        hashes = tuple(policies[number].version.sha256 for number in certificate.rounds if number in policies)
+        fits = mixture_max is None or len(certificate.rounds) <= mixture_max
+        if 1 < certificate.rounds[0] < certificate.rounds[-1] == last and hashes == certificate.sha256 and fits:
+            tails.setdefault(f"{TAIL}{certificate.rounds[0]}", certificate)
     return tails
 
 
@@ -317,12 +317,12 @@ def _round_of(model: str) -> int:
 
 
 def _entry(catalog: Catalog, name: str, policy: ServedPolicy, scope: Scope) -> dict[str, Any]:
-    about = facts(catalog, name, policy, scope) | {"reason": policy.reason}
-    return _model(name, about | stated_certificate(catalog.certificate_of(name, policy)), policy.created)
+    summary = facts(catalog, name, policy, scope) | {"reason": policy.reason}
+    return _model(name, summary | stated_certificate(catalog.certificate_of(name, policy)), policy.created)
 
 
-def _model(name: str, about: Mapping[str, Any], created: int) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": created, "owned_by": "pddpo_ray", "pddpo": dict(about)}
+def _model(name: str, summary: Mapping[str, Any], created: int) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": created, "owned_by": "pddpo_ray", "pddpo": dict(summary)}
 
 
 def text_of(messages: Sequence[Mapping[str, Any]]) -> str:

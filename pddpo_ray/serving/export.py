@@ -48,9 +48,9 @@ def export(run: Path, config: Config, store: Store, policy: ServedPolicy, target
         folder.mkdir()
         copy_plain_files(stored, folder)
         if adapter:
-            named = base_of(config)
-            _write_adapter(stored, folder, named or BASE)
-            if named is None:
+            base = base_of(config)
+            _write_adapter(stored, folder, base or BASE)
+            if base is None:
                 # nobody else has a model that was made, merged or rounded with the run
                 shutil.copytree(artifacts.stored(_reference(store).path), folder / BASE)
         else:
@@ -83,12 +83,12 @@ def policy_to_take(catalog: Catalog, run: Path, number: int | None) -> ServedPol
     rounds = ", ".join(map(str, catalog.rounds)) or "none yet"
     if number is None and catalog.released is None:
         last = max(catalog.rounds, default=0)
-        why = "none is certified" if last else "no round is finished"
-        raise UserError(f"no policy of {run} is released ({why}): ask for a round with --round (finished: {rounds})")
-    wanted = catalog.released if number is None else number
-    if wanted not in catalog.rounds:
-        raise UserError(f"{run} has no policy of round {wanted}; finished rounds: {rounds}")
-    return catalog.policies[wanted]
+        reason = "none is certified" if last else "no round is finished"
+        raise UserError(f"no policy of {run} is released ({reason}): ask for a round with --round (finished: {rounds})")
+    round_number = catalog.released if number is None else number
+    if round_number not in catalog.rounds:
+        raise UserError(f"{run} has no policy of round {round_number}; finished rounds: {rounds}")
+    return catalog.policies[round_number]
 
 
 def weights_of(artifacts: ArtifactStore, policy: ServedPolicy) -> Mapping[str, Tensor]:
@@ -103,7 +103,7 @@ def weights_of(artifacts: ArtifactStore, policy: ServedPolicy) -> Mapping[str, T
 
 
 def renderer_of(stored: Path) -> Renderer:
-    """From turns to ids as the run did it: a stored version carries its template."""
+    """Renders turns to ids as the run did: a stored version has its template."""
     return Renderer(load_tokenizer(stored), OF_VERSION, stored)
 
 
@@ -123,7 +123,7 @@ def _write_adapter(stored: Path, folder: Path, base: str) -> None:
         if file.name != CARD:
             shutil.copyfile(file, folder / file.name)
     settings = folder / "adapter_config.json"
-    named = json.loads(settings.read_text("utf-8")) | {"base_model_name_or_path": base}
-    settings.write_text(json.dumps(named, indent=2), encoding="utf-8")
+    content = json.loads(settings.read_text("utf-8")) | {"base_model_name_or_path": base}
+    settings.write_text(json.dumps(content, indent=2), encoding="utf-8")
     # a folder with the model's own configuration would be taken for a whole model
     (folder / "config.json").unlink(missing_ok=True)

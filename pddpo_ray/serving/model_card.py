@@ -43,8 +43,8 @@ def model_card(run: Path, config: Config, journal: JournalReader, policy: Served
 
 def base_of(config: Config) -> str | None:
     """What an exported adapter is put on, as the recipe names it; None where the run made, merged or rounded it."""
-    named = config.model.reference
-    return None if named is None or is_adapter(named) or config.model.in_nf4 else named
+    reference = config.model.reference
+    return None if reference is None or is_adapter(reference) or config.model.in_nf4 else reference
 
 
 def license_of(reference: str | None) -> str | None:
@@ -55,9 +55,9 @@ def license_of(reference: str | None) -> str | None:
     card = folder / "README.md"
     if card.is_file():
         front = re.match(r"---\n(.*?)\n---", card.read_text("utf-8", errors="replace"), re.DOTALL)
-        stated = re.search(r"^license:\s*([\w.+-]+)\s*$", front.group(1), re.MULTILINE) if front else None
-        if stated:
-            return stated.group(1)
+        match = re.search(r"^license:\s*([\w.+-]+)\s*$", front.group(1), re.MULTILINE) if front else None
+        if match:
+            return match.group(1)
     return "other" if any((folder / name).is_file() for name in LICENSES) else None
 
 
@@ -66,9 +66,9 @@ def _standing(policy: ServedPolicy) -> str:
     released = "**Released**" if policy.release == "released" else f"**Not released** ({policy.release})"
     if policy.certificate is None:
         return f"{released}{reason}. **Uncertified**: {UNCERTIFIED}"
-    said = " ".join(_plain(sentence) for sentence in policy.certificate.statement)
+    statement = " ".join(_plain(sentence) for sentence in policy.certificate.statement)
     bound = "`certificate.json` is in this folder. Other decoding carries no certificate."
-    return f"{released}{reason}.\n\n{said} {bound}"
+    return f"{released}{reason}.\n\n{statement} {bound}"
 
 
 def _use(base: str | None, adapter: bool) -> str:
@@ -76,16 +76,16 @@ def _use(base: str | None, adapter: bool) -> str:
     load = 'model = AutoModelForCausalLM.from_pretrained("DIR")\n'
     if adapter:
         auto = f"from peft import PeftModel\n{auto}"
-        named = base or f"DIR/{BASE}"
-        load = f'model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{named}"), "DIR")\n'
+        base_name = base or f"DIR/{BASE}"
+        load = f'model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{base_name}"), "DIR")\n'
     serve = "" if adapter else "\n\nvLLM serves it too: `vllm serve DIR`."
     return f'## Use\n\n```python\n{auto}{load}tokenizer = AutoTokenizer.from_pretrained("DIR")\n```{serve}'
 
 
 def _limits(config: Config, journal: JournalReader, policy: ServedPolicy) -> str:
     rows = [
-        f"| {_plain(one.name)} | {_plain(one.stated)} | {_plain(one.measured)} |"
-        for one in estimates_of(journal, config.typed_limits, policy.round)
+        f"| {_plain(estimate.name)} | {_plain(estimate.stated)} | {_plain(estimate.measured)} |"
+        for estimate in estimates_of(journal, config.typed_limits, policy.round)
     ]
     table = "\n".join(["| limit on | limit | estimate, 95 % interval |", "|---|---|---|", *rows])
     return f"## Limits\n\nEstimates by the labels of the policy's own round, which are no certificate:\n\n{table}"
@@ -93,33 +93,33 @@ def _limits(config: Config, journal: JournalReader, policy: ServedPolicy) -> str
 
 def _scorecard(journal: JournalReader, policy: ServedPolicy) -> list[str]:
     """What the run's scorecard says of this policy beside the reference; nothing without one."""
-    known = cards(journal)
-    if policy.round not in known or 0 not in known:
+    run_cards = cards(journal)
+    if policy.round not in run_cards or 0 not in run_cards:
         return []
     trials = trials_in(journal)
     rows = []
     for name, figure in FIGURES.items():
-        own, reference = (known[number]["figures"].get(name) for number in (policy.round, 0))
-        if own is None:
+        value, base = (run_cards[number]["figures"].get(name) for number in (policy.round, 0))
+        if value is None:
             continue
-        said = trials.get(figure.scorer) if figure.scorer else None
-        right = f" (scorer right in {100 * said.right / said.count:.3g} %)" if said and said.count else ""
-        rows.append(f"| {figure.title}{right} | {figure.whole(own)} | {figure.whole(reference) if reference else ''} |")
-    whose = "kept from the run" if known[0]["held_out"] else "of the run's own"
-    lines = [f"- held-out {kind} scorer: {one}" for kind, one in trials.items()]
-    lines += [f"- {_plain(note)}" for note in known[policy.round]["notes"]]
-    lines += [f"- {REFUSAL_ACCURACY}"] if "refusals" in known[policy.round]["figures"] else []
-    about = (
-        f"{len(known[0]['prompts'])} prompts {whose}, answered alike by both; in brackets 95 % intervals over prompts,"
-        " ± a standard error."
+        trial = trials.get(figure.scorer) if figure.scorer else None
+        right = f" (scorer right in {100 * trial.right / trial.count:.3g} %)" if trial and trial.count else ""
+        rows.append(f"| {figure.title}{right} | {figure.whole(value)} | {figure.whole(base) if base else ''} |")
+    whose = "kept from the run" if run_cards[0]["held_out"] else "of the run's own"
+    lines = [f"- held-out {kind} scorer: {trial}" for kind, trial in trials.items()]
+    lines += [f"- {_plain(note)}" for note in run_cards[policy.round]["notes"]]
+    lines += [f"- {REFUSAL_ACCURACY}"] if "refusals" in run_cards[policy.round]["figures"] else []
+    intro = (
+        f"{len(run_cards[0]['prompts'])} prompts {whose}, answered alike by both; in brackets 95 % intervals over"
+        " prompts, ± a standard error."
     )
     table = "\n".join(["| | this policy | reference |", "|---|---|---|", *rows])
-    return ["\n\n".join(["## Scorecard", about, table, "\n".join(lines)])]
+    return ["\n\n".join(["## Scorecard", intro, table, "\n".join(lines)])]
 
 
 def _making(config: Config, policy: ServedPolicy, base: str | None, license_: str | None) -> str:
     parameters = config.model.parameters
-    trained = f"LoRA, rank {parameters.rank}" if isinstance(parameters, LoraParameters) else "all weights"
+    weights = f"LoRA, rank {parameters.rank}" if isinstance(parameters, LoraParameters) else "all weights"
     over = ", rounded to 4 bits (NF4) and trained over as such" if config.model.in_nf4 else ""
     multiplier = "-" if policy.multiplier is None else f"{policy.multiplier:.4g}"
     rows = {
@@ -127,7 +127,7 @@ def _making(config: Config, policy: ServedPolicy, base: str | None, license_: st
         "round": f"{policy.round} of {config.rounds}",
         "multiplier": multiplier,
         "beta": f"{config.beta:g}",
-        "trained": f"{trained}, {config.model.dtype}",
+        "trained": f"{weights}, {config.model.dtype}",
         "temperature of the policy": f"{config.policy.temperature:g} (its logits are divided by it)",
         "base": f"{base or 'made by the run'}{over}",
         "licence of the base": license_ or "not stated in its folder",
@@ -136,18 +136,18 @@ def _making(config: Config, policy: ServedPolicy, base: str | None, license_: st
 
 
 def _origin(config: Config, journal: JournalReader, policy: ServedPolicy) -> str:
-    known = provenance_of(config, journal)
-    machine = known.get("machine") or {}
-    model = known["model"] or {}
-    files = [f"- `{_plain(name)}`: {sha or 'gone, or no local file'}" for name, sha in known["data"].items()]
+    provenance = provenance_of(config, journal)
+    machine = provenance.get("machine") or {}
+    model = provenance["model"] or {}
+    files = [f"- `{_plain(name)}`: {sha or 'gone, or no local file'}" for name, sha in provenance["data"].items()]
     rows = {
         "weights (sha256)": policy.version.sha256,
         "base (sha256)": model.get("sha256"),
-        "run": known["run"],
-        "begun": known["begun"],
-        "pddpo-ray": known.get("version"),
-        "commit": known.get("commit"),
-        "command": f"`{_plain(known.get('command'))}`",
+        "run": provenance["run"],
+        "begun": provenance["begun"],
+        "pddpo-ray": provenance.get("version"),
+        "commit": provenance.get("commit"),
+        "command": f"`{_plain(provenance.get('command'))}`",
         "machine": ", ".join(str(machine[key]) for key in ("cpu", "cores", "os") if key in machine),
     }
     data = "\n".join(files) or "No files: the run's own world."

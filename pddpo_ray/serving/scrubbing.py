@@ -1,4 +1,4 @@
-"""Takes what names or opens something out of a text before it is kept: addresses, numbers, keys. By rules in a file.
+"""Removes addresses, numbers and keys from a text before it is kept, by the rules of a file.
 
 Rules find forms, not meanings: a name, an address of a house or a story that fits one person stays. They lower what a
 kept prompt can give away; consent, caps and withdrawal are for the rest.
@@ -48,24 +48,24 @@ def scrubber(file: Path | None = None) -> Scrubber:
     """The rules of a file, those that ship by default. Raises UserError for a file that has none or a wrong one."""
     path = RULES if file is None else file
     try:
-        stated = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"{path}: no file of rules ({error}); write it as {RULES.name} of this package") from error
-    if not isinstance(stated, list) or not stated:
+    if not isinstance(content, list) or not content:
         raise UserError(f"{path}: write a list of rules, each with name, pattern and `with`")
-    return Scrubber([_rule(path, number, one) for number, one in enumerate(stated, 1)])
+    return Scrubber([_rule(path, number, entry) for number, entry in enumerate(content, 1)])
 
 
-def _rule(path: Path, number: int, stated: object) -> Rule:
+def _rule(path: Path, number: int, entry: object) -> Rule:
     where = f"{path}, rule {number}"
-    if not isinstance(stated, dict) or not set(stated) <= FIELDS or not {"name", "pattern"} <= set(stated):
+    if not isinstance(entry, dict) or not set(entry) <= FIELDS or not {"name", "pattern"} <= set(entry):
         raise UserError(f"{where}: write name, pattern, and `with` or `drop: true`")
-    if ("with" in stated) == (stated.get("drop") is True):
-        raise UserError(f"{where} ({stated['name']}): say either what stands in its place (`with`) or `drop: true`")
+    if ("with" in entry) == (entry.get("drop") is True):
+        raise UserError(f"{where} ({entry['name']}): say either what stands in its place (`with`) or `drop: true`")
     try:
-        pattern = re.compile(str(stated["pattern"]))
-        replacement = None if "with" not in stated else str(stated["with"])
+        pattern = re.compile(str(entry["pattern"]))
+        replacement = None if "with" not in entry else str(entry["with"])
         pattern.sub(replacement or "", "")  # a group that is not there is found here
     except re.error as error:
-        raise UserError(f"{where} ({stated['name']}): {error}") from error
-    return Rule(str(stated["name"]), pattern, replacement)
+        raise UserError(f"{where} ({entry['name']}): {error}") from error
+    return Rule(str(entry["name"]), pattern, replacement)

@@ -21,8 +21,8 @@ def own_reward(oracle: Oracle, cell: Callable[[Response], tuple[int, int]], stat
     """The world's own reward, without noise. Raises UserError where it leaves the recipe's bounds."""
     costs, everywhere = costs_of(stated, oracle.reward, "the world's reward"), np.ones((1, len(oracle.prior)))
     single = oracle.reward[None]
-    one = TableLimits(oracle, cell, oracle.cost_max, (stated,), costs[None], single, everywhere, oracle.prior)
-    return one.measure
+    limits = TableLimits(oracle, cell, oracle.cost_max, (stated,), costs[None], single, everywhere, oracle.prior)
+    return limits.measure
 
 
 def with_reward(world: TextWorld, stated: StatedLimit, source: Source | None) -> Oracle:

@@ -98,11 +98,11 @@ class Evaluation:
         """What the first answer to each prompt is worth, by its id; in round 1 also the reference's, of each draw."""
         if self._world.worth_of is None:
             return {}
-        answers = [one for one in self._journal.samples(round_) if one.policy_version == policy.number]
+        answers = [answer for answer in self._journal.samples(round_) if answer.policy_version == policy.number]
         if round_ == 1:
-            answers += [one for one in self._journal.samples(0) if one.policy_version == 0]
-        drawn_as = {(one.id.rsplit("-", 2)[0], one.prompt.id): one for one in reversed(answers)}
-        return {one.id: self._world.worth_of(one) for one in drawn_as.values()}
+            answers += [answer for answer in self._journal.samples(0) if answer.policy_version == 0]
+        drawn_as = {(answer.id.rsplit("-", 2)[0], answer.prompt.id): answer for answer in reversed(answers)}
+        return {answer.id: self._world.worth_of(answer) for answer in drawn_as.values()}
 
     def _exposure(self, round_: int) -> dict[str, float]:
         """Mean of cost minus limit over the answers that exploring put before the labellers: optimism about cost asks
@@ -177,9 +177,9 @@ def off_support(world: WorldView, policy: Array) -> float:
 
 def implicit_score(numerator: Array, denominator: Array, temperature: float) -> Array:
     """temperature * log(numerator / denominator), nan where either is 0. [X, Y], [X, Y] -> [X, Y]"""
-    known = (numerator > 0) & (denominator > 0)
-    ratio = np.log(np.where(known, numerator, 1.0)) - np.log(np.where(known, denominator, 1.0))
-    return np.where(known, temperature * ratio, np.nan)
+    mask = (numerator > 0) & (denominator > 0)
+    ratio = np.log(np.where(mask, numerator, 1.0)) - np.log(np.where(mask, denominator, 1.0))
+    return np.where(mask, temperature * ratio, np.nan)
 
 
 def slope_and_correlation(score: Array, truth: Array, rest: int | None = None) -> tuple[float, float]:
@@ -187,17 +187,17 @@ def slope_and_correlation(score: Array, truth: Array, rest: int | None = None) -
 
     Scores are defined up to a constant per prompt, so both are centred on their prompt's mean. [X, Y], [X, Y]
     """
-    known = np.isfinite(score)
+    mask = np.isfinite(score)
     if rest is not None:
-        known[:, rest] = False
-    counts = np.maximum(known.sum(axis=1, keepdims=True), 1)
-    score, truth = np.where(known, score, 0.0), np.where(known, truth, 0.0)
-    score = np.where(known, score - score.sum(axis=1, keepdims=True) / counts, 0.0)
-    truth = np.where(known, truth - truth.sum(axis=1, keepdims=True) / counts, 0.0)
-    together, spread, own = float((score * truth).sum()), float((truth**2).sum()), float((score**2).sum())
-    if spread == 0 or own == 0:
+        mask[:, rest] = False
+    counts = np.maximum(mask.sum(axis=1, keepdims=True), 1)
+    score, truth = np.where(mask, score, 0.0), np.where(mask, truth, 0.0)
+    score = np.where(mask, score - score.sum(axis=1, keepdims=True) / counts, 0.0)
+    truth = np.where(mask, truth - truth.sum(axis=1, keepdims=True) / counts, 0.0)
+    together, spread, score_spread = float((score * truth).sum()), float((truth**2).sum()), float((score**2).sum())
+    if spread == 0 or score_spread == 0:
         return float("nan"), float("nan")
-    return together / spread, together / float(np.sqrt(spread * own))
+    return together / spread, together / float(np.sqrt(spread * score_spread))
 
 
 def _named(stage: str, slope: float, correlation: float, prefix: str = "") -> dict[str, float]:

@@ -95,7 +95,7 @@ class Oracle:
     def further_g(self, policy: ArrayLike) -> tuple[float, ...]:
         """E[cost] + kl KL - threshold of each further limit."""
         table = np.asarray(policy, dtype=np.float64)
-        return tuple(float(self._excess_of(table, one.cost, one.kl)) - one.threshold for one in self.further)
+        return tuple(float(self._excess_of(table, limit.cost, limit.kl)) - limit.threshold for limit in self.further)
 
     def kl(self, policy: ArrayLike) -> float:
         """E_x KL(policy || reference) in nats; infinite where the policy leaves the reference's support."""
@@ -224,7 +224,7 @@ class Oracle:
         return np.stack([self.cost - self.threshold, *(limit.cost - limit.threshold for limit in self.further)])
 
     def _kl_term(self) -> KlTerm | None:
-        """What the limits have of the KL; None where none of them has any."""
+        """The limits' weights on the KL; None where all of them are 0."""
         weights = np.array([self.first_kl, *(limit.kl for limit in self.further)])
         if not weights.any():
             return None
@@ -255,8 +255,8 @@ class Oracle:
             raise InfeasibleError(
                 f"no multipliers keep these limits: the conditions of an optimum miss by {residual:.2g}"
             )
-        first, *others = (float(value) for value in multipliers)
-        return Optimum(policy, first, self.f(policy), self.g(policy), tuple(others), self.further_g(policy))
+        first, *further = (float(value) for value in multipliers)
+        return Optimum(policy, first, self.f(policy), self.g(policy), tuple(further), self.further_g(policy))
 
     def _root(self, support: Mask | None) -> float:
         """Smallest multiplier with g(pi_multiplier) <= 0, to the last bits of a float64."""

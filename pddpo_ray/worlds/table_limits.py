@@ -47,23 +47,23 @@ class TableLimits:
 
     @property
     def unknown(self) -> list[str]:
-        """Names of what nobody knows the truth of, limits or the reward; with one of them there is no exact problem."""
-        limits = [one.limit.name for one, cost in zip(self.stated, self.costs, strict=True) if np.isnan(cost).any()]
+        """Names of limits, and `REWARD`, whose truth is unknown; with any of them there is no exact problem."""
+        limits = [entry.limit.name for entry, cost in zip(self.stated, self.costs, strict=True) if np.isnan(cost).any()]
         return [*limits, *([REWARD] if np.isnan(self.base.reward).any() else [])]
 
     @property
     def known(self) -> TableLimits:
         """Those of the limits whose truth is known: what they forbid is certain, whatever the others allow."""
         rows = [row for row, cost in enumerate(self.costs) if not np.isnan(cost).any()]
-        stated = tuple(self.stated[row] for row in rows)
+        entries = tuple(self.stated[row] for row in rows)
         return replace(
-            self, stated=stated, costs=self.costs[rows], single=self.single[rows], factors=self.factors[rows]
+            self, stated=entries, costs=self.costs[rows], single=self.single[rows], factors=self.factors[rows]
         )
 
     @property
     def scales(self) -> list[float]:
         """Length of the range of each measure's values; of a KL, which has none, what the limit allows."""
-        return [range_of(one, self.cost_max) for one in self.stated]
+        return [range_of(entry, self.cost_max) for entry in self.stated]
 
     def measure(
         self, answers: Sequence[Response], seed: int, references: Sequence[Response | None] = ()
@@ -73,60 +73,58 @@ class TableLimits:
         Rates and logits by `labels_each` draws (one unless stated), seeded by answer and limit; means without noise.
         """
         measured = MeasuredValues.nothing(len(answers), len(self.stated))
-        others = references or [None] * len(answers)
-        for column, stated in enumerate(self.stated):
-            if stated.source.kind not in ("world", "model"):  # a run's own model then says what it thinks instead
+        opponents = references or [None] * len(answers)
+        for column, entry in enumerate(self.stated):
+            if entry.source.kind not in ("world", "model"):  # a run's own model then says what it thinks instead
                 continue
             for row in self._asked(column, answers, seed):
-                answer, other, cell = answers[row], others[row], (row, column)
-                if not stated.wins:
+                answer, other, cell = answers[row], opponents[row], (row, column)
+                if not entry.wins:
                     measured.values[cell] = self._drawn(column, answer, seed)
                 elif other is not None:
                     measured.values[cell] = self._won(column, answer, other, seed)
-                if stated.limit.quantity.versus == "reference" and other is not None:
+                if entry.limit.quantity.versus == "reference" and other is not None:
                     measured.against[cell] = self._drawn(column, other, seed)
         return measured
 
     def _asked(self, column: int, answers: Sequence[Response], seed: int) -> Sequence[int]:
-        """Answers that the limit's budget reaches, of those that it acts on; all, where it has none."""
-        stated = self.stated[column]
-        if stated.asking.answers is None:
+        """Rows of the answers within the limit's budget and prompts; all, where it has no budget."""
+        entry = self.stated[column]
+        if entry.asking.answers is None:
             return range(len(answers))
         rows = [row for row, answer in enumerate(answers) if self.factors[column, self.cell(answer)[0]] > 0]
         prompts = [answers[row].prompt.id for row in rows]
-        return [rows[one] for one in within_budget(stated.limit.name, prompts, stated.asking.answers, seed)]
+        return [rows[index] for index in within_budget(entry.limit.name, prompts, entry.asking.answers, seed)]
 
     def _drawn(self, column: int, answer: Response, seed: int) -> float:
         """One answer's mean, or the share of its labels that say yes."""
-        stated, truth = self.stated[column], float(self.single[(column, *self.cell(answer))])
-        if stated.limit.quantity.kind == "mean":
+        entry, truth = self.stated[column], float(self.single[(column, *self.cell(answer))])
+        if entry.limit.quantity.kind == "mean":
             return truth
-        return self._share(
-            stated, float(expit(truth)) if stated.limit.quantity.kind == "logit" else truth, seed, answer
-        )
+        return self._share(entry, float(expit(truth)) if entry.limit.quantity.kind == "logit" else truth, seed, answer)
 
     def _won(self, column: int, answer: Response, other: Response, seed: int) -> float:
         """How often labellers prefer an answer to the reference's."""
-        stated, rewards = self.stated[column], self.single[column]
+        entry, rewards = self.stated[column], self.single[column]
         chance = float(expit(rewards[self.cell(answer)] - rewards[self.cell(other)]))
-        return self._share(stated, chance, seed, answer)
+        return self._share(entry, chance, seed, answer)
 
-    def _share(self, stated: StatedLimit, chance: float, seed: int, answer: Response) -> float:
+    def _share(self, entry: StatedLimit, chance: float, seed: int, answer: Response) -> float:
         """The share of an answer's labels that say yes: one draw of a count, as many labels as asked."""
-        count = stated.asking.labels_each or 1
+        count = entry.asking.labels_each or 1
         chance = self.label_noise + (1.0 - 2.0 * self.label_noise) * chance
-        drawn = generator_of(seed, "measure", stated.limit.name, answer.id).binomial(count, min(chance, 1.0))
-        return float(drawn) / count
+        positives = generator_of(seed, "measure", entry.limit.name, answer.id).binomial(count, min(chance, 1.0))
+        return float(positives) / count
 
     def oracle(self, beta: float) -> Oracle:
         """The exact problem: costs on P_0 in ranges of their measures. Raises UserError where it has no solution."""
         scaled = [cost * factor[:, None] for cost, factor in zip(self.costs, self.factors, strict=True)]
         scales = self.scales
-        bounds = [one.limit.cost_limit / scale for one, scale in zip(self.stated, scales, strict=True)]
+        bounds = [entry.limit.cost_limit / scale for entry, scale in zip(self.stated, scales, strict=True)]
         tables = [table / scale for table, scale in zip(scaled, scales, strict=True)]
         first, *further = (
-            Limit(one.limit.name, table, bound, weight / scale)
-            for one, table, bound, weight, scale in zip(
+            Limit(entry.limit.name, table, bound, weight / scale)
+            for entry, table, bound, weight, scale in zip(
                 self.stated, tables, bounds, self._kl.weights, scales, strict=True
             )
         )
@@ -144,34 +142,34 @@ class TableLimits:
     @cached_property
     def reached(self) -> Reach:
         """What policies of the world can reach, exactly: each limit alone, and all together."""
-        excess = self.costs - np.array([one.limit.cost_limit for one in self.stated])[:, None, None]
-        there = self.base.reference > 0
+        excess = self.costs - np.array([entry.limit.cost_limit for entry in self.stated])[:, None, None]
+        support = self.base.reference > 0
         kl = self._kl if self._kl.weights.any() else None
-        return reach(excess, self.weights, scales=self.scales, factors=self.factors, answers=there, kl=kl)
+        return reach(excess, self.weights, scales=self.scales, factors=self.factors, answers=support, kl=kl)
 
     @cached_property
     def _kl(self) -> KlTerm:
         """Which limits are on the KL to the reference, in nats."""
         with np.errstate(divide="ignore"):
             log_reference = np.log(self.base.reference)
-        return KlTerm(np.array([float(one.limit.quantity.kind == "kl") for one in self.stated]), log_reference)
+        return KlTerm(np.array([float(entry.limit.quantity.kind == "kl") for entry in self.stated]), log_reference)
 
     def demand_feasible(self) -> None:
         """Raises UserError where no policy keeps the limits: one of them alone, or all together."""
         reached = self.reached
-        for stated, lowest in zip(self.stated, reached.lowest, strict=True):
+        for entry, lowest in zip(self.stated, reached.lowest, strict=True):
             if lowest >= 0:
-                best = as_stated(stated.limit, stated.limit.cost_limit + float(lowest))
+                best = as_stated(entry.limit, entry.limit.cost_limit + float(lowest))
                 raise UserError(
-                    f"{stated.where}: no policy of this world keeps {stated.limit}; the best that there is has {best}"
+                    f"{entry.where}: no policy of this world keeps {entry.limit}; the best that there is has {best}"
                 )
         if reached.margin <= 0:
-            each = ", ".join(
-                f"{one.limit.name} {as_stated(one.limit, one.limit.cost_limit + float(value))}"
-                for one, value in zip(self.stated, reached.together, strict=True)
+            text = ", ".join(
+                f"{entry.limit.name} {as_stated(entry.limit, entry.limit.cost_limit + float(value))}"
+                for entry, value in zip(self.stated, reached.together, strict=True)
             )
             raise UserError(
-                f"limits: each can be kept alone, but not all together; the least broken choice has {each}: loosen one"
+                f"limits: each can be kept alone, but not all together; the least broken choice has {text}: loosen one"
             )
 
 
@@ -208,14 +206,14 @@ def on_prompts(stated: Sequence[StatedLimit], sets: PromptSets | None, prior: Ar
         raise UserError(f"prompts: the world has the prompts 0 to {prompts - 1}, not {max(indices)}")
     weights, factors = np.zeros(prompts), np.zeros((count, prompts))
     weights[indices] = sets.weights
-    for row, one in enumerate(stated):
-        factors[row, indices] = sets.factor(one.limit.quantity.over)
+    for row, entry in enumerate(stated):
+        factors[row, indices] = sets.factor(entry.limit.quantity.over)
     return weights, factors
 
 
 def costs_of(stated: StatedLimit, single: Array, name: str, reference: Array | None = None) -> Array:
-    """Expected costs from a table of what the source says of each answer by itself, nan stays; of a limit versus the
-    `reference` by that. [X, Y] x2 -> [X, Y]
+    """Expected costs from a table of the source's values of single answers; nan stays nan. A limit versus the reference
+    compares with `reference`. [X, Y] x2 -> [X, Y]
 
     Raises UserError where the measure leaves its bounds.
     """

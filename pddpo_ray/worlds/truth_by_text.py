@@ -47,10 +47,10 @@ class TruthByText:
 def truth_of(config: Config) -> TruthByText:
     """Builds the recipe's world again. A text world takes its reference from the cache, or trains it first."""
     if config.policies == "tables" and config.world is not None:
-        known = code_of("worlds", config.world.kind, "texts")
-        if known is None:
+        read_texts = code_of("worlds", config.world.kind, "texts")
+        if read_texts is None:
             raise UserError(f"world.kind={config.world.kind} does not tell its texts, which simulated people answer by")
-        texts, answers, oracle = known(config)
+        texts, answers, oracle = read_texts(config)
     else:
         # Imported here: a tabular world needs no language model.
         from pddpo_ray.worlds.text.prepared_world import prepare_text_world

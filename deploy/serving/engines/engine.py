@@ -89,7 +89,7 @@ class PolicyEngine:
         prepare_process(settings.threads)
         if settings.traces:
             let_engine_trace("pddpo-engine")
-        # In a thread: whoever asks meanwhile is answered that there is no engine.
+        # In a thread: requests are told meanwhile that there is no engine.
         llm = await asyncio.to_thread(watched_engine, settings)
         await llm.collective_rpc("divide_logits", args=(settings.temperature,))
         tokenizer = load_tokenizer(Path(settings.model))
@@ -112,25 +112,25 @@ class PolicyEngine:
     ) -> AsyncGenerator[Piece, None]:
         """The reply to one request, piece by piece, under exactly this policy. `trace`: the span to continue."""
         async with self._holding(policy) as model:
-            asked = with_relative_temperature({**body, "model": model}, self._settings.temperature)
+            request = with_relative_temperature({**body, "model": model}, self._settings.temperature)
             lengths: list[int] = []
             LENGTHS.set(lengths)
-            reply = await self._ask(kind, self._with_stop_ids(asked), trace)
+            reply = await self._ask(kind, self._with_stop_ids(request), trace)
             room = {"room": min(lengths)} if lengths else {}
             if not isinstance(reply, dict):
                 yield {"status": 200, **room}
                 async for line in reply:
                     yield line
                 return
-        # Outside of the block: whoever reads slowly keeps nobody else from their turn.
+        # Outside of the block: a slow reader must not delay other requests.
         yield {**reply, **room}
 
     def _with_stop_ids(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The answer ends where the model ends its turn, besides where the client wants."""
-        wanted = body.get("stop_token_ids") or []
-        if body.get("ignore_eos") or not isinstance(wanted, list):
+        """Adds the model's own ends of a turn to the client's stop ids."""
+        client_ids = body.get("stop_token_ids") or []
+        if body.get("ignore_eos") or not isinstance(client_ids, list):
             return body
-        return body | {"stop_token_ids": [*wanted, *self._stop_ids]}
+        return body | {"stop_token_ids": [*client_ids, *self._stop_ids]}
 
     async def tokens(self, way: TokensCall, body: dict[str, Any]) -> dict[str, Any]:
         """Text or messages as token ids, or the other way round: {"status": ..., "body": ...}."""
@@ -142,13 +142,13 @@ class PolicyEngine:
         from pydantic import ValidationError
         from starlette.requests import Request
 
-        wanted = body.get("response_format")
-        if isinstance(wanted, dict) and wanted.get("type") != "text" and not self._json_mode:
+        form = body.get("response_format")
+        if isinstance(form, dict) and form.get("type") != "text" and not self._json_mode:
             return _failure(400, "response_format: the vocabulary of this model cannot write JSON")
         headers = [(TRACEPARENT.encode(), trace.encode())]
-        traced = Request({"type": "http", "headers": headers}) if trace else None
+        request = Request({"type": "http", "headers": headers}) if trace else None
         try:
-            reply = await self._openai.ask(route, body, traced)
+            reply = await self._openai.ask(route, body, request)
         except ValidationError as error:
             return _invalid(error)
         except Exception as error:
@@ -187,7 +187,7 @@ class PolicyEngine:
             yield BASE
 
     async def _load(self, policy: ServedPolicy) -> None:
-        """Whole weights, in place. Nothing runs meanwhile: the gate sees to that."""
+        """Loads whole weights in place. The gate lets nothing run meanwhile."""
         folder = await self._checked_folder(policy)
         self._llm.holds(None)
         # No request is running, so nobody is waited for; the cached keys and values of the old weights go.
@@ -248,9 +248,9 @@ class PolicyEngine:
             scores.append(prompt_log_prob(output, len(canary.prompt)))
         expected = np.array([canary.log_prob for canary in policy.canaries])
         lengths = [len(canary.answer) for canary in policy.canaries]
-        what, tolerance = f"{policy.version.name}: ", self._settings.tolerance
+        prefix, tolerance = f"{policy.version.name}: ", self._settings.tolerance
         try:
-            check_canaries(np.array(scores), expected, lengths, tolerance, what=what, stop=STOP)
+            check_canaries(np.array(scores), expected, lengths, tolerance, what=prefix, stop=STOP)
         except RunError:
             self._llm.holds(None)
             raise
@@ -270,19 +270,19 @@ class PolicyEngine:
 
 
 def with_relative_temperature(body: dict[str, Any], temperature: float) -> dict[str, Any]:
-    """A request as vLLM is asked, whose logits are divided by the policy's temperature already.
+    """Makes the temperature relative to the policy's, by which vLLM divides all logits already.
 
     A client's temperature is that of the model's own logits; without one the answer is the policy's.
     """
-    asked = body.get("temperature")
+    value = body.get("temperature")
     # Anything else than a number is left for vLLM's own complaint.
-    if isinstance(asked, bool) or not isinstance(asked, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return body
-    return body | {"temperature": asked / temperature}
+    return body | {"temperature": value / temperature}
 
 
 def writes_json(tokenizer: Any) -> bool:
-    """Whether the vocabulary has what JSON is made of: without it a grammar ends in an error of the engine."""
+    """Whether the vocabulary can write JSON: where it cannot, a grammar ends in an error of the engine."""
     text = '{"a": [0.1, -2, true, null]}'
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     return "".join(str(tokenizer.decode(ids)).split()) == "".join(text.split())
@@ -316,10 +316,10 @@ def watched_engine(settings: EngineSettings) -> Any:
             return self._watched(super().generate(prompt, parameters, *args, **kwargs))
 
         async def _watched(self, outputs: AsyncIterator[Any]) -> AsyncIterator[Any]:
-            held = self._held
+            version = self._held
             async for output in outputs:
                 if output.finished:
-                    demand_version(output, held)
+                    demand_version(output, version)
                     self.verified_at = time.monotonic()
                 yield output
 

@@ -61,9 +61,9 @@ class Gate:
             self._inside -= 1
             self._turn()
             return
-        left = [entry for entry in self._waiting.get(key, []) if entry[1] is not turn]
-        if left:
-            self._waiting[key] = left
+        entries = [entry for entry in self._waiting.get(key, []) if entry[1] is not turn]
+        if entries:
+            self._waiting[key] = entries
         else:
             self._waiting.pop(key, None)
 

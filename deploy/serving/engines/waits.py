@@ -1,4 +1,4 @@
-"""What waits for an engine, and ends when the engine does: vLLM leaves calls unanswered that its death overtakes."""
+"""Ends what waits for an engine when the engine dies: vLLM never answers the calls under way at its death."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Waits:
 
     @asynccontextmanager
     async def on(self, engine: E) -> AsyncIterator[E]:
-        """The engine while it lives. Raises EngineGone where it is dead, dies in the block, or what it raises is of its
-        death."""
+        """The engine while it lives. Raises EngineGone where it is dead or dies in the block, in place of any error
+        that its death causes."""
         if engine.dead:
             raise EngineGone(DEAD)
         try:

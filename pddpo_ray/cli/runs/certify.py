@@ -72,13 +72,13 @@ def certify(
         if limits is not None and prompts is not None:
             from pddpo_ray.integrations.certifying import MAX_TOKENS, Question, certify_saved
 
-            asked = Question(limits.expanduser(), prompts.expanduser(), temperature or 1.0, max_tokens or MAX_TOKENS)
-            entry, written = certify_saved(folder, asked, policy, budget=budget, bounds=bounds)
-        elif any(given is not None for given in (limits, prompts, temperature, max_tokens)):
+            question = Question(limits.expanduser(), prompts.expanduser(), temperature or 1.0, max_tokens or MAX_TOKENS)
+            entry, document = certify_saved(folder, question, policy, budget=budget, bounds=bounds)
+        elif any(option is not None for option in (limits, prompts, temperature, max_tokens)):
             raise UserError("a model of another trainer is certified with both --limits FILE and --prompts FILE")
         else:
-            entry, written = _of_run(folder, policy, bounds, budget)
-    _show(written, sentences(written), as_json=as_json)
+            entry, document = _of_run(folder, policy, bounds, budget)
+    _show(document, sentences(document), as_json=as_json)
     if limits is None and not as_json:
         show_steps(find_run(folder, None))
     raise typer.Exit(EXIT[entry.state])
@@ -95,8 +95,8 @@ def verify(
     """
     from pddpo_ray.certificates.document import sentences, verified
 
-    checked = verified(file.expanduser().absolute())
-    _show(checked, [*sentences(checked), checked["verified"]], as_json=as_json)
+    certificate = verified(file.expanduser().absolute())
+    _show(certificate, [*sentences(certificate), certificate["verified"]], as_json=as_json)
 
 
 def _of_run(folder: Path, policy: str, bounds: dict[str, float], budget: int | None) -> tuple[Entry, Json]:
@@ -106,17 +106,17 @@ def _of_run(folder: Path, policy: str, bounds: dict[str, float], budget: int | N
     from pddpo_ray.integrations.saved_policies import saved_names
     from pddpo_ray.storage.whole_files import JOURNAL
 
-    kept = (folder / JOURNAL).is_file()
-    if (kept and is_ledger(folder)) or (not kept and saved_names(folder)):
+    has_journal = (folder / JOURNAL).is_file()
+    if (has_journal and is_ledger(folder)) or (not has_journal and saved_names(folder)):
         raise UserError(f"{folder} holds models of another trainer: add --limits FILE and --prompts FILE")
     stored = find_run(folder, None)
     budget = budget or stored.config.certificate.draws
     return certify_and_release(stored.config, stored.folder, policy, bounds, budget)
 
 
-def _limits(given: Sequence[str]) -> dict[str, float]:
+def _limits(texts: Sequence[str]) -> dict[str, float]:
     limits = {}
-    for text in given:
+    for text in texts:
         name, _, number = text.partition("=")
         try:
             limits[name] = float(number.rstrip(" %")) / (100.0 if number.endswith("%") else 1.0)

@@ -24,7 +24,7 @@ logger = logging.getLogger("pddpo_ray.crowd")
 
 WATCH_S = 0.5
 ENOUGH_STARTS = 5
-"""So often a helper is started; one that breaks so often will break again."""
+"""How often a helper is started before it is given up."""
 GRACE_S = 10.0
 
 
@@ -34,13 +34,13 @@ def crowd_beside(config: Config, run_dir: Path, *, port: int, people: int, error
 
     Raises UserError if the run asks nobody or the port is taken.
     """
-    each = config.people_each
-    if not each:
+    count = config.people_each
+    if not count:
         raise UserError(f"--annotate: this run takes its labels from {config.feedback.kind}; add feedback.kind=people")
-    if 0 < people < each:
+    if 0 < people < count:
         raise UserError(
-            f"--simulate {people}: every answer needs {each} labels by different people (labels_each): simulate {each}"
-            " or more"
+            f"--simulate {people}: every answer needs {count} labels by different people (labels_each):"
+            f" simulate {count} or more"
         )
     _demand_free(port)
     url = f"http://127.0.0.1:{port}"
@@ -48,8 +48,8 @@ def crowd_beside(config: Config, run_dir: Path, *, port: int, people: int, error
     commands = {"annotate": ["annotate", *run, "--port", str(port)]}
     if people:
         command("simulate-annotators")
-        manner = ["--people", str(people), "--error", str(error), "--seed", str(config.seed)]
-        commands["simulate-annotators"] = ["simulate-annotators", *run, "--url", url, *manner]
+        options = ["--people", str(people), "--error", str(error), "--seed", str(config.seed)]
+        commands["simulate-annotators"] = ["simulate-annotators", *run, "--url", url, *options]
     helpers = [_Helper(name, words, run_dir / f"{name}.log") for name, words in commands.items()]
     try:
         yield url
@@ -59,10 +59,10 @@ def crowd_beside(config: Config, run_dir: Path, *, port: int, people: int, error
 
 
 def _demand_free(port: int) -> None:
-    with socket.socket() as tried:
-        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            tried.bind(("127.0.0.1", port))
+            probe.bind(("127.0.0.1", port))
         except OSError as error:
             raise UserError(
                 f"port {port} is taken ({error.strerror}): name another one with --annotate-port"

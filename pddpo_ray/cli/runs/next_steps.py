@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def with_folder(text: str, run: Path) -> str:
     """A message with the run's folder in the commands that name it RUN, so that they run as printed."""
-    return re.sub(r"(`pddpo\s[^`]*)\bRUN\b", lambda found: found[1] + shlex.quote(str(run)), text)
+    return re.sub(r"(`pddpo\s[^`]*)\bRUN\b", lambda match: match[1] + shlex.quote(str(run)), text)
 
 
 def resume_command(run: Path, journal: str | None) -> str:
@@ -70,9 +70,9 @@ def show_steps(stored: FoundRun) -> None:
     with store_of(stored, to_read=True) as store:
         journal = JournalReader(store.engine, store.run)
         outcome = outcome_of(journal, config.typed_limits, stored.folder, policies=config.policies)
-    nothing = [] if outcome.policy else [outcome.headline]
+    headlines = [] if outcome.policy else [outcome.headline]
     steps = steps_after(outcome, config, stored.folder)
-    print_columns([*labelled("outcome", nothing), *labelled("next", steps)])
+    print_columns([*labelled("outcome", headlines), *labelled("next", steps)])
 
 
 def labelled(name: str, lines: list[str]) -> list[tuple[str, str]]:

@@ -38,9 +38,9 @@ def find_run(run: Path, journal: str | None, *, wait: bool = False) -> FoundRun:
     folder = run.expanduser().absolute()
     while True:
         try:
-            with open_folder(folder, journal) as opened:
-                config = Config.of_run(opened.recipe)
-                return FoundRun(folder, opened.run_id, config, journal or str(folder / JOURNAL))
+            with open_folder(folder, journal) as reader:
+                config = Config.of_run(reader.recipe)
+                return FoundRun(folder, reader.run_id, config, journal or str(folder / JOURNAL))
         except UserError:
             if not wait:
                 raise

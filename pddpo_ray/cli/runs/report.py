@@ -43,5 +43,5 @@ def report(
 
 
 def _may_write(folder: Path) -> bool:
-    """A folder without any permission to write is left alone, also by who may write everywhere."""
+    """Whether to write into the folder; root, too, leaves one without any write permission alone."""
     return os.access(folder, os.W_OK) and bool(folder.stat().st_mode & WRITE)

@@ -30,7 +30,7 @@ ANSWER_S = 30.0
 
 
 class Jobs:
-    """The RayJobs of one run. url: of the API server; without a certificate of its own, the system's hold."""
+    """The RayJobs of one run. url: of the API server; an account without a certificate uses the system's."""
 
     def __init__(self, template: dict[str, Any], url: str, account: Path = ACCOUNT) -> None:
         self._template = template
@@ -42,11 +42,11 @@ class Jobs:
         self._tls = ssl.create_default_context(cafile=str(certificate) if certificate.is_file() else None)
 
     def latest(self) -> str | None:
-        """How the job that was created last stands in KubeRay's words: `Running`, `Complete`, `Failed`, ..."""
+        """Status of the newest job, as KubeRay writes it: `Running`, `Complete`, `Failed`, ..."""
         jobs = self._call(f"{self._url}?labelSelector={self._selector}")["items"]
         if not jobs:
             return None
-        job = max(jobs, key=lambda one: str(one["metadata"]["creationTimestamp"]))
+        job = max(jobs, key=lambda item: str(item["metadata"]["creationTimestamp"]))
         return str(job.get("status", {}).get("jobDeploymentStatus") or "New")
 
     def create(self) -> str:
@@ -71,10 +71,10 @@ def waits_for(run: Path, journal: str) -> str | None:
     except UserError:  # it has not begun
         return None
     with store_of(stored, to_read=True) as store:
-        told = about(stored, store)
-    if told["state"] in ("running", "finished"):
-        return str(told["state"])
-    open_batches = [one["batch"] for one in told["batches"] if one["missing"] or one["blocked"]]
+        facts = about(stored, store)
+    if facts["state"] in ("running", "finished"):
+        return str(facts["state"])
+    open_batches = [batch["batch"] for batch in facts["batches"] if batch["missing"] or batch["blocked"]]
     return f"waits for people: {', '.join(open_batches)}" if open_batches else None
 
 

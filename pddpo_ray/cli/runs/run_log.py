@@ -39,7 +39,7 @@ class RunLog:
         return False
 
     def last(self, text: str) -> None:
-        """The line that ends a run which has begun; whether a full disk, which may be why it ends, takes it or not."""
+        """Writes the last line of a run that has begun; a full disk, which may have ended it, is ignored."""
         with suppress(OSError):
             if self._file is None:
                 return
@@ -68,7 +68,7 @@ class Stop:
         sys.exit(number)  # out of whatever the run waits for
 
     def check(self) -> None:
-        """At every event of the run: what was raised inside a finalizer or a callback has been lost there."""
+        """Call it at every event: an exit raised inside a finalizer or a callback is lost there."""
         if self.asked:
             sys.exit(signal.SIGTERM)
         self.install()
@@ -81,10 +81,10 @@ def stoppable(run_dir: Path) -> Iterator[Stop]:
     stop.install()
     try:
         yield stop
-    except (SystemExit, Exception) as ended:
-        if not stop.asked and not (isinstance(ended, SystemExit) and ended.code == signal.SIGTERM):
+    except (SystemExit, Exception) as error:
+        if not stop.asked and not (isinstance(error, SystemExit) and error.code == signal.SIGTERM):
             raise
-        raise StoppedError(f"{run_dir} was told to stop: --resume continues it, finished phases are kept") from ended
+        raise StoppedError(f"{run_dir} was told to stop: --resume continues it, finished phases are kept") from error
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)

@@ -32,36 +32,39 @@ def status(
     """
     stored = find_run(run, journal)
     with store_of(stored, to_read=True) as store:
-        told = about(stored, store)
+        facts = about(stored, store)
     if as_json:
-        print_json(told)
+        print_json(facts)
         return
-    rows = [("run", f"{told['run']} ({told['state']})"), ("rounds", f"{told['rounds_done']} of {told['rounds']} done")]
-    rows += [("outcome", told["outcome"])] if told["outcome"] else []
-    rows += [("missing", f"{count} {KINDS[kind]}") for kind, count in told["missing"].items()]
-    rows += [(one["batch"], _line(one)) for one in told["batches"]]
-    rows += [("needed", with_folder(one["lacking"], run)) for one in told["batches"] if one["lacking"]]
-    rows += [("flag", f"{handle}: {', '.join(names)}") for handle, names in told["flags"].items()]
-    if any(one["situation"] != "stopped" for one in told["batches"]):
-        rows.append(("page", told["page"] or f"not served: `pddpo annotate --run {shlex.quote(str(run))}`"))
-    print_columns([*rows, *labelled("next", told["next"])])
+    rows = [
+        ("run", f"{facts['run']} ({facts['state']})"),
+        ("rounds", f"{facts['rounds_done']} of {facts['rounds']} done"),
+    ]
+    rows += [("outcome", facts["outcome"])] if facts["outcome"] else []
+    rows += [("missing", f"{count} {KINDS[kind]}") for kind, count in facts["missing"].items()]
+    rows += [(batch["batch"], _line(batch)) for batch in facts["batches"]]
+    rows += [("needed", with_folder(batch["lacking"], run)) for batch in facts["batches"] if batch["lacking"]]
+    rows += [("flag", f"{handle}: {', '.join(names)}") for handle, names in facts["flags"].items()]
+    if any(batch["situation"] != "stopped" for batch in facts["batches"]):
+        rows.append(("page", facts["page"] or f"not served: `pddpo annotate --run {shlex.quote(str(run))}`"))
+    print_columns([*rows, *labelled("next", facts["next"])])
 
 
 def about(stored: FoundRun, store: Store) -> dict[str, Any]:
-    """What the command says, for programs."""
+    """The status as `--json` prints it."""
     from pddpo_ray.certificates.outcome import outcome_of
     from pddpo_ray.journal.lock import is_driven
     from pddpo_ray.journal.reading import JournalReader
     from pddpo_ray.journal.server_lock import served_at
 
     config, journal = stored.config, JournalReader(store.engine, store.run)
-    done = journal.next_round - 1
-    asked = registry.code_of("labellers", "people").pending(config.people, store)
-    batches = asked["batches"]
-    driven, finished = is_driven(store.engine, store.run), done >= stored.config.rounds
+    rounds_done = journal.next_round - 1
+    queue = registry.code_of("labellers", "people").pending(config.people, store)
+    batches = queue["batches"]
+    driven, finished = is_driven(store.engine, store.run), rounds_done >= stored.config.rounds
     missing: dict[str, int] = {}
-    for one in batches:
-        missing[one["kind"]] = missing.get(one["kind"], 0) + one["missing"]
+    for batch in batches:
+        missing[batch["kind"]] = missing.get(batch["kind"], 0) + batch["missing"]
     outcome = None
     if finished:
         outcome = outcome_of(journal, config.typed_limits, stored.folder, policies=config.policies)
@@ -69,11 +72,11 @@ def about(stored: FoundRun, store: Store) -> dict[str, Any]:
         "run": stored.id,
         "folder": str(stored.folder),
         "state": "running" if driven else "finished" if finished else "waiting for people" if batches else "stopped",
-        "rounds_done": done,
+        "rounds_done": rounds_done,
         "rounds": stored.config.rounds,
         "missing": missing,
         "batches": batches,
-        "flags": asked["flags"],
+        "flags": queue["flags"],
         "page": served_at(stored.database),
         "outcome": outcome and outcome.headline,
         "certified": outcome and bool(outcome.certificate),
@@ -81,13 +84,13 @@ def about(stored: FoundRun, store: Store) -> dict[str, Any]:
     }
 
 
-def _line(one: dict[str, Any]) -> str:
-    pace = f"{one['labels_per_hour']:.0f} labels an hour"
-    left = "unknown" if one["seconds_left"] is None else _words(one["seconds_left"])
-    deadline = "no deadline" if one["deadline_s"] is None else f"deadline {_words(one['deadline_s'])}"
+def _line(batch: dict[str, Any]) -> str:
+    pace = f"{batch['labels_per_hour']:.0f} labels an hour"
+    left = "unknown" if batch["seconds_left"] is None else _words(batch["seconds_left"])
+    deadline = "no deadline" if batch["deadline_s"] is None else f"deadline {_words(batch['deadline_s'])}"
     return (
-        f"{one['missing']} of {one['wanted']} missing, {one['out']} in people's hands, {one['blocked']} blocked,"
-        f" {pace}, time to finish {left}, {deadline}, {one['situation']}"
+        f"{batch['missing']} of {batch['wanted']} missing, {batch['out']} in people's hands, {batch['blocked']}"
+        f" blocked, {pace}, time to finish {left}, {deadline}, {batch['situation']}"
     )
 
 
@@ -100,7 +103,7 @@ def _words(seconds: float) -> str:
 def _next(stored: FoundRun, batches: list[dict[str, Any]]) -> list[str]:
     """What to do where no process drives an unfinished run."""
     resume = f"`{resume_command(stored.folder, stored.config.journal)}`"
-    if any(one["missing"] for one in batches):
+    if any(batch["missing"] for batch in batches):
         decide = f"`pddpo annotations decide --run {shlex.quote(str(stored.folder))}`"
         return [f"answer the questions, or {decide} shows what can be decided", f"{resume} continues the run then"]
     return [f"{resume} continues it"]

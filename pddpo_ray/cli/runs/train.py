@@ -123,8 +123,8 @@ def recipe_to_run(
         return load(recipe, overrides, check_scorers=check_scorers), recipe
     if resumed is None:
         raise UserError("name a recipe (`pddpo recipes` lists those that ship); only --resume --run DIR needs none")
-    own = [recipe, *overrides] if recipe is not None else overrides
-    return load_of_run(resumed, own), resumed.name
+    arguments = [recipe, *overrides] if recipe is not None else overrides
+    return load_of_run(resumed, arguments), resumed.name
 
 
 def quieten_libraries(machine: Machine) -> None:
@@ -165,17 +165,17 @@ def run_folder(recipe: str, run: Path | None, *, resume: bool) -> Path:
 
 
 def demand_makeable(run: Path) -> None:
-    """UserError unless the run folder is there or can be made; what was made to see it is removed again."""
-    made: list[Path] = []
+    """UserError unless the run folder is there or can be made; folders made to test it are removed."""
+    folders: list[Path] = []
     try:
         for folder in reversed([run, *run.parents]):
             if not folder.is_dir():
                 folder.mkdir()
-                made.append(folder)
+                folders.append(folder)
     except OSError as error:
         raise UserError(f"--run {run} cannot be made: {error.strerror}; name another folder") from error
     finally:
-        for folder in reversed(made):
+        for folder in reversed(folders):
             folder.rmdir()
 
 
@@ -199,7 +199,7 @@ def check_resources(config: Config, machine: Machine) -> None:
 
 
 def warnings_of(config: Config, machine: Machine) -> list[str]:
-    """What a run of this recipe would do otherwise than it looks (`plan.warnings`)."""
+    """Where a run would do other than its recipe suggests (`plan.warnings`)."""
     from pddpo_ray.plan.warnings import warnings
 
     return warnings(config, machine)
@@ -240,7 +240,7 @@ def execute(config: Config, run_dir: Path, *, resume: bool, quiet: bool, plain: 
                 recipe=recipe,
             )
         )
-        logged = stack.enter_context(watching(run_dir, tensorboard=False, console=consoles[1]))
+        log_progress = stack.enter_context(watching(run_dir, tensorboard=False, console=consoles[1]))
         shown = plain_progress(consoles[0]) if plain else None
 
         def say(line: str) -> None:
@@ -253,7 +253,7 @@ def execute(config: Config, run_dir: Path, *, resume: bool, quiet: bool, plain: 
 
                 def tell(event: Any) -> None:
                     progress(event)
-                    logged(event)
+                    log_progress(event)
                     if shown is not None:
                         shown(event)
                     stop.check()
@@ -282,7 +282,7 @@ def show_plan(config: Config, machine: Machine, *, as_json: bool) -> None:
 
     files = file_rows(config)
     plan, problem = make_plan(config, machine), shortage(config, machine)
-    said = warnings_of(config, machine)
+    warnings = warnings_of(config, machine)
     if as_json:
         print_json(
             {
@@ -290,7 +290,7 @@ def show_plan(config: Config, machine: Machine, *, as_json: bool) -> None:
                 "digest": config.digest(),
                 "files": [{"file": name, "holds": holds} for name, holds in files],
                 "plan": plan,
-                "warnings": said,
+                "warnings": warnings,
                 "short": problem,
             }
         )
@@ -302,9 +302,9 @@ def show_plan(config: Config, machine: Machine, *, as_json: bool) -> None:
         for heading, rows in plan_lines(plan):
             typer.echo(heading)
             print_columns(rows, indent=2)
-        if said:
+        if warnings:
             typer.echo("warnings")
-            for warning in said:
+            for warning in warnings:
                 typer.echo(f"  {warning}")
     if problem:
         raise UserError(problem)
@@ -322,21 +322,21 @@ def show_result(config: Config, result: Mapping[str, Any], run_dir: Path, page: 
     for limit in outcome.limits:
         typer.echo(f"  {limit}")
     for key in ("audit", "price", "neighbour"):
-        for said in (limit[key]["text"] for limit in result["limits"].values() if limit.get(key)):
-            typer.echo(f"  {said}")
-    named = shlex.quote(str(run_dir))
+        for text in (limit[key]["text"] for limit in result["limits"].values() if limit.get(key)):
+            typer.echo(f"  {text}")
+    folder = shlex.quote(str(run_dir))
     rows: list[tuple[str, str | None]] = [
         ("run folder", str(run_dir)),
         ("weights", outcome.weights and f"{run_dir}/{outcome.weights}"),
         ("load", outcome.load(run_dir)),
-        ("export", outcome.export(named)),
-        ("serve", outcome.serve(named)),
+        ("export", outcome.export(folder)),
+        ("serve", outcome.serve(folder)),
         ("report", str(page) if page else None),
         *(() if outcome.policy else labelled("next", steps_after(outcome, config, run_dir))),
     ]
     if result["gap_last"] is not None:
         gaps = {name: result[f"gap_{name}"] for name in ("reference", "offline", "mixture", "last")}
-        said = ", ".join(f"{name} {short(gap)}" for name, gap in gaps.items() if gap is not None)
-        rows.append(("gap", f"{said} (distance to the best policy that keeps the limit)"))
+        text = ", ".join(f"{name} {short(gap)}" for name, gap in gaps.items() if gap is not None)
+        rows.append(("gap", f"{text} (distance to the best policy that keeps the limit)"))
     rows.append(("effort", f"{result['labels_used']:,} labels, {seconds(result['seconds'])}"))
     print_columns((name, text) for name, text in rows if text)

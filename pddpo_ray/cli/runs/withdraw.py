@@ -29,13 +29,13 @@ def withdraw(
 
     source = find_run(run, journal)
     with store_of(source) as store:
-        done = take_back(store, source.folder, by=getpass.getuser(), reply=reply, key=key, user=user)
+        counts = take_back(store, source.folder, by=getpass.getuser(), reply=reply, key=key, user=user)
     if as_json:
-        print_json(asdict(done))
+        print_json(asdict(counts))
         return
     typer.echo(
-        f"withdrawn: {done.prompts} prompts with {done.replies} served answers, {done.samples} answers of rounds,"
-        f" {done.pairs} pairs and {done.questions} questions to people"
+        f"withdrawn: {counts.prompts} prompts with {counts.replies} served answers, {counts.samples} answers of rounds,"
+        f" {counts.pairs} pairs and {counts.questions} questions to people"
     )
-    if done.prompts:
+    if counts.prompts:
         typer.echo("weights that were trained with them stay as they are; backups and copies of the folder do too")

@@ -67,15 +67,15 @@ def chat(
     if getattr(stored_run.config.world, "kind", None) == "text" and questions:
         typer.echo("this toy language knows questions such as:", err=True)
         typer.echo("".join(f"  {question}\n" for question in spread(questions)), nl=False, err=True)
-    while (asked := _line()) is not None:
-        if asked:
-            talk.ask(asked, _print)
+    while (question := _line()) is not None:
+        if question:
+            talk.ask(question, _print)
         else:
             talk.begin_anew()
 
 
 def spread(questions: Sequence[str]) -> list[str]:
-    """`EXAMPLES` of them from all over their alphabet: neighbours there are about one subject."""
+    """`EXAMPLES` of them, evenly spaced by alphabet, where neighbours are about one subject."""
     ordered = sorted(set(questions))
     return ordered[:: max(1, len(ordered) // EXAMPLES)][:EXAMPLES]
 
@@ -141,17 +141,17 @@ class Conversation:
                 pieces.append(visible(text))
                 show(pieces[-1])
 
-        given = torch.tensor([ids])
+        input_ids = torch.tensor([ids])
         with torch.no_grad():
             self._model.generate(
-                given,
-                attention_mask=torch.ones_like(given),
+                input_ids,
+                attention_mask=torch.ones_like(input_ids),
                 max_new_tokens=self._max_tokens,
                 streamer=Shown(self._tokenizer, skip_prompt=True, skip_special_tokens=True),
             )
         show("\n")
-        said = self._renderer.without_lead(self._turns, "".join(pieces))
-        self._turns.append(Message("assistant", said))
+        answer = self._renderer.without_lead(self._turns, "".join(pieces))
+        self._turns.append(Message("assistant", answer))
 
 
 def _print(piece: str) -> None:

@@ -42,8 +42,8 @@ def export(
         write_policy(stored.folder, stored.config, store, policy, target, adapter=adapter)
     certified = policy.certificate is not None
     if as_json:
-        about = {"folder": str(target), "round": policy.round, "release": policy.release, "certified": certified}
-        print_json(about | {"sha256": policy.version.sha256, "adapter": adapter})
+        summary = {"folder": str(target), "round": policy.round, "release": policy.release, "certified": certified}
+        print_json(summary | {"sha256": policy.version.sha256, "adapter": adapter})
     else:
-        said = "certified" if certified else "uncertified"
-        typer.echo(f"round {policy.round} ({policy.release}, {said}): {target}")
+        status = "certified" if certified else "uncertified"
+        typer.echo(f"round {policy.round} ({policy.release}, {status}): {target}")

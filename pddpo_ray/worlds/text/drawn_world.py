@@ -73,7 +73,7 @@ def build_drawn_world(spec: DrawnWorldSpec, reference_log_probs: Array, grammar:
 
 
 def _rates_reach(at_most: float, cost_max: float) -> None:
-    """Costs in [-C, C] allow no rate below sigmoid(-C)."""
+    """UserError if sigmoid(-cost_max) is over at_most / 2."""
     lowest = float(expit(-cost_max))
     if lowest > at_most / 2:
         needed = -np.log(at_most / 2 / (1 - at_most / 2))
@@ -84,7 +84,7 @@ def _rates_reach(at_most: float, cost_max: float) -> None:
 
 
 def _logit_level(spec: DrawnWorldSpec) -> float:
-    """Limit of mean logits: the family's; 0 for what a family with a limit on a rate has besides."""
+    """The family's limit on mean logits; 0, for further costs, where its limit is on a rate."""
     return 0.0 if isinstance(spec.family.limit, RateLimitConfig) else spec.family.limit.at_most
 
 
@@ -121,11 +121,11 @@ def _reward(spec: DrawnWorldSpec, grammar: Grammar, rare: tuple[RarePhrase, ...]
     """Common phrases spread about a level that leaves room for the good ones below `reward_max`. -> [X, Y]"""
     unit = spec.reward_max / 2
     worth = {
-        one: rng.uniform(*spec.good_reward) if one.worth == "good" else rng.uniform(*spec.bad_reward)
-        for one in rare
-        if one.worth != "neutral"
+        phrase: rng.uniform(*spec.good_reward) if phrase.worth == "good" else rng.uniform(*spec.bad_reward)
+        for phrase in rare
+        if phrase.worth != "neutral"
     }
-    total = sum(value for one, value in worth.items() if one.worth == "good")
+    total = sum(value for phrase, value in worth.items() if phrase.worth == "good")
     table = _common(grammar, spec.reward_spread * spec.noise, rng) + _added(grammar, worth)
     if spec.family.meaning:
         fits = grammar.answer_features[:, WAY] == grammar.prompt_features[:, :1]
@@ -143,14 +143,14 @@ def _cost(
     rng: np.random.Generator,
 ) -> Array:
     """Costs before the constant that calibration adds. Good phrases have the cost that their seed draws. -> [X, Y]"""
-    worth = {one: rng.uniform(*spec.bad_cost) for one in rare if one.worth == "bad"}
+    worth = {phrase: rng.uniform(*spec.bad_cost) for phrase in rare if phrase.worth == "bad"}
     table = _common(grammar, spec.cost_spread * spec.noise, rng) + _added(grammar, worth)
     if spec.family.meaning:
         table += rng.uniform(*spec.bad_cost) * _careless(grammar)
     if groups is not None:
         for group in range(spec.family.groups):
-            own = _common(grammar, spec.group_spread, rng) + rng.normal(0.0, spec.group_spread)
-            table += own * (groups == group)[:, None]
+            effects = _common(grammar, spec.group_spread, rng) + rng.normal(0.0, spec.group_spread)
+            table += effects * (groups == group)[:, None]
     return np.asarray(0.5 * spec.cost_max * table)
 
 
@@ -166,8 +166,8 @@ def _common(grammar: Grammar, spread: float, rng: np.random.Generator) -> Array:
 def _added(grammar: Grammar, worth: dict[RarePhrase, float]) -> Array:
     """What rare phrases add, the same for every prompt. -> [Y]"""
     total = np.zeros(len(grammar.answer_features))
-    for one, value in worth.items():
-        total += value * (grammar.answer_features[:, one.slot] == one.value)
+    for phrase, value in worth.items():
+        total += value * (grammar.answer_features[:, phrase.slot] == phrase.value)
     return total
 
 
@@ -212,10 +212,10 @@ def _rate_limit(
     assert isinstance(spec.family.limit, RateLimitConfig)
     at_most = spec.family.limit.at_most
     excess = spec.careless_excess_range if spec.family.meaning else spec.excess_range
-    wanted = min(at_most * rng.uniform(*excess), max(0.8, 0.5 * (1.0 + at_most)))
+    target = min(at_most * rng.uniform(*excess), max(0.8, 0.5 * (1.0 + at_most)))
     greedy = base.policy(0.0)
     shift = _root(
-        lambda value: float(base.expectations(greedy, expit(bounded(raw + value, spec.cost_max, 1.0)))) - wanted,
+        lambda value: float(base.expectations(greedy, expit(bounded(raw + value, spec.cost_max, 1.0)))) - target,
         3.0 * spec.cost_max,
     )
     if shift is None:

@@ -60,7 +60,7 @@ def drawn_grammar(family: DrawnFamilyConfig, seed: int) -> Grammar:
     sizes = slot_sizes(family, rng)
     middle = list(rng.permutation(list(MIDDLE))[: len(sizes) - 2])
     pools = {"opening": OPENING, **MIDDLE, "closing": CLOSING}
-    rare = {(one.slot, one.value) for one in rare_phrases(family, seed)}
+    rare = {(phrase.slot, phrase.value) for phrase in rare_phrases(family, seed)}
     slots = []
     for index, (name, size) in enumerate(zip(("opening", *middle, "closing"), sizes, strict=True)):
         words = _some(rng, pools[name], size)
@@ -82,12 +82,12 @@ def reference_spread(seed: int) -> float:
 
 def slot_sizes(family: DrawnFamilyConfig, rng: np.random.Generator) -> tuple[int, ...]:
     """An ordered factorisation of `answers`, one of those with the wanted number of slots. Raises UserError."""
-    meant = (family.topics, CARES) if family.meaning else ()
-    drawn, left = divmod(family.answers, math.prod(meant))
+    fixed_sizes = (family.topics, CARES) if family.meaning else ()
+    drawn, left = divmod(family.answers, math.prod(fixed_sizes))
     possible = [
         sizes
         for sizes in (factorisations(drawn) if left == 0 else ())
-        if (number := len(sizes) + len(meant)) >= 3
+        if (number := len(sizes) + len(fixed_sizes)) >= 3
         and len(sizes) >= 2
         and (number == family.slots if family.slots is not None else number <= 6)
         and sum(max(size - 2, 0) for size in sizes) >= family.good + family.bad + family.neutral
@@ -98,8 +98,8 @@ def slot_sizes(family: DrawnFamilyConfig, rng: np.random.Generator) -> tuple[int
             f"world.family.answers={family.answers} is no product of {within} of 2 to {LARGEST_SLOT} phrases with room "
             "for the rare ones; try 216, 1000, 10000 or 100000"
         )
-    first, *others = (int(size) for size in rng.permutation(possible[rng.integers(len(possible))]))
-    return (first, *meant, *others)
+    first, *other_sizes = (int(size) for size in rng.permutation(possible[rng.integers(len(possible))]))
+    return (first, *fixed_sizes, *other_sizes)
 
 
 @cache
@@ -110,7 +110,7 @@ def factorisations(number: int, largest: int = LARGEST_SLOT) -> tuple[tuple[int,
     splits = []
     for factor in range(min(largest, number), 1, -1):
         if number % factor == 0:
-            splits += [(factor, *rest) for rest in factorisations(number // factor, factor)]
+            splits += [(factor, *factors) for factors in factorisations(number // factor, factor)]
     return tuple(sizes for sizes in splits if len(sizes) <= MOST_SLOTS)
 
 
@@ -125,8 +125,8 @@ def rare_phrases(family: DrawnFamilyConfig, seed: int) -> tuple[RarePhrase, ...]
         for value in rng.choice(size, size=max(size - 2, 0), replace=False)
     ]
     worths = ["good"] * family.good + ["bad"] * family.bad + ["neutral"] * family.neutral
-    picked = rng.permutation(len(spots))[: len(worths)]
-    return tuple(RarePhrase(spots[spot][0], spots[spot][1], worth) for spot, worth in zip(picked, worths, strict=True))
+    indices = rng.permutation(len(spots))[: len(worths)]
+    return tuple(RarePhrase(spots[spot][0], spots[spot][1], worth) for spot, worth in zip(indices, worths, strict=True))
 
 
 def _some(rng: np.random.Generator, pool: Sequence[str], count: int) -> tuple[str, ...]:

@@ -40,19 +40,19 @@ def text_limits(
     sets: PromptSets | None,
     cost_max: float,
 ) -> TableLimits:
-    """Sources are None where the world itself or people measure, and of a limit on the KL, which no source does. What
-    cannot be enumerated, or what people measure or audit, has costs that are nan.
+    """A source is None where the world or people measure, and for a limit on the KL. Costs are nan where values cannot
+    be enumerated, or where people measure or audit.
 
     Raises UserError for a measure that the world does not have.
     """
     weights, factors = on_prompts(stated, sets, world.oracle.prior)
-    single = np.stack([_single(world, one, source) for one, source in zip(stated, sources, strict=True)])
+    single = np.stack([_single(world, entry, source) for entry, source in zip(stated, sources, strict=True)])
     reference = world.oracle.reference
     costs = np.stack(
-        [costs_of(one, table, str(one.source), reference) for one, table in zip(stated, single, strict=True)]
+        [costs_of(entry, table, str(entry.source), reference) for entry, table in zip(stated, single, strict=True)]
     )
     # what people say of all answers nobody knows, unless the world's own cost stands for it
-    costs[[one.asks_people and one.source.kind not in CORRECTED for one in stated]] = np.nan
+    costs[[entry.asks_people and entry.source.kind not in CORRECTED for entry in stated]] = np.nan
     cell, noise = world.cell, world.label_noise
     return TableLimits(world.oracle, cell, cost_max, tuple(stated), costs, single, factors, weights, noise)
 
@@ -67,8 +67,8 @@ def limits_of_sentences(
     reference = np.full((prompts, len(grammar.answer_texts) + 1), 1.0 / (len(grammar.answer_texts) + 1))
     nothing, prior = np.zeros_like(reference), np.full(prompts, 1.0 / prompts)
     weights, factors = on_prompts(stated, sets, prior)
-    single = np.stack([of_texts(grammar, one, source) for one, source in zip(stated, sources, strict=True)])
-    costs = np.stack([costs_of(one, table, str(one.source)) for one, table in zip(stated, single, strict=True)])
+    single = np.stack([of_texts(grammar, entry, source) for entry, source in zip(stated, sources, strict=True)])
+    costs = np.stack([costs_of(entry, table, str(entry.source)) for entry, table in zip(stated, single, strict=True)])
     sentences = Oracle(prior, reference, nothing, nothing, beta=1.0)
     return TableLimits(sentences, _no_cell, 1.0, tuple(stated), costs, single, factors, weights)
 
@@ -77,15 +77,15 @@ def _no_cell(answer: Response) -> tuple[int, int]:
     raise ValueError(f"sentences alone label no answers, and {answer.id} is one")
 
 
-def _single(world: TextWorld, stated: StatedLimit, source: Source | None) -> Array:
+def _single(world: TextWorld, entry: StatedLimit, source: Source | None) -> Array:
     """What is said of every outcome by itself under one limit; nan: unknown. [X, Y + 1]"""
-    if stated.limit.quantity.kind == "kl":
+    if entry.limit.quantity.kind == "kl":
         return np.zeros_like(world.oracle.reference)
-    if stated.source.kind in OWN:
-        return _own(world, stated)
-    if source is None or stated.asks_people or stated.source.kind not in ENUMERABLE or stated.wins:
+    if entry.source.kind in OWN:
+        return _own(world, entry)
+    if source is None or entry.asks_people or entry.source.kind not in ENUMERABLE or entry.wins:
         return np.full(world.oracle.reward.shape, np.nan)
-    return of_texts(world.grammar, stated, source)
+    return of_texts(world.grammar, entry, source)
 
 
 def of_texts(grammar: Grammar, stated: StatedLimit, source: Source) -> Array:
@@ -93,19 +93,19 @@ def of_texts(grammar: Grammar, stated: StatedLimit, source: Source) -> Array:
     worst = stated.worst
     assert worst is not None  # a recipe is refused whose mean has no bounds
     prompts, answers = grammar.prompt_texts, grammar.answer_texts
-    asked = prompts[:1] if stated.source.kind in ANSWER_ALONE else prompts
-    table = measured_texts(source, asked, answers, worst)
+    texts = prompts[:1] if stated.source.kind in ANSWER_ALONE else prompts
+    table = measured_texts(source, texts, answers, worst)
     return np.broadcast_to(table, (len(prompts), table.shape[1]))
 
 
-def _own(world: TextWorld, stated: StatedLimit) -> Array:
+def _own(world: TextWorld, entry: StatedLimit) -> Array:
     """What the world's `cost`, or one of its further costs, says about every outcome. [X, Y + 1]"""
     logits = {"cost": world.logits, **{limit.name: limit.cost for limit in world.further}}
-    kind, name = stated.limit.quantity.kind, stated.compared_as
-    if stated.wins:
+    kind, name = entry.limit.quantity.kind, entry.compared_as
+    if entry.wins:
         return world.oracle.reward
-    if name not in logits or (kind == "mean" and not stated.labelled):
+    if name not in logits or (kind == "mean" and not entry.labelled):
         raise UserError(
-            f"{stated.where}: this world has no {kind} called `{name}`; it has the rates and logits {', '.join(logits)}"
+            f"{entry.where}: this world has no {kind} called `{name}`; it has the rates and logits {', '.join(logits)}"
         )
     return expit(logits[name]) if kind == "rate" else logits[name]

@@ -139,8 +139,8 @@ def _learner(settings: TextWorldConfig, log_probs: Array, grammar: Grammar) -> L
         make = code_of("learners", settings.learner)
     except UnknownName as error:
         raise UserError(f"world.learner: {error}") from None
-    made: Learner = make(log_probs, grammar, settings.loglinear)
-    return made
+    learner: Learner = make(log_probs, grammar, settings.loglinear)
+    return learner
 
 
 def reference_is_there(settings: TextWorldConfig) -> bool:
@@ -171,8 +171,10 @@ def _fits_the_recipe(config: Config, family: DrawnFamilyConfig, grammar: Grammar
     rate, at_most = isinstance(family.limit, RateLimitConfig), config.thresholds["cost"]
     if rate != (config.signal == "unsafe_rate"):
         line = "limits.cost={rate: {world: cost}, at_most: 5 %, labels_each: 32, learned_from: comparisons}"
-        wanted = line if rate else "world.family.limit.kind=rate"
-        raise UserError(f"world.family.limit is about a {family.limit.kind}, the run's estimates are not; set {wanted}")
+        setting = line if rate else "world.family.limit.kind=rate"
+        raise UserError(
+            f"world.family.limit is about a {family.limit.kind}, the run's estimates are not; set {setting}"
+        )
     if isinstance(family.limit, RateLimitConfig) and at_most != family.limit.at_most:
         raise UserError(
             f"world.family.limit.at_most={family.limit.at_most} and limits.cost.at_most={at_most:g} are one limit; give"

@@ -149,19 +149,19 @@ def _next_word_loss(
     ids = torch.zeros((len(sentences), longest), dtype=torch.long)
     rows: list[int] = []
     columns: list[int] = []
-    wanted_words = []
+    target_parts = []
     for row, sentence in enumerate(sentences):
         ids[row, : len(sentence)] = torch.tensor(sentence)
         start = len(grammar.prompt_ids[x[row]])
         rows += [row] * (len(sentence) - start)
         columns += range(start - 1, len(sentence) - 1)
         for phrases, slot, value in zip(grammar.phrase_ids, targets, grammar.answer_features[y[row]], strict=True):
-            wanted_words.append(slot[x[row], value, : len(phrases[value])])
+            target_parts.append(slot[x[row], value, : len(phrases[value])])
     # Padding is on the right, so no real position attends to it and no mask is needed.
     hidden = model.model(input_ids=ids).last_hidden_state[rows, columns]
     log_probs = torch.log_softmax(model.lm_head(hidden), dim=-1)
-    wanted = torch.from_numpy(np.concatenate(wanted_words))
-    return (torch.special.xlogy(wanted, wanted) - wanted * log_probs).sum() / len(sentences)
+    target = torch.from_numpy(np.concatenate(target_parts))
+    return (torch.special.xlogy(target, target) - target * log_probs).sum() / len(sentences)
 
 
 def build_tokenizer(grammar: Grammar) -> PreTrainedTokenizerFast:

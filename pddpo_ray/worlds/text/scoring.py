@@ -112,8 +112,8 @@ def _ends(model: Any, start: _Beginnings, phrases: Sequence[tuple[int, ...]]) ->
     ids = torch.tensor([word for phrase in phrases for word in phrase[:-1]])
     owner = torch.tensor([index for index, phrase in enumerate(phrases) for _ in phrase[:-1]])
     order = torch.tensor([position for phrase in phrases for position in range(len(phrase) - 1)])
-    own = (owner[:, None] == owner[None, :]) & (order[:, None] >= order[None, :])
-    mask = torch.cat([start.mask.bool()[:, None, :].expand(-1, len(ids), -1), own.expand(before, -1, -1)], dim=2)
+    causal = (owner[:, None] == owner[None, :]) & (order[:, None] >= order[None, :])
+    mask = torch.cat([start.mask.bool()[:, None, :].expand(-1, len(ids), -1), causal.expand(before, -1, -1)], dim=2)
     output = model(
         input_ids=ids.expand(before, -1),
         attention_mask=mask[:, None],

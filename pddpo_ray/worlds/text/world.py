@@ -99,19 +99,19 @@ class TextWorld:
 def with_rest(log_probs: Array) -> Array:
     """Scores of the enumerated answers [X, Y] to a policy table [X, Y + 1]: the rest is what the sum leaves."""
     inside = np.exp(log_probs)
-    rest = np.clip(1.0 - inside.sum(axis=1, keepdims=True), 0.0, None)
-    table = np.concatenate([inside, rest], axis=1)
+    remainder = np.clip(1.0 - inside.sum(axis=1, keepdims=True), 0.0, None)
+    table = np.concatenate([inside, remainder], axis=1)
     return table / table.sum(axis=1, keepdims=True)
 
 
 def reference_table(log_probs: Array) -> Array:
     """[X, Y] to [X, Y + 1]. Raises RunError where too much of the reference is outside the grammar."""
     table = with_rest(log_probs)
-    rest = float(table[:, -1].mean())
-    if rest > OFF_GRAMMAR_MAX:
+    off_grammar = float(table[:, -1].mean())
+    if off_grammar > OFF_GRAMMAR_MAX:
         raise RunError(
-            f"the reference puts {rest:.3f} of its probability outside the grammar, more than {OFF_GRAMMAR_MAX}; "
-            "pre-train it longer"
+            f"the reference puts {off_grammar:.3f} of its probability outside the grammar, more than {OFF_GRAMMAR_MAX}"
+            "; pre-train it longer"
         )
     return table
 
@@ -144,5 +144,5 @@ def effects_table(
 
 def bounded(table: Array, largest: float, sign: float) -> Array:
     """The table within [-largest, largest], and the column of text outside the grammar: sign * largest."""
-    rest = np.full((len(table), 1), sign * largest)
-    return np.concatenate([np.clip(table, -largest, largest), rest], axis=1)
+    last_column = np.full((len(table), 1), sign * largest)
+    return np.concatenate([np.clip(table, -largest, largest), last_column], axis=1)
