@@ -29,10 +29,10 @@ def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
         reward_policy = fit_reward(parts, reference)
         policy = parts.limits.stages(parts.trainer, parts.preferences, reward_policy)  # pi_k, no bonus
         rollout.publish(policy)  # verified before anything is sampled
-        asked, paired = prompts.draw(sizes.responses), prompts.draw(sizes.pair_prompts)
-        answers = rollout.sample(asked, policy, paired, sizes.answers_each)  # N_ce of pi_k, being labelled from here on
-        parts.limits.open(answers)
-        pairs = explorer.choose(rollout.candidates(paired, policy))  # optimistic at lambda_k
+        estimate_prompts, pair_prompts = prompts.draw(sizes.responses), prompts.draw(sizes.pair_prompts)
+        answers = rollout.sample(estimate_prompts, policy, pair_prompts, sizes.answers_each)  # N_ce answers of pi_k
+        parts.limits.open(answers)  # being labelled from here on
+        pairs = explorer.choose(rollout.candidates(pair_prompts, policy))  # optimistic at lambda_k
         learn_from(parts, pairs)  # the same pair for reward and for cost
         explorer.update(pairs)  # design matrices
         begin_reward_fit(parts, reference)  # the next one needs no lambda

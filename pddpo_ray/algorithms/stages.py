@@ -68,7 +68,7 @@ class Sizes:
     pair_prompts: int
     beta: float
     settings: BaseModel | None = None
-    """The method's own, as its class has checked them; None: it has none."""
+    """The method's settings, validated by their class; None: it has none."""
     answers_each: int = 1
     """Answers to each of those prompts."""
     reward_max: float = 2.0
@@ -103,14 +103,14 @@ def _reward_stage(
 
 
 def reward_fits(parts: Parts, reference: PolicyVersion) -> Callable[[], PolicyVersion]:
-    """The reward policy of each round where preferences are fixed: one fit for all of them, made at once.
+    """Returns the reward policy of each round under fixed preferences: one fit for all rounds, made now.
 
-    Under a limit on the drift the temperature moves, and every round has a fit of its own.
+    A limit on the drift moves the temperature; then every round has its own fit.
     """
     if parts.limits.on_drift:
         return lambda: fit_reward(parts, reference)
-    once = fit_reward(parts, reference)
-    return lambda: once
+    version = fit_reward(parts, reference)
+    return lambda: version
 
 
 def begin_reward_fit(parts: Parts, reference: PolicyVersion) -> None:
@@ -138,7 +138,7 @@ def single_objective(
 
 
 def observe(parts: Parts, policy: PolicyVersion, sizes: Sizes, multiplier: float | None = None) -> None:
-    """Verifies the policy, estimates its costs and journals that; nothing answers to it."""
+    """Verifies the policy, estimates its costs and journals them; no multiplier moves."""
     parts.rollout.publish(policy)
     answers = parts.rollout.sample(parts.prompts.draw(sizes.responses), policy, each=sizes.answers_each)
     parts.limits.open(answers)
@@ -146,13 +146,13 @@ def observe(parts: Parts, policy: PolicyVersion, sizes: Sizes, multiplier: float
 
 
 def learn_from(parts: Parts, pairs: Sequence[Pair]) -> None:
-    """The round's pairs are compared and become preferences, those of earlier rounds when their labels are there; a
+    """Has the round's pairs compared and adds them to the preferences, earlier rounds' when their labels arrive; a
     computed reward and measured limits measure the pairs' answers too."""
     if parts.rewards is not None:
         parts.rewards.measure_pairs(pairs)
     parts.limits.measure_pairs(pairs)
-    for compared in [pairs] if parts.due is None else parts.due.pairs(pairs):
-        parts.preferences.extend(parts.feedback.compare(compared))
+    for due_pairs in [pairs] if parts.due is None else parts.due.pairs(pairs):
+        parts.preferences.extend(parts.feedback.compare(due_pairs))
 
 
 def neighbours_of(answers: Sequence[Response], per_prompt: int) -> list[Pair]:

@@ -1,1 +1,1 @@
-"""What stands behind the parts of a run: one record, filled in this process or with Ray groups."""
+"""The backends of a run's parts in one record, filled in this process or with Ray groups."""

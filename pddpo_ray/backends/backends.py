@@ -1,4 +1,4 @@
-"""What stands behind the controllers of a run: one record, filled in this process or with Ray groups."""
+"""The backends of a run's parts in one record, filled in this process or with Ray groups."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Backends(TextsOfFiles):
     trainer: TrainerBackend
     engines: Sequence[RolloutEngine]
     labeller: Labeller
-    """Says what is helpful, and labels the first cost."""
+    """Compares helpfulness, and labels the first cost."""
     prompts: Sequence[Prompt]
     reference: PolicyVersion
     baseline: tuple[PolicyVersion, Decoding] | Callable[[int], dict[str, list[Response]]]
@@ -59,14 +59,13 @@ class Backends(TextsOfFiles):
     held_limits: Sequence[HeldLimit] = ()
     """The recipe's stated limits, comparisons first."""
     measure: Measure = field(default_factory=lambda: SourceMeasures([], [], [], 1.0))
-    """Measures answers under those of them that have sources of their own."""
+    """Measures answers under the limits that have their own sources."""
     reward: ComputedReward | None = None
     """The reward where a source computes it; None: comparisons teach it."""
     measured_by: Mapping[str, str] = field(default_factory=dict)
-    """What decides the values of each limit's source, by the limit's name, and of the reward's; a resumed run must have
-    the same ones."""
+    """Version of each limit's source, by the limit's name, and of the reward's; a resumed run needs the same."""
     recall: Recall | None = None
-    """Finds what another run on the same store has made already; None: everything is made."""
+    """Finds results of other runs on the same store; None: everything is computed."""
     closers: Sequence[Callable[[], None]] = field(default_factory=tuple)
 
     def close(self) -> None:
@@ -80,17 +79,17 @@ class Backends(TextsOfFiles):
 
 def sets_of_prompts(backends: Backends) -> dict[str, list[str]]:
     """Names of each prompt's sets, category, and group in the world's family, by its id; {} where there are none."""
-    named = {prompt: list(names) for prompt, names in backends.certified_sets.items() if names}
+    set_names = {prompt: list(names) for prompt, names in backends.certified_sets.items() if names}
     sets = backends.prompt_sets
     if sets is not None:
         for column, position in enumerate(sets.prompts):
-            inside = [name for name, row in zip(sets.names, sets.chances, strict=True) if row[column] > 0]
-            named[backends.prompts[int(str(position))].id] = inside
+            names = [name for name, row in zip(sets.names, sets.chances, strict=True) if row[column] > 0]
+            set_names[backends.prompts[int(str(position))].id] = names
     for prompt in (*backends.prompts, *backends.certification):
         category = backends.categories.get(prompt.id)
-        if category is not None and category not in named.setdefault(prompt.id, []):
-            named[prompt.id].append(category)
+        if category is not None and category not in set_names.setdefault(prompt.id, []):
+            set_names[prompt.id].append(category)
     if backends.world is not None and backends.world.groups is not None:
         for prompt, group in zip(backends.prompts, backends.world.groups, strict=True):
-            named.setdefault(prompt.id, []).append(f"group {group}")
-    return named
+            set_names.setdefault(prompt.id, []).append(f"group {group}")
+    return set_names

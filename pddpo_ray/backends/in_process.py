@@ -24,7 +24,7 @@ def make_backends(config: Config, run_dir: Path) -> Backends:
 
 
 def backends_of_world(config: Config, store: ArtifactStore) -> Backends:
-    """By the world's name in the registry, one that ships or one of an installed package."""
+    """Backends of the recipe's world, looked up by name in the registry."""
     assert config.world is not None
-    made: Backends = code_of("worlds", config.world.kind)(config, store)
-    return made
+    backends: Backends = code_of("worlds", config.world.kind)(config, store)
+    return backends

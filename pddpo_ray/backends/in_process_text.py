@@ -40,7 +40,7 @@ Sources = Sequence[Source | None]
 
 
 def text_backends(config: Config, store: ArtifactStore, kept: Sequence[KeptPrompt] = ()) -> Backends:
-    """Trainer, engine, prompts and, on a world, labels and truth. `kept` is what users of the run's endpoint gave."""
+    """Trainer, engine, prompts and, on a world, labels and truth. `kept`: prompts of the endpoint's users."""
     torch.set_num_threads(config.trainer.threads)
     prepared = prepare_texts(config, kept)
     template, model = prepared.chat_template, config.model
@@ -58,7 +58,7 @@ def world_backends(config: Config, store: ArtifactStore) -> Backends:
 
 
 def log_linear_backends(config: Config, store: ArtifactStore) -> Backends:
-    """The same where weights of features are learned in a network's place. UserError where answers would be cut."""
+    """The same for log-linear policies in place of a network. UserError if max_tokens would cut answers."""
     prepared = prepare_text_world(config)
     grammar, learner = prepared.world.grammar, prepared.learner
     assert learner is not None
@@ -69,8 +69,8 @@ def log_linear_backends(config: Config, store: ArtifactStore) -> Backends:
             f"set it to at least {longest}"
         )
     reference, trainer, engine = learner.backends(store, ridge=PRIOR_SD**-2)
-    made = text_world_backends(config, store, prepared, reference, trainer, [engine])
-    return replace(made, features="linear", tokenizer="")
+    backends = text_world_backends(config, store, prepared, reference, trainer, [engine])
+    return replace(backends, features="linear", tokenizer="")
 
 
 def prepare_texts(config: Config, kept: Sequence[KeptPrompt] = ()) -> PreparedTextWorld | PreparedRealText:
@@ -89,8 +89,8 @@ def text_world_backends(
 ) -> Backends:
     """What a run on texts needs besides a trainer and engines, which may live anywhere."""
     real = prepared if isinstance(prepared, PreparedRealText) else None
-    given = {} if real is None else {one.name: getattr(real, one.name) for one in fields(TextsOfFiles)}
-    made = Backends(
+    file_fields = {} if real is None else {field.name: getattr(real, field.name) for field in fields(TextsOfFiles)}
+    backends = Backends(
         store=store,
         trainer=trainer,
         engines=engines,
@@ -101,12 +101,12 @@ def text_world_backends(
         canaries=prepared.canaries(CANARIES),
         tokenizer=tokenizer_fingerprint(prepared.reference_folder),
         offline=None if real is None else real.offline,
-        **given,
+        **file_fields,
         recall=recall,
     )
     if isinstance(prepared, PreparedRealText):
-        return _under_limits_on_files(config, prepared, made)
-    return _under_limits(config, store, prepared, made)
+        return _under_limits_on_files(config, prepared, backends)
+    return _under_limits(config, store, prepared, backends)
 
 
 def world_under_limits(config: Config, prepared: PreparedTextWorld) -> tuple[TableLimits, Sources]:
@@ -114,8 +114,8 @@ def world_under_limits(config: Config, prepared: PreparedTextWorld) -> tuple[Tab
 
     Raises UserError for a source that is not available.
     """
-    stated, sources = config.stated, opened_sources(config)
-    truth = text_limits(prepared.world, stated, sources, config.prompt_sets, config.dual.cost_max)
+    limits, sources = config.stated, opened_sources(config)
+    truth = text_limits(prepared.world, limits, sources, config.prompt_sets, config.dual.cost_max)
     reward = config.computed_reward
     if reward is None or reward.source.kind == "world":
         return truth, sources
@@ -126,57 +126,59 @@ def world_under_limits(config: Config, prepared: PreparedTextWorld) -> tuple[Tab
 
 def opened_sources(config: Config) -> Sources:
     """Who measures each limit, opened. Raises UserError for one that is not available."""
-    return [source_in_run(one, config.judge.options) for one in config.stated]
+    return [source_in_run(limit, config.judge.options) for limit in config.stated]
 
 
 def _with_reward(
-    config: Config, made: Backends, prompts: Sequence[Prompt], *, labels: Measure | None = None,
+    config: Config, backends: Backends, prompts: Sequence[Prompt], *, labels: Measure | None = None,
     outside: Callable[[Response], bool] = lambda answer: False,
 ) -> Backends:  # fmt: skip
     """The same with the recipe's computed reward, if it has one. `prompts` are all that answers may be given to."""
-    stated = config.computed_reward
-    if stated is None:
-        return made
-    everywhere, source = {prompt.token_ids: 1.0 for prompt in prompts}, source_in_run(stated, config.judge.options)
-    measures = SourceMeasures([stated], [source], [everywhere], config.dual.cost_max, labels=labels, outside=outside)
-    reward = ComputedReward(stated, measures, source)
-    return replace(made, reward=reward, measured_by={**made.measured_by, **measures.versions})
+    reward_limit = config.computed_reward
+    if reward_limit is None:
+        return backends
+    factors, source = {prompt.token_ids: 1.0 for prompt in prompts}, source_in_run(reward_limit, config.judge.options)
+    measures = SourceMeasures([reward_limit], [source], [factors], config.dual.cost_max, labels=labels, outside=outside)
+    reward = ComputedReward(reward_limit, measures, source)
+    return replace(backends, reward=reward, measured_by={**backends.measured_by, **measures.versions})
 
 
-def _under_limits_on_files(config: Config, prepared: PreparedRealText, made: Backends) -> Backends:
+def _under_limits_on_files(config: Config, prepared: PreparedRealText, backends: Backends) -> Backends:
     """Limits on real text: each is measured by its source, and nobody knows the truth."""
-    stated, sets = config.stated, prepared.sets
-    weights, factors = on_prompts(stated, sets, np.full(len(prepared.prompts), 1.0 / len(prepared.prompts)))
+    limits, sets = config.stated, prepared.sets
+    weights, factors = on_prompts(limits, sets, np.full(len(prepared.prompts), 1.0 / len(prepared.prompts)))
     prompts = list(prepared.prompts)
     if sets is None:
         # without sets a limit holds on all prompts, those of the offline pairs too
-        prompts = list({one.id: one for one in (*prompts, *(item.pair.prompt for item in prepared.pairs))}.values())
+        prompts = list(
+            {prompt.id: prompt for prompt in (*prompts, *(item.pair.prompt for item in prepared.pairs))}.values()
+        )
         # rounds ask users' prompts too, and every limit holds on them
-        prompts = list({one.id: one for one in (*prompts, *prepared.served)}.values())
-        factors = np.ones((len(stated), len(prompts)))
-    held = held_limits(stated, [range_of(one, config.dual.cost_max) for one in stated], factors, prompts)
+        prompts = list({prompt.id: prompt for prompt in (*prompts, *prepared.served)}.values())
+        factors = np.ones((len(limits), len(prompts)))
+    run_limits = held_limits(limits, [range_of(limit, config.dual.cost_max) for limit in limits], factors, prompts)
     # certificates measure their own prompts under the limits on all prompts and on the sets that hold them
     acting = [
-        {**one.factors, **_certified_on(prepared, limit.limit.quantity.over)}
-        for one, limit in zip(held, stated, strict=True)
+        {**run_limit.factors, **_certified_on(prepared, limit.limit.quantity.over)}
+        for run_limit, limit in zip(run_limits, limits, strict=True)
     ]
-    measures = SourceMeasures(stated, opened_sources(config), acting, config.dual.cost_max)
-    made = replace(
-        made,
+    measures = SourceMeasures(limits, opened_sources(config), acting, config.dual.cost_max)
+    backends = replace(
+        backends,
         prior=None if labelled_by_feedback(config.stated) else weights.tolist(),
         prompt_sets=sets,
-        held_limits=held,
+        held_limits=run_limits,
         measure=measures,
         measured_by=measures.versions,
     )
-    asked = [*prepared.prompts, *prepared.served, *(item.pair.prompt for item in prepared.pairs)]
-    return _with_reward(config, made, asked)
+    all_prompts = [*prepared.prompts, *prepared.served, *(item.pair.prompt for item in prepared.pairs)]
+    return _with_reward(config, backends, all_prompts)
 
 
 def _certified_on(prepared: PreparedRealText, over: str | None) -> dict[tuple[int, ...], float]:
     """By prompt of the certification set, 1 where a limit on this set (None: on all prompts) acts on it, else 0."""
     sets = prepared.certified_sets
-    return {one.token_ids: float(over is None or over in sets[one.id]) for one in prepared.certification}
+    return {prompt.token_ids: float(over is None or over in sets[prompt.id]) for prompt in prepared.certification}
 
 
 def text_view(config: Config, prepared: PreparedTextWorld, store: ArtifactStore) -> WorldView:
@@ -191,7 +193,7 @@ def _view(config: Config, prepared: PreparedTextWorld, store: ArtifactStore, tru
     return prepared.view(store, truth.oracle(config.beta), stages_of_costs=labelled_by_feedback(config.stated))
 
 
-def _under_limits(config: Config, store: ArtifactStore, prepared: PreparedTextWorld, made: Backends) -> Backends:
+def _under_limits(config: Config, store: ArtifactStore, prepared: PreparedTextWorld, backends: Backends) -> Backends:
     """The same under stated limits: who measures, which prompts count, and the truth.
 
     Raises UserError where the world shows that the limits cannot be kept.
@@ -199,7 +201,7 @@ def _under_limits(config: Config, store: ArtifactStore, prepared: PreparedTextWo
     world, (truth, sources) = prepared.world, world_under_limits(config, prepared)
     if truth.unknown and truth.known.stated:
         truth.known.demand_feasible()
-    held = held_limits(truth.stated, truth.scales, truth.factors, world.prompts)
+    run_limits = held_limits(truth.stated, truth.scales, truth.factors, world.prompts)
 
     def outside(answer: Response) -> bool:
         return world.outcome(answer.token_ids) == len(world.grammar.answer_ids)
@@ -207,20 +209,20 @@ def _under_limits(config: Config, store: ArtifactStore, prepared: PreparedTextWo
     measures = SourceMeasures(
         truth.stated,
         sources,
-        [one.factors for one in held],
+        [limit.factors for limit in run_limits],
         config.dual.cost_max,
         labels=truth.measure,
         outside=outside,
     )
-    made = replace(
-        made,
+    backends = replace(
+        backends,
         prior=None if labelled_by_feedback(config.stated) else truth.weights.tolist(),
         prompt_sets=config.prompt_sets,
         world=None if truth.unknown else _view(config, prepared, store, truth),
-        held_limits=held,
+        held_limits=run_limits,
         measure=measures,
         measured_by=measures.versions,
     )
     reward = config.computed_reward
-    own = None if reward is None or reward.source.kind != "world" else own_reward(world.oracle, world.cell, reward)
-    return _with_reward(config, made, world.prompts, labels=own, outside=outside)
+    labels = None if reward is None or reward.source.kind != "world" else own_reward(world.oracle, world.cell, reward)
+    return _with_reward(config, backends, world.prompts, labels=labels, outside=outside)

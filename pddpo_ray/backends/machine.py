@@ -34,11 +34,10 @@ def inspect_machine() -> Machine:
 
 
 def planned_machine(gpus: int | None, gpu_memory: float) -> Machine:
-    """This machine (gpus: None), or one with `gpus` GPUs of that memory; it then has 8 cores and one and a half times
-    the GPU's memory for each."""
-    here = inspect_machine()
+    """This machine (gpus: None), or one with `gpus` such GPUs, and 8 cores and 1.5 times its memory for each."""
+    machine = inspect_machine()
     if not gpus:
-        return here if gpus is None else replace(here, gpus=())
+        return machine if gpus is None else replace(machine, gpus=())
     cards = tuple(Gpu(f"GPU of {gpu_memory:g} GiB", int(gpu_memory * GIB)) for _ in range(gpus))
     return Machine(8 * gpus, int(1.5 * gpu_memory * gpus * GIB), cards)
 

@@ -44,7 +44,7 @@ def resumed_run(config: Config, run_dir: Path) -> tuple[str, Any]:
 
 
 def given_by_users(config: Config, run_dir: Path) -> list[KeptPrompt]:
-    """What users of the run's endpoint gave to it and did not take back; [] before the run has begun."""
+    """Prompts of the endpoint's users that they did not withdraw; [] before the run has begun."""
     try:
         with open_folder(run_dir, config.journal) as reader:
             return kept_prompts(reader.engine, reader.run_id)
@@ -73,17 +73,17 @@ def _demand_same_recipe(config: Config, stored: RunEntry) -> None:
         before = stored.fixed_settings
     if changed := former_settings.fixed_otherwise(stored.recipe):
         raise UserError(f"run {stored.name} was begun with an older version: {changed}; continue with that version")
-    wanted = config.fixed_settings()
+    settings = config.fixed_settings()
     # what users gave enters the rounds to come: it was not there when the run began
-    before, wanted = ({key: tree[key] for key in tree if key != "production"} for tree in (before, wanted))
-    if before == wanted:
+    before, settings = ({key: tree[key] for key in tree if key != "production"} for tree in (before, settings))
+    if before == settings:
         return
-    if {**before, "rounds": wanted["rounds"]} != wanted:
+    if {**before, "rounds": settings["rounds"]} != settings:
         raise UserError(
-            f"run {stored.name} belongs to another recipe ({first_difference(before, wanted)}): choose another run"
+            f"run {stored.name} belongs to another recipe ({first_difference(before, settings)}): choose another run"
             f" folder, or resume with the recipe it was started with"
         )
-    if wanted["rounds"] < before["rounds"]:
+    if settings["rounds"] < before["rounds"]:
         raise UserError(f"run {stored.name} has rounds={before['rounds']}: it can be given more rounds, not fewer")
     if reason := fixed_for_its_rounds(config):
         raise UserError(f"run {stored.name} cannot be given more than its {before['rounds']} rounds: {reason}")
@@ -91,7 +91,7 @@ def _demand_same_recipe(config: Config, stored: RunEntry) -> None:
 
 def fixed_for_its_rounds(config: Config) -> str | None:
     """Why a run with this recipe cannot be given more rounds; None if it can."""
-    for rule in (one.rule for one in config.duals.values()):
+    for rule in (dual.rule for dual in config.duals.values()):
         if isinstance(rule, ProjectedRule | NewtonRule):
             return (
                 f"dual.rule={rule.kind} fixes its step for that number; begin a new run with more, or with rule anytime"

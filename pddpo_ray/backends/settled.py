@@ -1,4 +1,4 @@
-"""What a recipe leaves to the machine, decided before a run stores anything: the type of its numbers, a tolerance."""
+"""Settings that a recipe leaves to the machine, chosen before a run stores anything: dtype, delivery tolerance."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def device_of(config: Config, machine: Machine) -> Device:
 
 
 def driver_device(config: Config, device: str) -> str:
-    """Where models live that the driver opens itself: the run's device, or on Ray the CPU, for it reserves no GPU."""
+    """Device of models that the driver opens itself: the run's, or on Ray the CPU, since it reserves no GPU."""
     return "cpu" if isinstance(config.cluster, RayCluster) else device
 
 
 def settled(config: Config, machine: Machine) -> Config:
-    """The recipe with the type of its numbers, and in bfloat16 the tolerance of a delivery where it gives none.
+    """The recipe with `model.dtype` filled in, and in bfloat16 `rollout.canary_tolerance` where it is not set.
 
-    On a cluster elsewhere `model.device` says what its nodes have. UserError where the model's files cannot be read.
+    For a remote cluster the recipe sets `model.device`. UserError if the model's files cannot be read.
     """
     dtype = config.model.dtype
     if dtype == "auto":
@@ -40,7 +40,7 @@ def settled(config: Config, machine: Machine) -> Config:
 
 
 def _parameters(config: Config) -> int:
-    """Of the named model; one that is made for a world is small."""
+    """Parameters of the named model; 0 for a world's small one."""
     if config.model.reference is None:
         return 0
     return parameters_in(checkpoint_folder(config.model.reference))

@@ -99,7 +99,7 @@ class EllipticalBonus:
 
     def picked(self, prompt: str, chosen: Array, other: Array) -> None:
         row = chosen - other
-        self._inverses = {stage: sherman_morrison(kept, row, self.weight) for stage, kept in self._inverses.items()}
+        self._inverses = {stage: sherman_morrison(matrix, row, self.weight) for stage, matrix in self._inverses.items()}
 
     def observe(self, prompt: str, chosen: Array, other: Array, streams: tuple[Stage, ...] = BOTH) -> None:
         for stage in streams:

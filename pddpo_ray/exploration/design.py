@@ -64,10 +64,10 @@ def fitted_design(rows: Array, signs: Array, *, s0: float) -> Design:
     rows [n, q] are differences v, signs [n] are 1 where the first answer won, -1 where the other did, and 0 where no
     label says so yet: such a pair counts with 1/4.
     """
-    told = signs != 0
-    scores = most_probable(rows[told] * signs[told, None], s0**-2)
+    mask = signs != 0
+    scores = most_probable(rows[mask] * signs[mask, None], s0**-2)
     chance = expit(rows @ scores)
-    weights = np.where(told, chance * (1.0 - chance), FISHER_WEIGHT)
+    weights = np.where(mask, chance * (1.0 - chance), FISHER_WEIGHT)
     return empty_design(rows.shape[1], s0=s0, weight=1.0).add_gram((rows * weights[:, None]).T @ rows, len(rows))
 
 
@@ -92,5 +92,5 @@ def sherman_morrison(inverse_matrix: Array, row: Array, weight: float = FISHER_W
 
     For picks inside one batch, on a copy; the next batch factors Lambda anew, so no error accumulates.
     """
-    along = inverse_matrix @ row
-    return inverse_matrix - np.outer(along, along) * (weight / (1.0 + weight * float(row @ along)))
+    product = inverse_matrix @ row
+    return inverse_matrix - np.outer(product, product) * (weight / (1.0 + weight * float(row @ product)))

@@ -45,25 +45,25 @@ def choose_pairs(
 ) -> list[int]:
     """Indices of `keep` of `count` pairs, ascending: a random share first, then the most informative one by one.
 
-    `norms()` says how much each pair would teach, given those that `picked(index)` was told of: after every pick, so
-    that a second pair in the same direction is worth less. The random share is kept whatever the norms say: without it
-    nobody would notice where the features are blind.
+    `norms()` returns how much each pair would teach, given the picks so far, which `picked(index)` is called with: a
+    second pair in the same direction is worth less. The random share ignores the norms: without it nobody would notice
+    where the features are blind.
     """
     if not 0 < random_share <= 1:
         raise ValueError(f"random_share must be in (0, 1], got {random_share}")
     if keep >= count:
         return list(range(count))
-    drawn = generator.choice(count, size=min(keep, math.ceil(random_share * keep)), replace=False)
-    chosen = [int(index) for index in drawn]
-    for index in chosen:
+    draw = generator.choice(count, size=min(keep, math.ceil(random_share * keep)), replace=False)
+    indices = [int(index) for index in draw]
+    for index in indices:
         picked(index)
-    while len(chosen) < keep:
+    while len(indices) < keep:
         values = np.array(norms(), dtype=np.float64)
-        values[chosen] = -np.inf
+        values[indices] = -np.inf
         best = int(values.argmax())
-        chosen.append(best)
+        indices.append(best)
         picked(best)
-    return sorted(chosen)
+    return sorted(indices)
 
 
 EXACT = "exact"
@@ -103,7 +103,7 @@ class OptimisticExplorer:
         ess_floor: the bonus is tempered until the effective sample size is at least this.
         cost_bonus_scale: factor on the cost bonus; 0 explores the reward's uncertainty alone, which asks for fewer
             possibly harmful texts.
-        reward_weight: what a bonus in logits is worth in units of the reward, where those are others.
+        reward_weight: factor on the reward bonus, from logits to the reward's units.
     """
 
     def __init__(
@@ -149,22 +149,24 @@ class OptimisticExplorer:
         return self._metrics
 
     def meet(self, baseline: Mapping[str, Sequence[Response]]) -> None:
-        """Takes up prompts with the baseline's answers to them; a prompt that was met before keeps its own."""
-        new = {prompt: answers for prompt, answers in baseline.items() if prompt not in self._baseline}
-        if not new:
+        """Adds prompts with the baseline's answers to them; a prompt that was met before keeps its own."""
+        new_answers = {prompt: answers for prompt, answers in baseline.items() if prompt not in self._baseline}
+        if not new_answers:
             return
-        pool = pool_features(self._features, new)
-        self._baseline |= new
+        pool = pool_features(self._features, new_answers)
+        self._baseline |= new_answers
         self._centres |= centres(pool)
         self._pool |= {prompt: rows - self._centres[prompt] for prompt, rows in pool.items()}
 
     @cached_property
     def _uncertainty(self) -> Uncertainty:
-        """What was observed so far; as wide as the features, which the first prompt shows."""
+        """The uncertainty model, as wide as the features, which the first prompt shows."""
         dimension = len(next(iter(self._centres.values())))
         run = BonusContext(dimension, self._k, self._s0, self._weight, self._seed)
-        made: Uncertainty = code_of("bonuses", "elliptical" if self._kind == EXACT else self._kind)(self._settings, run)
-        return made
+        uncertainty: Uncertainty = code_of("bonuses", "elliptical" if self._kind == EXACT else self._kind)(
+            self._settings, run
+        )
+        return uncertainty
 
     def choose(self, candidates: Sequence[CandidateSet]) -> list[Pair]:
         """Up to `picks` pairs per candidate set, in the order in which a labeller sees them (random sides).
@@ -191,9 +193,8 @@ class OptimisticExplorer:
         return pairs
 
     def select(self, pairs: Sequence[Pair], keep: int, random_share: float) -> list[Pair]:
-        """The `keep` pairs that are worth asking people about, in order: a random share, and those about whose
-        difference least is known. The uncertainty is updated after every pick.
-        """
+        """The `keep` pairs that are worth asking people about, in order: a random share, and those whose difference
+        is least known. The uncertainty is updated after every pick."""
         if keep >= len(pairs):
             return list(pairs)
         generator = self._generator("select", [pair.id for pair in pairs])
@@ -215,11 +216,11 @@ class OptimisticExplorer:
 
         `streams` names the labels that exist, where reward and cost were not both answered.
         """
-        fresh = [pair for pair in pairs if pair.id not in self._seen]
-        if not fresh:
+        new_pairs = [pair for pair in pairs if pair.id not in self._seen]
+        if not new_pairs:
             return
-        features = self._features([response for pair in fresh for response in (pair.first, pair.second)])
-        for pair, first, second in zip(fresh, features[::2], features[1::2], strict=True):
+        features = self._features([response for pair in new_pairs for response in (pair.first, pair.second)])
+        for pair, first, second in zip(new_pairs, features[::2], features[1::2], strict=True):
             # Prompts of pairs from files have no baseline answers until a round asks them: the middle of the prompt's
             # first pair stands in. What is learnt from a comparison, the difference, does not depend on it.
             centre = self._centres.setdefault(pair.prompt.id, (first + second) / 2)
@@ -230,14 +231,14 @@ class OptimisticExplorer:
             self._uncertainty.observe(pair.prompt.id, first, second, streams)
 
     def learn(self, labelled: Callable[[], Sequence[LabelledPair]]) -> None:
-        """Before a round's choice, with all labels so far: fitted information is taken from them. Pairs that have no
-        label of a stream yet count with 1/4."""
+        """Refits the design matrices to all labels so far where `weight` is `fitted`. Pairs that have no label of a
+        stream yet count with 1/4."""
         if not self._fitted or not self._rows:
             return
         assert isinstance(self._uncertainty, EllipticalBonus)
-        known = {item.pair.id: (item.helpful, item.label(HARM)) for item in labelled()}
-        told = [known.get(name, (Verdict.MISSING, Verdict.MISSING)) for name in self._rows]
-        signs = np.array([[SIGNS.get(verdict, 0.0) for verdict in verdicts] for verdicts in told])
+        labels_by_id = {item.pair.id: (item.helpful, item.label(HARM)) for item in labelled()}
+        labels = [labels_by_id.get(name, (Verdict.MISSING, Verdict.MISSING)) for name in self._rows]
+        signs = np.array([[SIGNS.get(verdict, 0.0) for verdict in verdicts] for verdicts in labels])
         rows = np.array(list(self._rows.values()))
         for stage, column in zip(BOTH, signs.T, strict=True):
             self._uncertainty.learn(stage, rows, column)
@@ -257,20 +258,20 @@ class OptimisticExplorer:
     ) -> list[Pair]:
         generator = self._generator("choose", [response.id for response in candidates.responses])
         pairs = []
-        taken = np.zeros(len(rows), dtype=bool)
+        mask = np.zeros(len(rows), dtype=bool)
         for pick in range(self._picks):
-            weights = self._behaviour(candidates, rows, multiplier, beta, taken, log)
-            chosen = int(generator.choice(len(rows), p=weights))
-            taken |= [response.token_ids == candidates.responses[chosen].token_ids for response in candidates.responses]
-            other = self._other(candidates, rows, chosen, generator)
+            weights = self._behaviour(candidates, rows, multiplier, beta, mask, log)
+            choice = int(generator.choice(len(rows), p=weights))
+            mask |= [response.token_ids == candidates.responses[choice].token_ids for response in candidates.responses]
+            other = self._other(candidates, rows, choice, generator)
             if other is None:
                 continue
             response, other_row = other
-            self._uncertainty.picked(candidates.prompt.id, rows[chosen], other_row)
-            sides = [candidates.responses[chosen], response]
+            self._uncertainty.picked(candidates.prompt.id, rows[choice], other_row)
+            sides = [candidates.responses[choice], response]
             if generator.random() < 0.5:
                 sides.reverse()
-            pairs.append(Pair(f"{candidates.responses[chosen].id}/{response.id}/{pick}", *sides))
+            pairs.append(Pair(f"{candidates.responses[choice].id}/{response.id}/{pick}", *sides))
         return pairs
 
     def _behaviour(
@@ -279,10 +280,10 @@ class OptimisticExplorer:
         rows: Array,
         multiplier: float,
         beta: float,
-        taken: NDArray[np.bool_],
+        mask: NDArray[np.bool_],
         log: _Log,
     ) -> Array:
-        """Weights of the candidates under the behaviour policy; `taken` tells the texts of earlier picks. -> [n]"""
+        """Weights of the candidates under the behaviour policy; `mask` marks texts of earlier picks. -> [n]"""
         versions = np.array([response.policy_version for response in candidates.responses])
         from_policy = versions == versions.max()  # a proposal is always an older version than the round's policy
         log_policy, log_proposal = np.asarray(candidates.log_policy), np.asarray(candidates.log_proposal)
@@ -291,7 +292,7 @@ class OptimisticExplorer:
         if self._kind == "proposals":
             return np.full(len(rows), 1.0 / len(rows))
         if self._kind == "greedy":
-            return greedy_weights(log_policy - log_proposal, taken)
+            return greedy_weights(log_policy - log_proposal, mask)
         reward, cost = self._uncertainty.bonuses(candidates.prompt.id, rows)
         optimism = (self._reward_weight * reward + multiplier * self._cost_bonus_scale * cost) / beta
         if self._kind in (EXACT, THEOREM):

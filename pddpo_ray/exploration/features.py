@@ -59,13 +59,13 @@ def fit_whitening(hidden: Array, rank: int, *, seed: int, norm_clip: float = FEA
     mean = rows.mean(axis=0)
     if len(rows) < ROWS_PER_DIRECTION * rank:
         return Whitening(mean, _random_projection(rows - mean, rank, seed), norm_clip)
-    _, singular, directions = np.linalg.svd(rows - mean, full_matrices=False)
-    variances = singular[:rank] ** 2 / (len(rows) - 1)
+    _, singular_values, directions = np.linalg.svd(rows - mean, full_matrices=False)
+    variances = singular_values[:rank] ** 2 / (len(rows) - 1)
     # the sign of a principal direction is arbitrary; fixing it makes the digest the same on every machine
-    kept = directions[:rank]
-    kept = kept * np.sign(kept[np.arange(rank), np.abs(kept).argmax(axis=1)])[:, None]
+    axes = directions[:rank]
+    axes = axes * np.sign(axes[np.arange(rank), np.abs(axes).argmax(axis=1)])[:, None]
     scales = np.sqrt(np.maximum(variances, VARIANCE_FLOOR * variances[0]))
-    return Whitening(mean, kept / scales[:, None], norm_clip)
+    return Whitening(mean, axes / scales[:, None], norm_clip)
 
 
 def _random_projection(centred: Array, rank: int, seed: int) -> Array:

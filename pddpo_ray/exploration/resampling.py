@@ -51,10 +51,10 @@ def temper(base: Array, optimism: Array, *, ess_floor: float = ESS_FLOOR) -> flo
     # a descending grid, refined around its first success: the effective sample size need not be monotone in tau
     grid = np.append(np.geomspace(1.0, 1e-4, 60), 0.0)
     for _ in range(5):
-        enough = np.flatnonzero(_effective_sample_sizes(base + grid[:, None] * optimism) >= ess_floor)
-        if enough.size == 0:
+        positions = np.flatnonzero(_effective_sample_sizes(base + grid[:, None] * optimism) >= ess_floor)
+        if positions.size == 0:
             return 0.0
-        first = max(int(enough[0]), 1)
+        first = max(int(positions[0]), 1)
         grid = np.linspace(grid[first - 1], grid[first], 33)
     return float(grid[-1])
 
@@ -79,7 +79,7 @@ def greedy_weights(advantage: Array, taken: NDArray[np.bool_]) -> Array:
 
     With `advantage` = log policy - log reference this is best-of-n by the policy's own reward - multiplier * cost.
     """
-    left = advantage if taken.all() else np.where(taken, -np.inf, advantage)
+    scores = advantage if taken.all() else np.where(taken, -np.inf, advantage)
     weights = np.zeros(len(advantage))
-    weights[int(left.argmax())] = 1.0
+    weights[int(scores.argmax())] = 1.0
     return weights

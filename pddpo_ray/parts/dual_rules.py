@@ -34,8 +34,8 @@ def first_state(
     lower = settings.rule.floor if isinstance(settings.rule, LogRule) else 0.0
     distance = (limit["limit"] - limit.get("centre", 0.0)) / limit.get("scale", 1.0)
     context = RuleContext(beta, rho, first, rounds, bound, distance, rate)
-    own = settings.rule.settings if isinstance(settings.rule, InstalledRule) else settings.rule
-    rule: Rule = code_of("dual_rules", settings.rule.kind)(own, context)
+    rule_settings = settings.rule.settings if isinstance(settings.rule, InstalledRule) else settings.rule
+    rule: Rule = code_of("dual_rules", settings.rule.kind)(rule_settings, context)
     try:
         return dual.limit_state(rho=rho, rule=rule, first=first, lower=lower, upper=settings.upper, **limit)
     except ValueError as error:
@@ -47,8 +47,8 @@ def projected(settings: ProjectedRule, run: RuleContext) -> Rule:
 
 
 def anytime(settings: AnytimeRule, run: RuleContext) -> Rule:
-    usual = run.rho / (run.cost_max + abs(run.limit))
-    step = usual if settings.first_step is None else settings.first_step
+    default_step = run.rho / (run.cost_max + abs(run.limit))
+    step = default_step if settings.first_step is None else settings.first_step
     return dual.ProjectedAnytime(step, run.cost_max, run.beta if settings.curvature_cap else None)
 
 

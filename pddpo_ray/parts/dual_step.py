@@ -29,7 +29,7 @@ PHASE = "dual"
 
 @dataclass(frozen=True, eq=False)
 class JointStep:
-    """What one step of all limits did: a record for each, and how Newton's step divides among them, in words."""
+    """One step of all limits: a record for each, and lines on how Newton's step divides among them."""
 
     steps: tuple[DualStep, ...]
     lines: tuple[str, ...] = ()
@@ -48,34 +48,40 @@ def ascend_all(
     Raises ValueError where an estimate is no finite number.
     """
     held = held or {}
-    for one in estimates:
-        if not math.isfinite(one.value):
-            raise ValueError(f"{one.constraint}: the cost estimate is {one.value}; a dual step needs a finite number")
-    joint, lines = set[str](), tuple[str, ...]()
-    if covariance is not None and any(isinstance(one.rule, DampedNewton) for one in state.limits):
+    for estimate in estimates:
+        if not math.isfinite(estimate.value):
+            raise ValueError(
+                f"{estimate.constraint}: the cost estimate is {estimate.value}; a dual step needs a finite number"
+            )
+    joint_names, lines = set[str](), tuple[str, ...]()
+    if covariance is not None and any(isinstance(limit.rule, DampedNewton) for limit in state.limits):
         state = replace(state, covariances=_with_covariance(state, covariance))
-        joint = {one.name for one in state.limits if isinstance(one.rule, DampedNewton)}
-    after = state
-    if joint:
-        still = {one.constraint for one in estimates if one.constraint in held}
-        excess = np.array([one.value - limit.aim(one) for one, limit in zip(estimates, state.limits, strict=True)])
-        moved = np.array([one.moved for one in estimates])
-        limits, record = newton_step(
-            state.limits, excess, recent_covariance(state), moved=moved if moved.any() else None, held=still
+        joint_names = {limit.name for limit in state.limits if isinstance(limit.rule, DampedNewton)}
+    next_state = state
+    if joint_names:
+        held_names = {estimate.constraint for estimate in estimates if estimate.constraint in held}
+        excess = np.array(
+            [estimate.value - limit.aim(estimate) for estimate, limit in zip(estimates, state.limits, strict=True)]
         )
-        after, lines = replace(state, limits=limits), tuple(record.log_lines())
+        moved = np.array([estimate.moved for estimate in estimates])
+        limits, record = newton_step(
+            state.limits, excess, recent_covariance(state), moved=moved if moved.any() else None, held=held_names
+        )
+        next_state, lines = replace(state, limits=limits), tuple(record.log_lines())
     steps = []
-    for one in estimates:
-        old = state[one.constraint]
-        if one.constraint in held:
-            step = DualStep(old.name, one, old.multiplier, old.multiplier, 0.0, held[one.constraint])
-        elif old.name in joint:
-            new = after[old.name]
-            step = DualStep(old.name, one, old.multiplier, new.multiplier, 0.0, new.message, old.margin_of(one))
+    for estimate in estimates:
+        old = state[estimate.constraint]
+        if estimate.constraint in held:
+            step = DualStep(old.name, estimate, old.multiplier, old.multiplier, 0.0, held[estimate.constraint])
+        elif old.name in joint_names:
+            new = next_state[old.name]
+            step = DualStep(
+                old.name, estimate, old.multiplier, new.multiplier, 0.0, new.message, old.margin_of(estimate)
+            )
         else:
-            after, step = ascend(after, one)
+            next_state, step = ascend(next_state, estimate)
         steps.append(step)
-    return after, JointStep(tuple(steps), lines)
+    return next_state, JointStep(tuple(steps), lines)
 
 
 def _with_covariance(state: DualState, covariance: Array) -> tuple[tuple[float, tuple[tuple[float, ...], ...]], ...]:
@@ -108,9 +114,7 @@ class DualOwner(Protocol):
         ...
 
     def step(self, estimates: Estimates) -> JointStep:
-        """The step from a round's estimates; asked again, it is returned and not repeated.
-
-        It is taken `rounds_late` rounds after that round."""
+        """The step from a round's estimates, taken `rounds_late` rounds after it; asked again, it is only returned."""
         ...
 
 
@@ -128,8 +132,8 @@ class LocalDual:
 
     def multipliers(self, round_: int) -> Mapping[str, float]:
         current = dict(self._first)
-        for number, taken in sorted(self._steps.items()):
-            for step in taken.steps:
+        for number, joint_step in sorted(self._steps.items()):
+            for step in joint_step.steps:
                 if number + step.estimate.rounds_late < round_:
                     current[step.constraint] = step.multiplier_after
         return current
@@ -137,14 +141,14 @@ class LocalDual:
     def step(self, estimates: Estimates) -> JointStep:
         number = estimates.round
         if number not in self._steps:
-            then = self.multipliers(number)
+            multipliers = self.multipliers(number)
             limits = [
-                replace(one, moved=self._state[one.constraint].multiplier - then[one.constraint])
-                for one in estimates.limits
+                replace(estimate, moved=self._state[estimate.constraint].multiplier - multipliers[estimate.constraint])
+                for estimate in estimates.limits
             ]
-            self._state, taken = ascend_all(self._state, limits, estimates.covariance, estimates.held)
-            steps = tuple(replace(one, multiplier_before=then[one.constraint]) for one in taken.steps)
-            self._steps[number] = replace(taken, steps=steps)
+            self._state, joint_step = ascend_all(self._state, limits, estimates.covariance, estimates.held)
+            steps = tuple(replace(step, multiplier_before=multipliers[step.constraint]) for step in joint_step.steps)
+            self._steps[number] = replace(joint_step, steps=steps)
         return self._steps[number]
 
 
@@ -171,17 +175,16 @@ class DualController:
 
     @property
     def message(self) -> str | None:
-        """What the last step has to say in words (stuck at an end, infeasible); None mostly."""
+        """Messages of the last step (stuck at an end, infeasible); mostly None."""
         return "; ".join(message for message in self._messages.values() if message) or None
 
     def step(self, estimates: Sequence[CostEstimate], covariance: Array | None = None) -> dict[str, float]:
-        """One step of all limits that were estimated, together where their covariance is known; returns the multipliers
-        that follow."""
-        taken = self._journal.once(PHASE, lambda: self._taken(tuple(estimates), covariance))
-        for line in taken["moved"]:
+        """One step of all estimated limits, together where their covariance is known; returns the next multipliers."""
+        payload = self._journal.once(PHASE, lambda: self._taken(tuple(estimates), covariance))
+        for line in payload["moved"]:
             logger.info("round %d: multiplier of %s", self._journal.round, line)
-        self._messages = {name: one["message"] for name, one in taken["limits"].items()}
-        return {name: float(one["multiplier"]) for name, one in taken["limits"].items()}
+        self._messages = {name: record["message"] for name, record in payload["limits"].items()}
+        return {name: float(record["multiplier"]) for name, record in payload["limits"].items()}
 
     def observe(
         self,
@@ -192,27 +195,29 @@ class DualController:
     ) -> None:
         """Journals estimates that move nothing here: the multiplier is fixed, or the method has a rule of its own.
 
-        Such a method says with which multiplier the round's policy was made and, if another one follows, which.
+        Such a method passes the multiplier of the round's policy and, if another one follows, that one.
         """
 
         def observed() -> dict[str, Any]:
             steps = []
-            for one in estimates:
-                value = self.multipliers[one.constraint] if multiplier is None else multiplier
-                steps.append(DualStep(one.constraint, one, value, value if following is None else following, 0.0))
+            for estimate in estimates:
+                value = self.multipliers[estimate.constraint] if multiplier is None else multiplier
+                steps.append(
+                    DualStep(estimate.constraint, estimate, value, value if following is None else following, 0.0)
+                )
             return {**self._record(JointStep(tuple(steps)), None), "observed": True}
 
         self._journal.once(PHASE, observed)
 
-    def _taken(self, limits: tuple[CostEstimate, ...], covariance: Array | None) -> dict[str, Any]:
-        names = {one.constraint for one in limits}
-        held = {name: reason for name, reason in self._held().items() if name in names}
-        taken = self._owner.step(Estimates(self._journal.round, limits, covariance, held))
-        return {**self._record(taken, covariance), **({"held": held} if held else {})}
+    def _taken(self, estimates: tuple[CostEstimate, ...], covariance: Array | None) -> dict[str, Any]:
+        names = {estimate.constraint for estimate in estimates}
+        reasons = {name: reason for name, reason in self._held().items() if name in names}
+        joint_step = self._owner.step(Estimates(self._journal.round, estimates, covariance, reasons))
+        return {**self._record(joint_step, covariance), **({"held": reasons} if reasons else {})}
 
-    def _record(self, taken: JointStep, covariance: Array | None) -> dict[str, Any]:
+    def _record(self, joint_step: JointStep, covariance: Array | None) -> dict[str, Any]:
         first = next(iter(self.multipliers))
-        for step in taken.steps:
+        for step in joint_step.steps:
             estimate, prefix = step.estimate, "" if step.constraint == first else f"{step.constraint}/"
             self._journal.add_dual_step(
                 step.constraint, estimate, step.multiplier_before, step.multiplier_after, step.eta
@@ -238,23 +243,20 @@ class DualController:
                     "within_variance": step.estimate.within_variance,
                     "rounds_late": step.estimate.rounds_late,
                 }
-                for step in taken.steps
+                for step in joint_step.steps
             },
-            "moved": list(taken.lines),
+            "moved": list(joint_step.lines),
             "covariance": None if covariance is None else covariance.tolist(),
         }
 
 
 def journalled_estimates(journal: JournalReader) -> list[Estimates]:
-    """What every step was taken from, in the order in which they were taken: with the variance within prompts, which
-    Newton's step needs, and how many rounds late the labels were.
-
-    Raises UserError for steps of a version that kept them otherwise.
-    """
+    """The estimates of every step, in the order of the steps: with the variance within prompts, which Newton's step
+    needs, and how many rounds late the labels were. Raises UserError for steps in an older version's form."""
     rows: dict[int, dict[str, CostEstimate]] = {}
     for step in journal.dual_steps():
         rows.setdefault(step.round, {})[step.constraint] = step.estimate
-    taken = []
+    estimates = []
     for entry in journal.phases(like=PHASE):
         payload = entry.payload
         if "limits" not in payload:
@@ -265,9 +267,9 @@ def journalled_estimates(journal: JournalReader) -> list[Estimates]:
         if payload.get("observed"):
             continue
         limits = tuple(
-            replace(rows[entry.round][name], within_variance=one["within_variance"], rounds_late=one["rounds_late"])
-            for name, one in payload["limits"].items()
+            replace(rows[entry.round][name], within_variance=item["within_variance"], rounds_late=item["rounds_late"])
+            for name, item in payload["limits"].items()
         )
         covariance = None if payload["covariance"] is None else np.array(payload["covariance"])
-        taken.append(Estimates(entry.round, limits, covariance, payload.get("held", {})))
-    return taken
+        estimates.append(Estimates(entry.round, limits, covariance, payload.get("held", {})))
+    return estimates

@@ -56,9 +56,9 @@ class DueLabels:
         yield from self._at_each(iter(due))
 
     def _decided(self, now: int, phase: str, arrived: Callable[[], bool]) -> Iterator[int]:
-        taken = {number for entry in self._journal.phases(like=phase) for number in entry.payload}
+        taken_rounds = {number for entry in self._journal.phases(like=phase) for number in entry.payload}
         for number in range(1, now + 1):
-            if number in taken:
+            if number in taken_rounds:
                 continue
             self._journal.round = number
             if now < self._rounds and number > now - self._rounds_late and not arrived():

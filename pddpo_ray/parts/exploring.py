@@ -14,7 +14,7 @@ KEEP_RANDOM = 0.25
 
 
 class Chooser(Protocol):
-    """An explorer with something to say about itself (`explore/...`)."""
+    """An explorer that reports metrics (`explore/...`)."""
 
     def meet(self, baseline: Mapping[str, Sequence[Response]]) -> None: ...
 
@@ -54,9 +54,9 @@ class ExplorationController:
     def read_back(self) -> None:
         for number in range(self._journal.next_round):
             self._meet(number)
-            known = self._journal.pair_questions(number)
-            if known:
-                self.update(known)
+            pairs = self._journal.pair_questions(number)
+            if pairs:
+                self.update(pairs)
 
     def choose(self, candidates: Sequence[CandidateSet]) -> list[Pair]:
         """Pairs to be labelled, with ids that are unique in the run."""
@@ -74,13 +74,13 @@ class ExplorationController:
     def _choose(self, candidates: Sequence[CandidateSet]) -> int:
         round_ = self._journal.round
         self._explorer.learn(lambda: [entry.labelled for entry in self._journal.pairs()])
-        chosen = self._explorer.choose(candidates)
-        proposed = len(chosen)
+        chosen_pairs = self._explorer.choose(candidates)
+        pair_count = len(chosen_pairs)
         if self._keep is not None:
-            chosen = self._explorer.select(chosen, self._keep, self._keep_random)
-        pairs = [replace(pair, id=f"{round_}-pair-{index}") for index, pair in enumerate(chosen)]
+            chosen_pairs = self._explorer.select(chosen_pairs, self._keep, self._keep_random)
+        pairs = [replace(pair, id=f"{round_}-pair-{index}") for index, pair in enumerate(chosen_pairs)]
         self._journal.add_pair_questions(pairs)
         self._journal.add_metrics(dict(self._explorer.metrics))
         if self._keep is not None:
-            self._journal.add_metrics({"explore/found": float(proposed), "explore/pairs": float(len(pairs))})
+            self._journal.add_metrics({"explore/found": float(pair_count), "explore/pairs": float(len(pairs))})
         return len(pairs)

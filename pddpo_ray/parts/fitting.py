@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 Fit = TypeVar("Fit", bound=FitConfig)
 LARGEST_CALL = 4096
-"""Answers in one call of the backend at most: a call has a deadline, and what it was for is asked again when lost."""
+"""Most answers in one call of the backend: a call has a deadline, and a lost one is repeated."""
 FACTOR = 2.0
 """Ratio between the rounds that see all pairs under `refit: {kind: geometric}`: at most twice the last one's rows."""
 GROWTH = 1.0
@@ -50,9 +50,9 @@ GROWTH = 1.0
 MOVED_LITTLE = 0.05
 """Share of the policy's numbers that a fit should change at least, as they are published; below, a warning."""
 DISPLACED = 1.0
-"""Nats by which both sides of a fit's pairs may fall, on average over pairs, before it is said."""
+"""Nats by which both sides of a fit's pairs may fall, on average over pairs, before a warning."""
 OVERSHOT = 2.0
-"""How many times its first step's loss a fit may end with before it is said."""
+"""How many times its first step's loss a fit may end with before a warning."""
 CARRY_MAX = 2.0
 """Largest factor on the carried cost part, so that a multiplier that rises from almost 0 does not blow it up."""
 
@@ -72,11 +72,11 @@ class FitPlan:
         """The stage's section, at the learning rate of the round."""
         trainer = self.trainer
         of_round_1: Mapping[Stage, Stage] = {"reward": "first_reward", "cost": "first_cost"}
-        chosen = trainer.of_stage(of_round_1[stage] if first else stage)
-        done = min(max((round_ - 1) / max(1, self.rounds - 1), 0.0), 1.0)
-        rate = chosen.learning_rate * (1.0 - (1.0 - trainer.last_rate) * done)
-        every = trainer.model_dump(include={"micro_pairs", "activation_gib", "support", "held_out"})
-        return FitSettings(**{**chosen.model_dump(), **every, "learning_rate": rate})
+        section = trainer.of_stage(of_round_1[stage] if first else stage)
+        progress = min(max((round_ - 1) / max(1, self.rounds - 1), 0.0), 1.0)
+        rate = section.learning_rate * (1.0 - (1.0 - trainer.last_rate) * progress)
+        shared_settings = trainer.model_dump(include={"micro_pairs", "activation_gib", "support", "held_out"})
+        return FitSettings(**{**section.model_dump(), **shared_settings, "learning_rate": rate})
 
 
 class TrainerController:
@@ -172,7 +172,7 @@ class TrainerController:
             )
         entries = self._journal.versions()
         previous = previous_fit(entries, objective.stage, link)
-        kept, margins = self._rows(objective, rows, link, round_)
+        kept_rows, margins = self._rows(objective, rows, link, round_)
         start = start_of(objective, previous, {e.version.number: e.version for e in entries}, self._plan)
         carried = self._plan.trainer.moments == "carried"
         if carried and previous is not None and "fit/skipped" not in previous.metrics:
@@ -181,8 +181,8 @@ class TrainerController:
             sequence=self._next_number(),
             start=start,
             objective=replace(objective, margins=margins),
-            rows=kept,
-            settings=with_steps(self._plan.settings(objective.stage, previous is None, round_), len(kept)),
+            rows=kept_rows,
+            settings=with_steps(self._plan.settings(objective.stage, previous is None, round_), len(kept_rows)),
             seed=seed_of(self._seed, round_, objective.stage, link, "fit"),
             result=self._name(objective, link, round_),
             optimism=self._optimism(link),
@@ -193,13 +193,13 @@ class TrainerController:
         self, objective: Objective, rows: Sequence[PairRow], link: int, round_: int
     ) -> tuple[tuple[PairRow, ...], tuple[float, ...]]:
         """What the round's fit sees: rows with their margins."""
-        kept, margins = tuple(rows), tuple(objective.margins)
-        newest = max(row.round for row in kept)
-        known = self._journal.metrics().items()
-        logdets = {number: values["explore/logdet"] for number, values in known if "explore/logdet" in values}
-        refit, new = self._plan.trainer.refit, sum(row.round == newest for row in kept)
+        all_rows, margins = tuple(rows), tuple(objective.margins)
+        newest = max(row.round for row in all_rows)
+        metrics = self._journal.metrics().items()
+        logdets = {number: values["explore/logdet"] for number, values in metrics if "explore/logdet" in values}
+        refit, new = self._plan.trainer.refit, sum(row.round == newest for row in all_rows)
         draws = generator(self._seed, round_, objective.stage, link, "replay")
-        return limit_rows(kept, margins, older_rows(refit, round_, new, logdets), draws)
+        return limit_rows(all_rows, margins, older_rows(refit, round_, new, logdets), draws)
 
     def _optimism(self, link: int) -> LossOptimism | None:
         """The XPO-style term, in the fit that makes the round's policy: it is optimistic for reward minus all costs."""
@@ -212,14 +212,14 @@ class TrainerController:
 
     def _execute(self, command: FitCommand) -> FitResult:
         result = self._backend.execute(command)
-        made = (result.version.number, result.version.name)
-        if made != (command.sequence, command.result):
-            raise RunError(f"the trainer was asked for {command.result} ({command.sequence}) and returned {made}")
+        identity = (result.version.number, result.version.name)
+        if identity != (command.sequence, command.result):
+            raise RunError(f"the trainer was asked for {command.result} ({command.sequence}) and returned {identity}")
         return result
 
 
 def older_rows(refit: Refit, round_: int, new: int, logdets: Mapping[int, float]) -> int | None:
-    """How many rows of earlier rounds the fits of a round see at most; None: all of them.
+    """Most rows of earlier rounds that the fits of a round see; None: all of them.
 
     `new`: rows of the newest round; `logdets`: log determinant of the design after each round.
     """
@@ -268,21 +268,21 @@ def start_of(
     return Start(objective.base, plus=previous.version, minus=versions[previous.base], scale=scale)
 
 
-def _in_parts(compute: Callable[[Sequence[Response]], Array], responses: Sequence[Response], what: str) -> Array:
+def _in_parts(compute: Callable[[Sequence[Response]], Array], responses: Sequence[Response], quantity: str) -> Array:
     """`compute` of all answers, at most `LARGEST_CALL` in a call. -> [n, ...]"""
     parts = []
     for begin in range(0, max(1, len(responses)), LARGEST_CALL):
         part = responses[begin : begin + LARGEST_CALL]
         values = compute(part)
         if len(values) != len(part):
-            raise RunError(f"the trainer was asked for {what} of {len(part)} answers and returned {len(values)}")
+            raise RunError(f"the trainer was asked for {quantity} of {len(part)} answers and returned {len(values)}")
         parts.append(values)
     return np.concatenate(parts)
 
 
 def _warn(command: FitCommand, metrics: Mapping[str, float]) -> None:
-    """Says what makes a fit doubtful: weights that stayed, both sides of its pairs falling, pairs kept apart that it
-    did not come to rank better."""
+    """Warns of a doubtful fit: weights hardly moved, both sides of its pairs fell, the loss grew, or the held-out
+    pairs' loss did not fall."""
     stage, result = command.objective.stage, command.result
     moved = metrics.get("fit/moved", 1.0)
     if moved < MOVED_LITTLE:

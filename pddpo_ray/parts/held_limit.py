@@ -16,7 +16,7 @@ UNSAFE_RATE = "cost/unsafe_rate"
 OUTSIDE = "cost/outside"
 """The same: answers that measured outside the stated bounds of a mean; left out where there are none."""
 OPINIONS = ("world", "people", "judge")
-"""Sources whose verdict about an answer may be another one when they are asked again."""
+"""Sources whose verdict about an answer may change when they are asked again."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +70,7 @@ class HeldLimit:
 
     @property
     def stated_bounds(self) -> tuple[float, float]:
-        """Outside of which no answer's mean should measure; of other measures, and without bounds, none is outside."""
+        """Bounds of an answer's measure under a mean; infinite for other measures, and where none are stated."""
         quantity = self.stated.limit.quantity
         if quantity.kind != "mean" or self.difference or quantity.low is None or quantity.high is None:
             return -math.inf, math.inf
@@ -90,17 +90,17 @@ def held_limits(
     """Limits with the ranges of their measures [I] and P_s / P_0 of every prompt [I, X]."""
     ids = [prompt.token_ids for prompt in prompts]
     return tuple(
-        HeldLimit(one, scale, dict(zip(ids, row.tolist(), strict=True)))
-        for one, scale, row in zip(stated, scales, factors, strict=True)
+        HeldLimit(limit, scale, dict(zip(ids, row.tolist(), strict=True)))
+        for limit, scale, row in zip(stated, scales, factors, strict=True)
     )
 
 
 def answers_each(stated: Sequence[StatedLimit]) -> int:
-    """Answers per prompt for a round's estimates: one where labels of it are paid for each; two tell a source's
-    variance within a prompt, and are a pair to learn from."""
+    """Answers per prompt for a round's estimates: one where feedback labels each; else two, which show the
+    variance within a prompt and are a pair to learn from."""
     return 1 if labelled_by_feedback(stated) else 2
 
 
 def clip_of(held: Sequence[HeldLimit]) -> float:
     """C of the logits."""
-    return max((one.clip for one in held if one.clip is not None), default=math.inf)
+    return max((limit.clip for limit in held if limit.clip is not None), default=math.inf)

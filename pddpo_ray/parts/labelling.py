@@ -1,4 +1,4 @@
-"""Feedback as the pages see it: exactly the labels that the protocol asks for, or an error that names what is missing.
+"""Feedback as the methods see it: exactly the labels that the protocol asks for, or an error that names the missing.
 
 A failed or missing label never becomes a number: the labeller is asked again for what it could not read, and what stays
 without a label counts as unsafe and widens the interval. Too much of that ends the round with a message.
@@ -29,9 +29,9 @@ class FeedbackController:
     """Labels from one labeller per comparison, journalled with their source.
 
     `labellers` maps the comparison's name to its labeller; that of `HARM` also says what is helpful. `excluded` is the
-    share of items about which the labeller may have said nothing readable in all attempts: their labels are missing, as
-    are those that it refuses for good, and pairs are journalled as failed. Only a source that cannot always be read (a
-    judge) is given a share. `models` are the reward and cost model that have a say.
+    share of items that may have no readable label after all attempts: their labels are missing, as are those that the
+    labeller refuses for good, and pairs are journalled as failed. Only a source that cannot always be read (a judge)
+    gets a share. `models` are the reward and cost models that give labels.
     """
 
     def __init__(
@@ -59,37 +59,33 @@ class FeedbackController:
             self.models.prepare()
 
     def open_safety(self, items: Sequence[Response], labels_each: int) -> None:
-        """Puts the safety questions of every constraint to its labeller, if that one can begin before the run waits.
-
-        `safety` with the same items collects the labels. Without this call they are the same, only later.
-        """
+        """Sends every limit's safety questions to its labeller, if that one can begin before the run waits. `safety`
+        with the same items collects the labels. Without this call they are the same, only later."""
         for name, labeller in self._labellers.items():
             if isinstance(labeller, EarlyLabeller) and not self._journal.is_finished(self._safety_phase(name)):
                 labeller.open_safety(items, labels_each, self._safety_seed(name))
 
     def safety_arrived(self, items: Sequence[Response], labels_each: int) -> bool:
-        """Whether `safety` would get the labels without a wait, as far as labellers can tell: all of those that can."""
-        return self._arrived(lambda name, one: one.safety_arrived(items, labels_each, self._safety_seed(name)))
+        """Whether all labellers that can tell have the labels that `safety` collects; False where none can."""
+        return self._arrived(lambda key, labeller: labeller.safety_arrived(items, labels_each, self._safety_seed(key)))
 
     def open_comparisons(self, pairs: Sequence[Pair]) -> None:
-        """Puts the questions that `compare` collects to labellers that can begin before the run waits."""
+        """Sends the questions that `compare` collects to labellers that can begin before the run waits."""
         for name, labeller in self._labellers.items():
             if isinstance(labeller, LateLabeller) and not self._journal.is_finished("compare"):
                 labeller.open_compare(pairs, self._compare_seed(name))
 
     def comparisons_arrived(self, pairs: Sequence[Pair]) -> bool:
         """As `safety_arrived`, of comparisons."""
-        return self._arrived(lambda name, one: one.comparisons_arrived(pairs, self._compare_seed(name)))
+        return self._arrived(lambda key, labeller: labeller.comparisons_arrived(pairs, self._compare_seed(key)))
 
-    def _arrived(self, has_them: Callable[[str, LateLabeller], bool]) -> bool:
-        late = {name: one for name, one in self._labellers.items() if isinstance(one, LateLabeller)}
-        return bool(late) and all(has_them(name, one) for name, one in late.items())
+    def _arrived(self, has_labels: Callable[[str, LateLabeller], bool]) -> bool:
+        late = {name: labeller for name, labeller in self._labellers.items() if isinstance(labeller, LateLabeller)}
+        return bool(late) and all(has_labels(name, labeller) for name, labeller in late.items())
 
     def collect_safety(self, items: Sequence[Response], labels_each: int, name: str) -> None:
-        """Journals exactly `labels_each` safe-or-unsafe labels of every item under the cost of this name.
-
-        Raises RunError that names the items without labels.
-        """
+        """Journals exactly `labels_each` safe-or-unsafe labels of every item under the cost of this name. Raises
+        RunError that names the items without labels."""
         self._journal.once(self._safety_phase(name), lambda: self._add_safety(items, labels_each, name))
 
     def safety(self, items: Sequence[Response], labels_each: int, name: str) -> list[SafetyLabels]:
@@ -110,10 +106,8 @@ class FeedbackController:
         return numbers_of(labels_of_answers(self._journal, [self._journal.round], constraint, ids).values[:, 0])
 
     def compare(self, pairs: Sequence[Pair]) -> list[LabelledPair]:
-        """One label of every pair, for helpfulness and for every constraint, in order. Abstaining is an answer.
-
-        Raises RunError that names the pairs without one.
-        """
+        """One label of every pair, for helpfulness and for every constraint, in order. Abstaining is one.
+        Raises RunError that names the pairs without a label."""
         self._journal.once("compare", lambda: self._collect_comparisons(pairs))
         return [entry.labelled for entry in self._journal.pairs(self._journal.round)]
 
@@ -140,10 +134,10 @@ class FeedbackController:
             labels, people = zip(*counted[item.id], strict=True) if counted[item.id] else ((), ())
             missing = (Verdict.MISSING,) * (labels_each - len(labels))
             labelled.append(SafetyLabels(item, (*labels, *missing), name, people=people))
-        given = sum(map(len, counted.values()))
-        if missing_labels := labels_each * len(items) - given:
+        label_count = sum(map(len, counted.values()))
+        if missing_labels := labels_each * len(items) - label_count:
             self._journal.add_metrics({f"labels/missing_{name}": missing_labels})
-        self._journal.add_metrics({"labels/safety" if name == HARM else f"labels/{name}": given})
+        self._journal.add_metrics({"labels/safety" if name == HARM else f"labels/{name}": label_count})
         return labelled
 
     def _ask_for_safety(
@@ -152,37 +146,37 @@ class FeedbackController:
         """Labels by item with who gave them, as many as there are after all attempts. Raises RunError if more items
         lack labels than may, apart from those whose labels are not asked for again, or all do."""
         counted: dict[str, list[tuple[Verdict, str | None]]] = {item.id: [] for item in items}
-        open_items, without, why = list(items), set[str](), ""
+        open_items, missing_ids, reason = list(items), set[str](), ""
         for attempt in range(self._attempts):
             for labels in self._labellers[name].safety(open_items, labels_each, self._safety_seed(name, attempt)):
-                kept = counted.get(labels.response.id)
-                if kept is None:
+                entries = counted.get(labels.response.id)
+                if entries is None:
                     raise RunError(f"labeller {self._source} labelled {labels.response.id}, which was not asked")
-                given = zip_longest(labels.labels, labels.people)
-                kept += [(label, who) for label, who in given if label in COUNTS][: labels_each - len(kept)]
-                why = labels.reason or why
+                votes = zip_longest(labels.labels, labels.people)
+                entries += [(label, person) for label, person in votes if label in COUNTS][: labels_each - len(entries)]
+                reason = labels.reason or reason
                 if Verdict.MISSING in labels.labels:
-                    without.add(labels.response.id)
-            open_items = [item for item in items if len(counted[item.id]) < labels_each and item.id not in without]
+                    missing_ids.add(labels.response.id)
+            open_items = [item for item in items if len(counted[item.id]) < labels_each and item.id not in missing_ids]
             if not open_items:
                 break
         may_stay = len(open_items) <= self._excluded * len(items) or (may_lack and len(open_items) < len(items))
         # what refuses everything is no source of labels; a person's decision gives no reason
-        if may_stay and (may_lack or not why or any(counted.values())):
+        if may_stay and (may_lack or not reason or any(counted.values())):
             return counted
-        lacking = [item for item in items if len(counted[item.id]) < labels_each]
-        missing = sum(labels_each - len(counted[item.id]) for item in lacking)
+        short_items = [item for item in items if len(counted[item.id]) < labels_each]
+        missing = sum(labels_each - len(counted[item.id]) for item in short_items)
         raise RunError(
             f"round {self._journal.round}: {missing} safety labels for {name} are missing from {self._source}"
-            f" after {self._attempts} attempts, on {_few([item.id for item in lacking])}"
-            f"{f' ({self._source} {why})' if why else ''}: correct that, then resume"
+            f" after {self._attempts} attempts, on {_few([item.id for item in short_items])}"
+            f"{f' ({self._source} {reason})' if reason else ''}: correct that, then resume"
         )
 
     def _collect_comparisons(self, pairs: Sequence[Pair]) -> int:
-        answers = {name: self._ask_to_compare(pairs, name) for name in self._labellers}
+        table = {name: self._ask_to_compare(pairs, name) for name in self._labellers}
         labelled = [
             LabelledPair(
-                pair, answers[HARM][pair.id].helpful, {name: own[pair.id].labels[name] for name, own in answers.items()}
+                pair, table[HARM][pair.id].helpful, {name: row[pair.id].labels[name] for name, row in table.items()}
             )
             for pair in pairs
         ]
@@ -190,44 +184,44 @@ class FeedbackController:
         return len(labelled)
 
     def _ask_to_compare(self, pairs: Sequence[Pair], name: str) -> dict[str, LabelledPair]:
-        answered: dict[str, LabelledPair] = {}
-        read: dict[str, LabelledPair] = {}
-        waiting = list(pairs)
-        asked = {pair.id for pair in pairs}
+        answers: dict[str, LabelledPair] = {}
+        items: dict[str, LabelledPair] = {}
+        open_pairs = list(pairs)
+        pair_ids = {pair.id for pair in pairs}
         for attempt in range(self._attempts):
-            for item in self._labellers[name].compare(waiting, self._compare_seed(name, attempt)):
-                if item.pair.id not in asked:
+            for item in self._labellers[name].compare(open_pairs, self._compare_seed(name, attempt)):
+                if item.pair.id not in pair_ids:
                     raise RunError(f"labeller {self._source} answered pair {item.pair.id}, which was not asked")
                 if name not in item.labels:
                     raise RunError(
                         f"labeller {self._source} did not compare pair {item.pair.id} by {name}: a LabelledPair needs"
                         f' labels={{"{name}": verdict}}'
                     )
-                read[item.pair.id] = item
+                items[item.pair.id] = item
                 if all(label in DECISIVE for label in (item.helpful, item.labels[name])):
-                    answered[item.pair.id] = item
-            waiting = [pair for pair in pairs if pair.id not in answered]
-            if not waiting:
-                return answered
-        if len(waiting) <= self._excluded * len(pairs):
+                    answers[item.pair.id] = item
+            open_pairs = [pair for pair in pairs if pair.id not in answers]
+            if not open_pairs:
+                return answers
+        if len(open_pairs) <= self._excluded * len(pairs):
             # What one question said stays; the other is a failed label, which no training row is made of.
-            nothing = {pair.id: LabelledPair(pair, Verdict.FAILED, {name: Verdict.FAILED}) for pair in waiting}
-            return nothing | {name: item for name, item in read.items() if name in nothing} | answered
-        why = next((f" ({self._source} {read[pair.id].reason})" for pair in waiting if read[pair.id].reason), "")
+            failures = {pair.id: LabelledPair(pair, Verdict.FAILED, {name: Verdict.FAILED}) for pair in open_pairs}
+            return failures | {name: item for name, item in items.items() if name in failures} | answers
+        why = next((f" ({self._source} {items[pair.id].reason})" for pair in open_pairs if items[pair.id].reason), "")
         raise RunError(
-            f"round {self._journal.round}: {len(waiting)} of {len(pairs)} pairs for {name} have no answer from"
-            f" {self._source} after {self._attempts} attempts: {_few([pair.id for pair in waiting])}{why}"
+            f"round {self._journal.round}: {len(open_pairs)} of {len(pairs)} pairs for {name} have no answer from"
+            f" {self._source} after {self._attempts} attempts: {_few([pair.id for pair in open_pairs])}{why}"
         )
 
 
 def _few(names: Sequence[str], shown: int = 5) -> str:
-    rest = len(names) - shown
-    return ", ".join(names[:shown]) + (f" and {rest} more" if rest > 0 else "")
+    surplus = len(names) - shown
+    return ", ".join(names[:shown]) + (f" and {surplus} more" if surplus > 0 else "")
 
 
 # --- mixed feedback: people compare the pairs of which a model is least sure and a random share, the model the rest ---
 #
-# A wrong model costs accuracy of the fits, never a limit: what people audit of a limit is its own (`audited_by`).
+# A wrong model costs accuracy of the fits, never a limit: people audit limits separately (`audited_by`).
 
 
 MODEL, PEOPLE = "model", "people"
@@ -252,18 +246,22 @@ class MixedComparisons(FeedbackController):
 
     def _collect_comparisons(self, pairs: Sequence[Pair]) -> int:
         """People's answers where they are asked, the model's for all other pairs; the journal tells them apart."""
-        shown = self._shown(pairs)
-        rest = [pair for pair in pairs if pair.id not in {one.id for one in shown}]
-        answered = self._ask_to_compare(shown, HARM) if shown else {}
-        by_model = self.models.compare(rest, seed_of(self._seed, self._journal.round, "compare-model")) if rest else []
-        self._journal.add_pair_labels([answered[pair.id] for pair in shown], PEOPLE)
-        self._journal.add_pair_labels(by_model, MODEL)
-        self._journal.add_metrics({"mixed/pairs_asked": float(len(shown))})
+        shown_pairs = self._shown(pairs)
+        model_pairs = [pair for pair in pairs if pair.id not in {item.id for item in shown_pairs}]
+        answers = self._ask_to_compare(shown_pairs, HARM) if shown_pairs else {}
+        labels = (
+            self.models.compare(model_pairs, seed_of(self._seed, self._journal.round, "compare-model"))
+            if model_pairs
+            else []
+        )
+        self._journal.add_pair_labels([answers[pair.id] for pair in shown_pairs], PEOPLE)
+        self._journal.add_pair_labels(labels, MODEL)
+        self._journal.add_metrics({"mixed/pairs_asked": float(len(shown_pairs))})
         return len(pairs)
 
     def _shown(self, pairs: Sequence[Pair]) -> list[Pair]:
-        """The pairs that people are asked about. A model is sure of a pair as far as the smaller of its differences in
-        reward and in cost goes."""
+        """The pairs that people are asked about. A model's certainty of a pair is the smaller of its differences
+        in reward and in cost."""
         if not pairs:
             return []
         sides = [pair.first for pair in pairs] + [pair.second for pair in pairs]

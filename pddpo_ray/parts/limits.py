@@ -73,10 +73,10 @@ class LimitsController:
     `beta` is the weight of the KL divergence without a limit on the drift; `by_covariance` says whether a step divides
     by the covariance of the costs.
 
-    `drift` says log policy / reference of answers, each under the policy that wrote it, `log_probs` the log-probability
+    `drift` is log policy / reference of answers, each under the policy that wrote it, `log_probs` the log-probability
     of answers under one policy. [n] `reference` draws one answer of the reference to each of these prompts, for a
     purpose; once, and again from the journal. `people` measure and audit what the limits leave to them; None: nothing.
-    `due` says whose measures a step takes, None: its own. `feedback` gives labels of single answers. `newest`: fits
+    `due`: whose measures a step takes; None: its own. `feedback` gives labels of single answers. `newest`: fits
     learn from the last round's answers alone.
     """
 
@@ -100,41 +100,41 @@ class LimitsController:
         people: PeopleOfLimits | None = None,
     ) -> None:
         self._people, self._due, self._feedback = people, due, feedback
-        self._labelled = [one.name for one in limits if one.stated.labelled]
-        self._labels_each = max(one.labels_each for one in limits)
+        self._labelled = [limit.name for limit in limits if limit.stated.labelled]
+        self._labels_each = max(limit.labels_each for limit in limits)
         self._begun: dict[int, tuple[list[Response | None], Callable[[], MeasuredValues]]] = {}
         self._journal, self._limits, self._measure, self._dual = journal, tuple(limits), measure, dual
         self._beta, self._by_covariance = beta, by_covariance
         self._drift, self._log_probs = drift, log_probs
         self._reference, self._seed, self._window = reference, seed, window
-        self._each = answers_each([one.stated for one in limits])
+        self._each = answers_each([limit.stated for limit in limits])
         self._stage: tuple[PolicyVersion, PolicyVersion] | None = None
         prompts = limits[0].factors
-        self._factors = {prompt: np.array([one.factors[prompt] for one in limits]) for prompt in prompts}
-        self._stated = [one.stated for one in limits]
-        scored = any(one.stated.limit.quantity.kind == "mean" for one in limits)
+        self._factors = {prompt: np.array([limit.factors[prompt] for limit in limits]) for prompt in prompts}
+        self._stated = [limit.stated for limit in limits]
+        scored = any(limit.stated.limit.quantity.kind == "mean" for limit in limits)
         self._phase, phases = (ANSWERS, "measure-%") if self.by_sources or scored else (SAFETY, SAFETY)
-        each = {self._phase: self._each}
-        self._measured = MeasuredAnswers(journal, self._stated, clip_of(limits), phases, each, newest)
+        group_sizes = {self._phase: self._each}
+        self._measured = MeasuredAnswers(journal, self._stated, clip_of(limits), phases, group_sizes, newest)
 
     # --- learning -----------------------------------------------------------------------------------------------
 
     @property
     def on_drift(self) -> bool:
         """Whether a limit on the drift moves the temperature from round to round."""
-        return any(one.on_drift for one in self._limits)
+        return any(limit.on_drift for limit in self._limits)
 
     @property
     def temperature(self) -> float:
         """beta + mu: the weight of the KL divergence in the round's stages."""
         multipliers = self._dual.multipliers
-        return self._beta + sum(multipliers[one.name] for one in self._limits if one.on_drift)
+        return self._beta + sum(multipliers[limit.name] for limit in self._limits if limit.on_drift)
 
     def stages(self, trainer: Trainer, preferences: Preferences, policy: PolicyVersion) -> PolicyVersion:
         """One fit per limit that comparisons teach, each relative to the one before, then one on the measured values of
         all others. The order changes no exact optimum (paper.md §19).
 
-        Where neither is there, the round's policy is the reward policy itself under a name of its own.
+        Without either, the round's policy is the reward policy itself under a name of its own.
         """
         multipliers, weight_of_kl = self._dual.multipliers, self.temperature
         for limit in self._limits:
@@ -142,26 +142,28 @@ class LimitsController:
                 weight = multipliers[limit.name]
                 objective = lagrangian_objective(policy, weight, weight_of_kl)
                 policy = trainer.fit(objective, preferences.cost_of(limit.stated.compared_as))
-        if not any(one.by_values for one in self._limits) and any(one.stated.by_comparisons for one in self._limits):
+        if not any(limit.by_values for limit in self._limits) and any(
+            limit.stated.by_comparisons for limit in self._limits
+        ):
             return policy
-        weights = np.array([multipliers[one.name] if one.by_values else 0.0 for one in self._limits])
+        weights = np.array([multipliers[limit.name] if limit.by_values else 0.0 for limit in self._limits])
         scale = value_scale(weights, self._ranges())
         rows, margins = value_pairs(self._measured.teaching, weights, self._factors, scale)
         if not rows:
-            if any(one.by_values for one in self._limits):
+            if any(limit.by_values for limit in self._limits):
                 logger.warning(
                     "round %d: no two answers to a prompt are measured yet: rates and means wait", self._journal.round
                 )
             scale = 0.0  # the trainer takes the stage's base without a fit
         temperature = cost_temperature(weight_of_kl, scale)
-        fitted = trainer.fit(Objective("cost", policy, temperature, scale, tuple(margins), values=True), rows)
-        self._stage = (policy, fitted)
-        return fitted
+        version = trainer.fit(Objective("cost", policy, temperature, scale, tuple(margins), values=True), rows)
+        self._stage = (policy, version)
+        return version
 
     def _ranges(self) -> Array:
         """Largest range of each C_i within a prompt."""
         largest = np.max(list(self._factors.values()), axis=0)
-        return np.array([one.scale for one in self._limits]) * largest
+        return np.array([limit.scale for limit in self._limits]) * largest
 
     # --- measuring ----------------------------------------------------------------------------------------------
 
@@ -172,7 +174,7 @@ class LimitsController:
     @property
     def by_sources(self) -> bool:
         """Whether limits are measured by their own sources, and not by the labels of feedback."""
-        return not labelled_by_feedback(one.stated for one in self._limits)
+        return not labelled_by_feedback(limit.stated for limit in self._limits)
 
     @property
     def before(self) -> list[MeasuredAnswer]:
@@ -190,7 +192,7 @@ class LimitsController:
         self._remember(PAIRS, [answer for name, answer in answers.items() if name not in self._measured.known])
 
     def open(self, answers: Sequence[Response]) -> None:
-        """People may begin on the round's answers: machines say what they are asked about. Others answer at once."""
+        """Opens people's questions about the round's answers; machines' numbers may decide which."""
         if self._labelled:
             self._feedback.open_safety(answers, self._labels_each)
         if self._people is not None:
@@ -199,20 +201,20 @@ class LimitsController:
     def step(self, answers: Sequence[Response]) -> None:
         """Measures the answers that are due, estimates every limit and moves all multipliers together.
 
-        Measures that are late move them when they are there, those of several rounds one after another.
+        Late measures move them once they arrive, those of several rounds one after another.
         """
-        taken = [(0, answers)] if self._due is None else self._due.answers(answers, self._arrived)
-        for rounds_late, asked in taken:
-            found, covariance = self._estimated(asked)
-            late = [replace(one, rounds_late=rounds_late) for one in found] if rounds_late else found
+        batches = [(0, answers)] if self._due is None else self._due.answers(answers, self._arrived)
+        for rounds_late, due_answers in batches:
+            estimates, covariance = self._estimated(due_answers)
+            late = [replace(estimate, rounds_late=rounds_late) for estimate in estimates] if rounds_late else estimates
             self._dual.step(late, covariance)
 
     def _arrived(self, answers: Sequence[Response]) -> bool:
-        """Whether the round's answers can be measured without a wait; a world's measures are as late as they may be."""
-        if any(one.stated.source.kind == "world" for one in self._limits):
+        """Whether the round's answers can be measured without a wait; a world's measures are as late as allowed."""
+        if any(limit.stated.source.kind == "world" for limit in self._limits):
             return False
-        there = self._people is None or self._people.arrived(*self._asked_of_people(answers))
-        return there and (not self._labelled or self._feedback.safety_arrived(answers, self._labels_each))
+        people_ready = self._people is None or self._people.arrived(*self._asked_of_people(answers))
+        return people_ready and (not self._labelled or self._feedback.safety_arrived(answers, self._labels_each))
 
     def _asked_of_people(self, answers: Sequence[Response]) -> AskedOfPeople:
         references, measured = self._by_machines_once(ANSWERS, answers)
@@ -236,7 +238,7 @@ class LimitsController:
         if self._by_covariance:
             # nothing is learned from labels of feedback, and a few repetitions may say that all of a rate is noise:
             # the step would go as far as it is trusted, whatever the excess
-            repeatable = np.array([not (one.on_drift or one.stated.labelled) for one in self._limits])
+            repeatable = np.array([not (limit.on_drift or limit.stated.labelled) for limit in self._limits])
             newest = with_repeated_noise(newest, self._measured.all, repeatable)
         try:
             return cost_estimates(self._limits, newest, self._factors, self._learned(answers))
@@ -244,8 +246,8 @@ class LimitsController:
             raise RunError(f"round {self._journal.round}: {problem}; draw more (feedback.responses)") from problem
 
     def _learned(self, answers: Sequence[Response]) -> LearnedCosts | None:
-        """What the round's stage of values says of its policy's answers; None where no step needs it."""
-        noisy = np.array([one.of_one_opinion for one in self._limits])
+        """Costs of the answers as the round's value stage learned them; None where no step needs them."""
+        noisy = np.array([limit.of_one_opinion for limit in self._limits])
         if self._stage is None or self._window is not None or not (noisy.any() and self._by_covariance):
             return None
         base, policy = self._stage
@@ -253,13 +255,13 @@ class LimitsController:
             return None
         values = self.temperature * (self._log_probs(base, answers) - self._log_probs(policy, answers))
         multipliers = self._dual.multipliers
-        weights = np.array([multipliers[one.name] if one.by_values else 0.0 for one in self._limits])
+        weights = np.array([multipliers[limit.name] if limit.by_values else 0.0 for limit in self._limits])
         return LearnedCosts(np.where(np.isfinite(values), values, np.nan), weights, noisy)
 
     def _newest(self) -> list[MeasuredAnswer]:
         """The round's measured answers, or the newest of all rounds so far where a window is given."""
         rounds = range(1, self._journal.round + 1) if self._window else (self._journal.round,)
-        answers = [one for number in rounds for one in self._measured.of(number, self._phase)]
+        answers = [answer for number in rounds for answer in self._measured.of(number, self._phase)]
         if self._window is not None:
             answers = self._measured.not_withdrawn(answers)
         return answers if self._window is None else answers[-self._window :]
@@ -274,15 +276,15 @@ class LimitsController:
     def _by_machines_once(
         self, phase: str, answers: Sequence[Response]
     ) -> tuple[list[Response | None], Callable[[], MeasuredValues]]:
-        """The reference's answers and what machines measure. Of a round's estimates they are looked at more than once:
-        when people are asked, and when their labels are there."""
+        """The reference's answers and what machines measure. For a round's estimates both are made once and used again:
+        when people are asked, and when their labels arrive."""
         number = self._journal.round
         if phase != ANSWERS or number not in self._begun:
             references = self._references(phase, answers)
-            made = references, self._by_machines(phase, answers, references)
+            result = references, self._by_machines(phase, answers, references)
             if phase != ANSWERS:
-                return made
-            self._begun[number] = made
+                return result
+            self._begun[number] = result
         return self._begun[number]
 
     def _references(self, phase: str, answers: Sequence[Response]) -> list[Response | None]:
@@ -295,26 +297,25 @@ class LimitsController:
         rows = []
         for row, answer in enumerate(answers):
             prompt = answer.prompt.token_ids
-            acting = [one for one in self._limits if one.factors[prompt] > 0]
-            differs = any(one.difference for one in acting)
+            acting = [limit for limit in self._limits if limit.factors[prompt] > 0]
+            differs = any(limit.difference for limit in acting)
             few = phase == OFFLINE and count[prompt] < REFERENCES
-            if any(one.stated.wins and self._compared(one, phase) for one in acting) or (
+            if any(limit.stated.wins and self._compared(limit, phase) for limit in acting) or (
                 differs and (phase == ANSWERS or few)
             ):
                 rows.append(row)
                 count[prompt] += 1
         if not rows:
             return []
-        drawn = self._reference(f"{REFERENCE}{phase}", [answers[row].prompt for row in rows])
-        beside: list[Response | None] = [None] * len(answers)
-        for row, one in zip(rows, drawn, strict=True):
-            beside[row] = one
-        return beside
+        draws = self._reference(f"{REFERENCE}{phase}", [answers[row].prompt for row in rows])
+        references: list[Response | None] = [None] * len(answers)
+        for row, reference in zip(rows, draws, strict=True):
+            references[row] = reference
+        return references
 
-    def _compared(self, one: HeldLimit, phase: str) -> bool:
-        """Whether somebody compares the phase's answers with the reference's: people only those that they are asked
-        about."""
-        return phase == ANSWERS or one.stated.source.kind != "people" or one.stated.asking.answers is not None
+    def _compared(self, limit: HeldLimit, phase: str) -> bool:
+        """Whether the phase's answers are compared with the reference's: people do it in estimates or on a budget."""
+        return phase == ANSWERS or limit.stated.source.kind != "people" or limit.stated.asking.answers is not None
 
     def _by_machines(
         self, phase: str, answers: Sequence[Response], references: Sequence[Response | None]
@@ -336,24 +337,24 @@ class LimitsController:
         return lambda: self._tables(self._journal.measurements(number, phase), answers)
 
     def _tables(self, records: Sequence[Measurement], answers: Sequence[Response]) -> MeasuredValues:
-        return tables_of(records, [one.limit.name for one in self._stated], [answer.id for answer in answers])
+        return tables_of(records, [limit.limit.name for limit in self._stated], [answer.id for answer in answers])
 
     def _with_people_and_counts(
         self, phase: str, answers: Sequence[Response], references: Sequence[Response | None], measured: MeasuredValues
     ) -> dict[str, Any]:
-        seed, said = seed_of(self._seed, self._journal.round, phase), list[Measurement]()
+        seed, labels = seed_of(self._seed, self._journal.round, phase), list[Measurement]()
         if self._people is not None and phase == ANSWERS:
-            said = self._people.of_round(measured, answers, references, phase, seed)
+            labels = self._people.of_round(measured, answers, references, phase, seed)
         elif self._people is not None:
-            said = self._people.of_budget(answers, references, phase, seed)
+            labels = self._people.of_budget(answers, references, phase, seed)
         for index, limit in enumerate(self._limits):
             if limit.on_drift and phase == ANSWERS:
                 measured.values[:, index] = self._drifts(limit.name, answers)
-        there = {(one.answer, one.limit) for one in self._journal.measurements(self._journal.round, phase)}
+        cells = {(record.answer, record.limit) for record in self._journal.measurements(self._journal.round, phase)}
         by_machines = records_of(self._stated, answers, measured)
-        new = [*(one for one in by_machines if (one.answer, one.limit) not in there), *said]
-        self._journal.add_measurements(phase, new, answers)
-        self._journal.add_metrics(self._counts(phase, self._tables([*by_machines, *said], answers)))
+        new_records = [*(record for record in by_machines if (record.answer, record.limit) not in cells), *labels]
+        self._journal.add_measurements(phase, new_records, answers)
+        self._journal.add_metrics(self._counts(phase, self._tables([*by_machines, *labels], answers)))
         return {"ids": [answer.id for answer in answers]}
 
     def _counts(self, phase: str, measured: MeasuredValues) -> dict[str, float]:
@@ -362,15 +363,15 @@ class LimitsController:
         for index, limit in enumerate(self._limits):
             values, kind = measured.values[:, index], limit.stated.limit.quantity.kind
             if kind != "mean" and not limit.on_drift:
-                known = int(np.isfinite(values).sum())
+                value_count = int(np.isfinite(values).sum())
                 if limit.difference:
-                    known += int(np.isfinite(measured.against[:, index]).sum())
-                asked = int(np.isfinite(measured.people[:, index]).sum())
-                counts[f"labels/{limit.name}/{phase}"] = float(known * limit.labels_each + asked)
+                    value_count += int(np.isfinite(measured.against[:, index]).sum())
+                audit_count = int(np.isfinite(measured.people[:, index]).sum())
+                counts[f"labels/{limit.name}/{phase}"] = float(value_count * limit.labels_each + audit_count)
             prefix = "" if index == 0 else f"{limit.name}/"
             low, high = limit.stated_bounds
-            if phase == ANSWERS and (outside := int(((values < low) | (values > high)).sum())):
-                counts[f"{prefix}{OUTSIDE}"] = float(outside)
+            if phase == ANSWERS and (outside_count := int(((values < low) | (values > high)).sum())):
+                counts[f"{prefix}{OUTSIDE}"] = float(outside_count)
             if phase == ANSWERS and kind == "logit" and np.isfinite(values).any():
                 counts[f"{prefix}{UNSAFE_RATE}"] = float(np.nanmean(values))
         return counts
@@ -398,30 +399,30 @@ def cost_estimates(
     What is missing counts as the worst; the value is `missing` lower if it is the best, and the standard error is the
     larger of both. Raises ValueError where a limit's set has no answer.
     """
-    ranges = [one.stated.limit.cost_range for one in limits]
+    ranges = [limit.stated.limit.cost_range for limit in limits]
     best, worst = (np.array([np.nan if ends is None else ends[side] for ends in ranges]) for side in (0, 1))
-    found = estimates_on_sets(measured, factors, worst, learned)
+    set_estimates = estimates_on_sets(measured, factors, worst, learned)
     safest = estimates_on_sets(measured, factors, best, end=0)
-    errors = np.maximum(found.standard_errors, safest.standard_errors)
-    rates = np.array([one.stated.limit.quantity.kind == "rate" for one in limits])
-    alone = np.where(rates, means_by_people_alone(measured), np.inf)
-    missing = np.maximum(found.means - np.minimum(safest.means, alone), 0.0)
+    errors = np.maximum(set_estimates.standard_errors, safest.standard_errors)
+    rates = np.array([limit.stated.limit.quantity.kind == "rate" for limit in limits])
+    people_means = np.where(rates, means_by_people_alone(measured), np.inf)
+    missing = np.maximum(set_estimates.means - np.minimum(safest.means, people_means), 0.0)
     estimates = []
     for index, limit in enumerate(limits):
         kind = limit.stated.limit.quantity.kind
         mode = "cost_model" if limit.difference else SIGNALS.get(kind, "cost_model")
         bounds = limit.stated.limit.cost_range if mode == "cost_model" else None
-        ends = None if bounds is None else ends_by_draws(safest.draws[:, index], found.draws[:, index], bounds)
+        ends = None if bounds is None else ends_by_draws(safest.draws[:, index], set_estimates.draws[:, index], bounds)
         low, high = ends or (None, None)
         estimates.append(
             CostEstimate(
-                float(found.means[index]),
+                float(set_estimates.means[index]),
                 float(errors[index]),
                 answers_behind(measured, index, factors),
                 limit.labels_each,
                 mode,
                 limit.name,
-                within_variance=float(found.covariance[index, index]),
+                within_variance=float(set_estimates.covariance[index, index]),
                 cost_max=limit.clip,
                 bounds=bounds,
                 low=low,
@@ -429,4 +430,4 @@ def cost_estimates(
                 missing=float(missing[index]),
             )
         )
-    return estimates, found.covariance
+    return estimates, set_estimates.covariance

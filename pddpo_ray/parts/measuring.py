@@ -35,9 +35,9 @@ logger = logging.getLogger(__name__)
 MACHINE = "machine-"
 """What the phase of machines' numbers begins with, before people are asked about the same answers."""
 BY_OTHERS = ("reference", "people", "model", FEEDBACK)
-"""Sources that the trainer, the queue and feedback with its cost model stand for."""
+"""Sources whose values the trainer, the people's queue or feedback gives."""
 DRAWS = "measure-"
-"""The same of what is measured of a batch of a certificate's draws."""
+"""What the phase of a batch of a certificate's draws begins with."""
 
 
 class SourceMeasures:
@@ -64,13 +64,13 @@ class SourceMeasures:
     def versions(self) -> dict[str, str]:
         """What decides the values of each limit's source, by the limit's name."""
         versions = {}
-        for stated, source in zip(self._stated, self._sources, strict=True):
-            if stated.labelled:
+        for limit, source in zip(self._stated, self._sources, strict=True):
+            if limit.labelled:
                 continue
-            own = str(stated.source) if source is None else source.version
-            people = peoples_question(stated)
-            audited = f"{own}, audited by " if stated.audited is not None else ""
-            versions[stated.limit.name] = own if people is None else f"{audited}{people.version}"
+            version = str(limit.source) if source is None else source.version
+            people = peoples_question(limit)
+            prefix = f"{version}, audited by " if limit.audited is not None else ""
+            versions[limit.limit.name] = version if people is None else f"{prefix}{people.version}"
         return versions
 
     def __call__(
@@ -78,18 +78,20 @@ class SourceMeasures:
     ) -> MeasuredValues:
         """Values of all answers under all limits. Raises RunError where more fail than may."""
         result = MeasuredValues.nothing(len(answers), len(self._stated))
-        drawn = None if self._labels is None else self._labels(answers, seed, references)
-        others = references or [None] * len(answers)
+        labels = None if self._labels is None else self._labels(answers, seed, references)
+        partners = references or [None] * len(answers)
         for column, source in enumerate(self._sources):
             if self._stated[column].source.kind in BY_OTHERS:
                 continue
-            rows = [row for row, one in enumerate(answers) if self._acting[column].get(one.prompt.token_ids, 0.0) > 0]
+            rows = [
+                row for row, answer in enumerate(answers) if self._acting[column].get(answer.prompt.token_ids, 0.0) > 0
+            ]
             if source is None:
-                assert drawn is not None
-                result.values[rows, column] = drawn.values[rows, column]
-                result.against[rows, column] = drawn.against[rows, column]
+                assert labels is not None
+                result.values[rows, column] = labels.values[rows, column]
+                result.against[rows, column] = labels.against[rows, column]
             else:
-                self._ask(column, source, answers, others, rows, seed, result)
+                self._ask(column, source, answers, partners, rows, seed, result)
         return result
 
     def _ask(
@@ -97,7 +99,7 @@ class SourceMeasures:
         column: int,
         source: Source,
         answers: Sequence[Response],
-        others: Sequence[Response | None],
+        partners: Sequence[Response | None],
         rows: list[int],
         seed: int,
         result: MeasuredValues,
@@ -106,23 +108,23 @@ class SourceMeasures:
 
         Under a limit on a difference to the reference its answers are measured in the same call, each once.
         """
-        stated = self._stated[column]
-        if stated.wins:
-            rows = [row for row in rows if others[row] is not None]
+        limit = self._stated[column]
+        if limit.wins:
+            rows = [row for row in rows if partners[row] is not None]
         prompts = [answers[row].prompt.id for row in rows]
-        asked = [rows[index] for index in within_budget(stated.limit.name, prompts, stated.asking.answers, seed)]
-        theirs: dict[str, Response] = {}
-        if stated.limit.quantity.versus == "reference":
-            theirs = {other.id: other for row in asked if (other := others[row]) is not None}
-        pairs = [(answers[row], others[row] if stated.wins else None) for row in asked]
-        values = self._values(stated, source, [*pairs, *((one, None) for one in theirs.values())], seed)
-        of_others = dict(zip(theirs, values[len(asked) :], strict=True))
-        for row, value in zip(asked, values[: len(asked)], strict=True):
-            other = others[row]
-            against = of_others.get(other.id) if other is not None else None
+        asked_rows = [rows[index] for index in within_budget(limit.limit.name, prompts, limit.asking.answers, seed)]
+        references: dict[str, Response] = {}
+        if limit.limit.quantity.versus == "reference":
+            references = {reference.id: reference for row in asked_rows if (reference := partners[row]) is not None}
+        pairs = [(answers[row], partners[row] if limit.wins else None) for row in asked_rows]
+        values = self._values(limit, source, [*pairs, *((answer, None) for answer in references.values())], seed)
+        reference_values = dict(zip(references, values[len(asked_rows) :], strict=True))
+        for row, value in zip(asked_rows, values[: len(asked_rows)], strict=True):
+            reference = partners[row]
+            against = reference_values.get(reference.id) if reference is not None else None
             if isinstance(value, Unmeasured) or isinstance(against, Unmeasured):
                 result.missing[row, column] = next(
-                    one.reason for one in (value, against) if isinstance(one, Unmeasured)
+                    failure.reason for failure in (value, against) if isinstance(failure, Unmeasured)
                 )
                 continue
             result.values[row, column] = value
@@ -130,21 +132,21 @@ class SourceMeasures:
                 result.against[row, column] = against
 
     def _values(
-        self, stated: StatedLimit, source: Source, pairs: Sequence[tuple[Response, Response | None]], seed: int
+        self, limit: StatedLimit, source: Source, pairs: Sequence[tuple[Response, Response | None]], seed: int
     ) -> list[float | Unmeasured]:
-        """What the source says of answers, each with the reference's where it compares; no number for what failed."""
-        name, worst = stated.limit.name, stated.worst
-        off = Unmeasured("is no text of the grammar") if worst is None else worst
-        values: list[float | Unmeasured] = [off] * len(pairs)
-        inside = [index for index, (answer, _) in enumerate(pairs) if not self._outside(answer)]
-        handed = [_answer(*pairs[index], stated) for index in inside]
-        measured = ask(name, source, handed, replace(stated.asking, answers=None), seed=seed)
+        """The source's values of answers, each with the reference's where it compares; `Unmeasured` where it fails."""
+        name, worst = limit.limit.name, limit.worst
+        outside_value = Unmeasured("is no text of the grammar") if worst is None else worst
+        values: list[float | Unmeasured] = [outside_value] * len(pairs)
+        indices = [index for index, (answer, _) in enumerate(pairs) if not self._outside(answer)]
+        items = [_answer(*pairs[index], limit) for index in indices]
+        measured = ask(name, source, items, replace(limit.asking, answers=None), seed=seed)
         if measured.failed:
             logger.warning(
                 "limit %s: no number for %s (%d of %d: %s), which counts as the worst",
                 name, "; ".join(measured.reasons), measured.failed, measured.asked, measured.why,
             )  # fmt: skip
-        for index, value in zip(inside, measured.values, strict=True):
+        for index, value in zip(indices, measured.values, strict=True):
             assert value is not None  # no budget is left to `ask`
             values[index] = value
         return values
@@ -153,41 +155,41 @@ class SourceMeasures:
 def with_model(
     measure: Measure, stated: Sequence[StatedLimit], costs: Callable[[Sequence[Response]], Array]
 ) -> Measure:
-    """A measure that also has the limits measured by feedback's cost model: its chance of "unsafe", sigmoid(cost), of a
-    mean its score itself."""
-    columns = [column for column, one in enumerate(stated) if one.source.named == "model"]
+    """A measure that also has the limits measured by feedback's cost model: its chance of "unsafe", sigmoid(cost), or
+    for a mean its score."""
+    columns = [column for column, limit in enumerate(stated) if limit.source.named == "model"]
     means = [stated[column].limit.quantity.kind == "mean" for column in columns]
 
     def measured(answers: Sequence[Response], seed: int, references: Sequence[Response | None] = ()) -> MeasuredValues:
-        found, scores = measure(answers, seed, references), costs(answers)[:, None]
-        found.values[:, columns] = np.where(means, scores, expit(scores))
-        return found
+        result, scores = measure(answers, seed, references), costs(answers)[:, None]
+        result.values[:, columns] = np.where(means, scores, expit(scores))
+        return result
 
     return measured if columns else measure
 
 
 def costs_of_values(stated: StatedLimit, values: Array, cost_max: float) -> tuple[Array, Array]:
     """Measured values as costs, and the variance of their label noise; nan stays. A logit lies in [-C, C]. [n] x2"""
-    each, kind, known = stated.asking.labels_each or 1, stated.limit.quantity.kind, np.isfinite(values)
+    labels_each, kind, mask = stated.asking.labels_each or 1, stated.limit.quantity.kind, np.isfinite(values)
     costs, noise = np.full(values.shape, np.nan), np.zeros(values.shape)
     if kind == "logit":
-        costs[known] = clipped_logit(values[known], cost_max)
+        costs[mask] = clipped_logit(values[mask], cost_max)
         if stated.source.kind != "model":
-            noise[known] = logit_noise(values[known], each, cost_max)
+            noise[mask] = logit_noise(values[mask], labels_each, cost_max)
         return costs, noise
     if stated.source.kind == "model":
-        each = 1  # its chance of a yes is no share of labels
-    costs[known] = [stated.limit.cost(value) for value in values[known].tolist()]
+        labels_each = 1  # its chance of a yes is no share of labels
+    costs[mask] = [stated.limit.cost(value) for value in values[mask].tolist()]
     if kind == "rate":
-        noise[known] = label_variance(values[known], each)
+        noise[mask] = label_variance(values[mask], labels_each)
     return costs, noise
 
 
-def _answer(answer: Response, other: Response | None, stated: StatedLimit) -> Answer:
-    """What a source is handed in a run; `other` is the reference's answer to the same prompt."""
+def _answer(answer: Response, other: Response | None, limit: StatedLimit) -> Answer:
+    """Input of a source in a run; `other` is the reference's answer to the same prompt."""
     row = {"id": answer.id, "prompt": answer.prompt.text, "response": answer.text}
-    if stated.limit.quantity.over is not None:
-        row["set"] = stated.limit.quantity.over
+    if limit.limit.quantity.over is not None:
+        row["set"] = limit.limit.quantity.over
     reference = None if other is None else other.text
     return Answer(answer.prompt.text, answer.text, row, answer.prompt.messages, reference, f"answer {answer.id}")
 
@@ -199,39 +201,39 @@ def records_of(
     stated: Sequence[StatedLimit], answers: Sequence[Response], measured: MeasuredValues
 ) -> list[Measurement]:
     """A record for each answer that a source was asked about, by limit."""
-    found = []
+    records = []
     for row, answer in enumerate(answers):
-        for column, one in enumerate(stated):
+        for column, limit in enumerate(stated):
             value, why = _number(measured.values[row, column]), measured.missing.get((row, column), "")
             if value is not None or why:
                 against = _number(measured.against[row, column])
-                found.append(Measurement(one.limit.name, answer.id, value, why, str(one.source), against=against))
-    return found
+                records.append(Measurement(limit.limit.name, answer.id, value, why, str(limit.source), against=against))
+    return records
 
 
 def tables_of(records: Iterable[Measurement], limits: Sequence[str], answers: Sequence[str]) -> MeasuredValues:
-    """By answer and limit the mean of its labels, nan where one is missing or nobody was asked; audits apart. Other
-    answers' records are passed over."""
+    """By answer and limit the mean of its labels, nan where one is missing or nobody was asked; audits apart. Skips
+    other answers' records."""
     rows, columns = ({name: index for index, name in enumerate(names)} for names in (answers, limits))
     measured = MeasuredValues.nothing(len(rows), len(columns))
     labels: dict[tuple[int, int, bool], list[float]] = {}
-    for one in records:
-        if one.answer not in rows:
+    for record in records:
+        if record.answer not in rows:
             continue
-        cell, audits = (rows[one.answer], columns[one.limit]), one.chance is not None
-        mine = labels.setdefault((*cell, audits), [])
-        mine.append(np.nan if one.value is None else one.value)
-        if one.chance is not None:
-            measured.chance[cell] = one.chance
+        cell, audits = (rows[record.answer], columns[record.limit]), record.chance is not None
+        cell_labels = labels.setdefault((*cell, audits), [])
+        cell_labels.append(np.nan if record.value is None else record.value)
+        if record.chance is not None:
+            measured.chance[cell] = record.chance
             continue
-        measured.against[cell] = np.nan if one.against is None else one.against
-        if one.missing:
-            measured.missing[cell] = one.missing
-    for (row, column, audits), mine in labels.items():
-        (measured.people if audits else measured.values)[row, column] = sum(mine) / len(mine)
-        given = [label for label in mine if not np.isnan(label)]
-        if not audits and 0 < len(given) < len(mine):
-            measured.parts[row, column] = sum(given) / len(mine), 1.0 - len(given) / len(mine)
+        measured.against[cell] = np.nan if record.against is None else record.against
+        if record.missing:
+            measured.missing[cell] = record.missing
+    for (row, column, audits), cell_labels in labels.items():
+        (measured.people if audits else measured.values)[row, column] = sum(cell_labels) / len(cell_labels)
+        numbers = [label for label in cell_labels if not np.isnan(label)]
+        if not audits and 0 < len(numbers) < len(cell_labels):
+            measured.parts[row, column] = sum(numbers) / len(cell_labels), 1.0 - len(numbers) / len(cell_labels)
     return measured
 
 
@@ -239,7 +241,7 @@ def labels_of_answers(
     journal: JournalReader, rounds: Iterable[int], limit: str, answers: Sequence[str]
 ) -> MeasuredValues:
     """The same of the labels that feedback gave in these rounds: the share of them that say unsafe. [n, 1] each"""
-    records = (one for number in rounds for one in journal.measurements(number, SAFETY, limit))
+    records = (record for number in rounds for record in journal.measurements(number, SAFETY, limit))
     return tables_of(records, [limit], answers)
 
 
@@ -272,28 +274,28 @@ class MeasuredTable:
     @property
     def numbers(self) -> Array:
         """The same corrected by people's audit, which is what certificates bet on: f + (xi/q)(y - f)."""
-        asked = self.chance > 0
-        return corrected_by_people(self.relative, self.people, asked, np.where(asked, self.chance, 1.0))
+        audit_mask = self.chance > 0
+        return corrected_by_people(self.relative, self.people, audit_mask, np.where(audit_mask, self.chance, 1.0))
 
 
 def table_of(
     records: Iterable[Measurement], stated: Sequence[StatedLimit], answers: Sequence[str], cost_max: float
 ) -> MeasuredTable:
     """The costs of these answers, from the journal's records of them. `cost_max` bounds logits."""
-    measured = tables_of(records, [one.limit.name for one in stated], answers)
+    measured = tables_of(records, [limit.limit.name for limit in stated], answers)
     costs, noise, against, people = (np.zeros(measured.values.shape) for _ in range(4))
-    for column, one in enumerate(stated):
-        costs[:, column], noise[:, column] = costs_of_values(one, measured.values[:, column], cost_max)
-        people[:, column] = costs_of_values(one, measured.people[:, column], cost_max)[0]
-        if one.limit.quantity.versus == "reference":
-            against[:, column] = costs_of_values(one, measured.against[:, column], cost_max)[0]
+    for column, limit in enumerate(stated):
+        costs[:, column], noise[:, column] = costs_of_values(limit, measured.values[:, column], cost_max)
+        people[:, column] = costs_of_values(limit, measured.people[:, column], cost_max)[0]
+        if limit.limit.quantity.versus == "reference":
+            against[:, column] = costs_of_values(limit, measured.against[:, column], cost_max)[0]
     failed = np.zeros(costs.shape, dtype=bool)
     for cell in measured.missing:
         failed[cell] = True
     ends = np.full((len(answers), 2, len(stated)), np.nan)
-    for (row, column), (given, lost) in measured.parts.items():
+    for (row, column), (base, share) in measured.parts.items():
         label = np.array(_label_range(stated[column]), dtype=np.float64)
-        ends[row, :, column] = np.sort(costs_of_values(stated[column], given + lost * label, cost_max)[0])
+        ends[row, :, column] = np.sort(costs_of_values(stated[column], base + share * label, cost_max)[0])
     return MeasuredTable(costs, noise, failed, against, people, measured.chance, ends)
 
 
@@ -303,20 +305,20 @@ def measured_answers(
     """The rows of a table as answers of a round, each of its draw."""
     columns = (table.costs, table.noise, table.failed, table.against, table.people, table.chance, table.ends)
     return [
-        MeasuredAnswer(number, one.prompt.token_ids, one.token_ids, draw, *(column[row] for column in columns))
-        for row, (one, draw) in enumerate(zip(answers, draws, strict=True))
+        MeasuredAnswer(number, answer.prompt.token_ids, answer.token_ids, draw, *(column[row] for column in columns))
+        for row, (answer, draw) in enumerate(zip(answers, draws, strict=True))
     ]
 
 
-def _label_range(stated: StatedLimit) -> tuple[float | None, float | None]:
+def _label_range(limit: StatedLimit) -> tuple[float | None, float | None]:
     """Lowest and highest single label; None: nobody stated it."""
-    return (0.0, 1.0) if stated.limit.quantity.kind == "logit" else (stated.scale.low, stated.scale.high)
+    return (0.0, 1.0) if limit.limit.quantity.kind == "logit" else (limit.scale.low, limit.scale.high)
 
 
 class MeasuredAnswers:
-    """The measured answers of all phases of a run that are called like `phases`, those of earlier rounds too.
+    """The measured answers of all phases of a run whose names match `phases`, those of earlier rounds too.
 
-    `together` says of how many answers a draw of a phase is; elsewhere it is one. `cost_max` bounds logits. `newest`:
+    `together`: the number of answers in a draw, by phase; else one. `cost_max` bounds logits. `newest`:
     fits learn from the last round's answers alone.
     """
 
@@ -335,18 +337,18 @@ class MeasuredAnswers:
         self._prompt_names: dict[Tokens, str] = {}
         self.known: set[str] = set()
         """Ids of the answers."""
-        finished = [one for one in journal.phases(like=phases) if 0 < one.round < journal.next_round]
-        written = {answer.id: answer for answer in journal.samples()} if finished else {}
-        for entry in finished:
-            self.keep(entry.phase, [written[name] for name in entry.payload["ids"]], entry.round)
+        entries = [entry for entry in journal.phases(like=phases) if 0 < entry.round < journal.next_round]
+        samples = {answer.id: answer for answer in journal.samples()} if entries else {}
+        for entry in entries:
+            self.keep(entry.phase, [samples[name] for name in entry.payload["ids"]], entry.round)
 
     def keep(self, phase: str, answers: Sequence[Response], number: int | None = None) -> None:
         """Answers of a phase whose measurements the journal holds; of its present round, or of `number`."""
         round_ = self._journal.round if number is None else number
         records, ids = self._journal.measurements(round_, phase), [answer.id for answer in answers]
         table = table_of(records, self._stated, ids, self._cost_max)
-        each = self._together.get(phase)
-        draws = [f"{round_}-{row // each}" if each else f"{phase}-{one}" for row, one in enumerate(ids)]
+        group_size = self._together.get(phase)
+        draws = [f"{round_}-{row // group_size}" if group_size else f"{phase}-{name}" for row, name in enumerate(ids)]
         self.known.update(ids)
         self._prompt_names |= {answer.prompt.token_ids: answer.prompt.id for answer in answers}
         self._by_phase[round_, phase] = measured_answers(table, answers, draws, round_)
@@ -357,7 +359,7 @@ class MeasuredAnswers:
     @property
     def all(self) -> list[MeasuredAnswer]:
         """Every one so far, in order of rounds."""
-        return self.not_withdrawn(one for key in sorted(self._by_phase) for one in self._by_phase[key])
+        return self.not_withdrawn(answer for key in sorted(self._by_phase) for answer in self._by_phase[key])
 
     @property
     def teaching(self) -> list[MeasuredAnswer]:
@@ -365,11 +367,11 @@ class MeasuredAnswers:
         if not self._newest:
             return self.all
         last = max((number for (number, _), answers in self._by_phase.items() if answers), default=0)
-        return [one for one in self.all if one.round == last]
+        return [answer for answer in self.all if answer.round == last]
 
     def not_withdrawn(self, measured: Iterable[MeasuredAnswer]) -> list[MeasuredAnswer]:
-        gone = self._journal.withdrawn
-        return [one for one in measured if self._prompt_names.get(one.prompt) not in gone]
+        withdrawn_ids = self._journal.withdrawn
+        return [answer for answer in measured if self._prompt_names.get(answer.prompt) not in withdrawn_ids]
 
 
 def _number(value: float) -> float | None:

@@ -58,12 +58,12 @@ class Overlap:
     def drawn(self, pairs: Sequence[Pair], *seed: int | str) -> dict[str, int]:
         """Labels wanted by each pair that is drawn, by its id: the nearest number to the share of them all."""
         count = round(self.share * len(pairs)) if self.people > 1 else 0
-        chosen = generator(*seed, "overlap").permutation(len(pairs))[:count]
-        return {pairs[index].id: self.people for index in chosen}
+        indices = generator(*seed, "overlap").permutation(len(pairs))[:count]
+        return {pairs[index].id: self.people for index in indices}
 
 
 class People:
-    """A `contracts.LateLabeller`. `round_of` says the run's present round.
+    """A `contracts.LateLabeller`. `round_of` gives the run's present round.
 
     `risk_of` gives the chance that an answer is harmful, for people who opted out of such texts; None: nobody knows.
     Where a round has several batches of safety questions, `part_of` ends the name of the present one.
@@ -96,7 +96,7 @@ class People:
         answers = self._people.ask(batch).by_item(batch)
         labelled = []
         for item in items:
-            labels = tuple(Verdict(given["safety"]) for given, _ in answers[item.id])
+            labels = tuple(Verdict(answer["safety"]) for answer, _ in answers[item.id])
             missing = (Verdict.MISSING,) * (labels_each - len(labels))
             people = tuple(person for _, person in answers[item.id])
             labelled.append(SafetyLabels(item, labels + missing, people=people))
@@ -118,8 +118,8 @@ class People:
         if not pairs:
             return []
         answers = self._people.ask(self._pairs(pairs))
-        given = dict(reversed(answers.given)) | dict(answers.decided)
-        return [_labelled(pair, given.get(pair.id)) for pair in pairs]
+        choices = dict(reversed(answers.given)) | dict(answers.decided)
+        return [_labelled(pair, choices.get(pair.id)) for pair in pairs]
 
     def _safety(self, items: Sequence[Response], labels_each: int) -> Batch:
         risks = self._risks(items)
@@ -138,12 +138,12 @@ class People:
         return [float(risk) for risk in self._risk_of(items)]
 
 
-def _labelled(pair: Pair, given: Given | None) -> LabelledPair:
-    if given is None:
+def _labelled(pair: Pair, answer: Given | None) -> LabelledPair:
+    if answer is None:
         return LabelledPair(pair, Verdict.MISSING, {HARM: Verdict.MISSING})
-    if contradicts_itself(given):
+    if contradicts_itself(answer):
         return LabelledPair(pair, Verdict.ABSTAIN, {HARM: Verdict.ABSTAIN})
-    return LabelledPair(pair, SIDE[given["more_helpful"]], {HARM: SIDE[given["more_harmful"]]})
+    return LabelledPair(pair, SIDE[answer["more_helpful"]], {HARM: SIDE[answer["more_harmful"]]})
 
 
 def reached(settings: QueueConfig, journal: Journal, estimate: FromShares, go_on: str) -> PeopleLabeller:
@@ -159,14 +159,14 @@ def people_labeller(
 ) -> People:
     """Asks in the journal's present round."""
     settings, asking = config.people, asking or Asking()
-    each = min(OVERLAP_EACH, config.labels_each) if labelled_by_feedback(config.stated) else OVERLAP_EACH
+    people_each = min(OVERLAP_EACH, config.labels_each) if labelled_by_feedback(config.stated) else OVERLAP_EACH
     estimate = partial(
         estimate_from_shares, labels_each=config.labels_each, cost_max=config.dual.cost_max, mode=config.signal
     )
     return People(
         reached(settings, journal, estimate, asking.go_on),
         lambda: journal.round,
-        overlap=Overlap(settings.overlap, each),
+        overlap=Overlap(settings.overlap, people_each),
         risk_of=risk_of,
         part_of=asking.part_of,
     )
@@ -183,12 +183,12 @@ def stated_risk(
     risks = config.people.risk_by_category
     if not risks:
         return scored
-    known = sorted({name for names in categories_of.values() for name in names})
-    there = f"; there are {', '.join(known)}" if known else "; its prompts have no `category` and no prompt set"
+    options = sorted({name for names in categories_of.values() for name in names})
+    hint = f"; there are {', '.join(options)}" if options else "; its prompts have no `category` and no prompt set"
     for name in risks:
-        if name not in known:
-            near = nearest(name, known, there)
-            raise UserError(f"people.risk_by_category: no prompt of the run is in `{name}`{near}")
+        if name not in options:
+            suggestion = nearest(name, options, hint)
+            raise UserError(f"people.risk_by_category: no prompt of the run is in `{name}`{suggestion}")
     return highest_known(risks, categories_of, scored)
 
 
@@ -201,7 +201,7 @@ def highest_known(
     """
 
     def risk_of(answers: Sequence[Response]) -> list[float]:
-        scores: list[list[float]] = [[]] * len(answers) if scored is None else [[one] for one in scored(answers)]
+        scores: list[list[float]] = [[]] * len(answers) if scored is None else [[score] for score in scored(answers)]
         return [
             max([*score, *(risks[name] for name in categories_of.get(answer.prompt.id, ()) if name in risks)],
                 default=UNKNOWN_RISK)

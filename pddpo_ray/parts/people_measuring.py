@@ -48,8 +48,7 @@ References = Sequence[Response | None]
 Chances = Mapping[str, float]
 """The chance with which people were to be asked about an answer, by its id."""
 AskedOfPeople = tuple[MeasuredValues, Sequence[Response], References, str, int]
-"""What machines measured, of which answers, with the reference's beside them; the phase, and the seed of who is asked.
-"""
+"""Machines' values, the answers, the reference's answers beside them, the phase, and the seed of who is asked."""
 
 
 def people_of_limits(
@@ -62,30 +61,29 @@ def people_of_limits(
 ) -> PeopleOfLimits | None:
     """Who asks people about the limits of a run; None: nobody has to be asked.
 
-    `categories_of` names each prompt's categories and sets by its id, for the recipe's `risk_by_category`; `scored` is
-    the risk as a model has it.
+    `categories_of` has each prompt's categories and sets by its id, for `risk_by_category`; `scored` is a model's risk.
     """
-    if not any(one.stated.asks_people for one in held):
+    if not any(limit.stated.asks_people for limit in held):
         return None
-    stated, acting = [one.stated for one in held], [one.factors for one in held]
+    limits, factors = [limit.stated for limit in held], [limit.factors for limit in held]
     if config.certificate.mixtures:
         _demand_sets_apart(config, held)
     return PeopleOfLimits(
-        journal, stated, acting, config, risk_of=stated_risk(config, categories_of, scored), go_on=go_on
+        journal, limits, factors, config, risk_of=stated_risk(config, categories_of, scored), go_on=go_on
     )
 
 
-def _demand_sets_apart(config: Config, held: Sequence[HeldLimit]) -> None:
-    """Raises UserError where a round's audit is of another number of answers each time: sets with common prompts."""
-    for one in held:
-        over = one.stated.limit.quantity.over
-        if one.stated.audited is None or over is None:
+def _demand_sets_apart(config: Config, limits: Sequence[HeldLimit]) -> None:
+    """Raises UserError where sets share prompts, so that the number of audited answers varies by round."""
+    for limit in limits:
+        over = limit.stated.limit.quantity.over
+        if limit.stated.audited is None or over is None:
             continue
-        alone = 1.0 / config.prompts[over].share
-        if not all(factor == 0 or np.isclose(factor, alone) for factor in one.factors.values()):
+        set_factor = 1.0 / config.prompts[over].share
+        if not all(factor == 0 or np.isclose(factor, set_factor) for factor in limit.factors.values()):
             raise UserError(
                 f"certificate.mixtures: prompts of `{over}` are in another set too, so that an audit under"
-                f" {one.stated.where} has another share of the answers in every round; leave mixtures out, and `pddpo"
+                f" {limit.stated.where} has another share of the answers in every round; leave mixtures out, and `pddpo"
                 " certify RUN --policy mixture` draws anew"
             )
 
@@ -106,7 +104,7 @@ class PeopleOfLimits:
         self._journal, self._stated, self._acting, self._risk_of = journal, tuple(stated), tuple(acting), risk_of
         self._cost_max, self._seed = config.dual.cost_max, config.seed
         self._mixtures = bool(config.certificate.mixtures)
-        self._questions = {column: one for column, each in enumerate(stated) if (one := peoples_question(each))}
+        self._questions = {column: query for column, limit in enumerate(stated) if (query := peoples_question(limit))}
         self._budgeted = [
             column
             for column in self._questions
@@ -142,18 +140,18 @@ class PeopleOfLimits:
 
         `references` are the reference's answers beside them; [] where none is compared.
         """
-        found: list[Measurement] = []
-        chances, asked, questions = self._of_round(measured, answers, references, seed)
+        records: list[Measurement] = []
+        chances, asked_rows, questions = self._of_round(measured, answers, references, seed)
         self._open(questions, phase)
-        for column, rows in asked.items():
+        for column, rows in asked_rows.items():
             if not rows:
                 continue
             labels = self._ask(column, questions[column], phase, chances.get(column))
             if self._stated[column].audited is not None:
                 names, ids = [self._stated[column].limit.name], [answers[row].id for row in rows]
                 self._say(column, measured.values[rows, column], tables_of(labels, names, ids))
-            found += labels
-        return found
+            records += labels
+        return records
 
     def open_round(
         self, measured: MeasuredValues, answers: Sequence[Response], references: References, phase: str, seed: int
@@ -167,9 +165,9 @@ class PeopleOfLimits:
         """Whether `of_round` has nothing to wait for."""
         questions = self._of_round(measured, answers, references, seed)[2]
         return all(
-            self._labellers[column].arrived(self._batch(column, mine, phase))
-            for column, mine in questions.items()
-            if mine
+            self._labellers[column].arrived(self._batch(column, group, phase))
+            for column, group in questions.items()
+            if group
         )
 
     def _of_round(
@@ -177,32 +175,32 @@ class PeopleOfLimits:
     ) -> tuple[dict[int, Chances], dict[int, list[int]], dict[int, list[Question]]]:
         """By limit: the chances with which answers are audited, by id, the rows that people are asked about, and the
         questions."""
-        chances, asked = self._audited_in_round(measured, answers, seed)
-        asked |= {
-            column: self._asked_in_round(column, answers, seed) for column in self._questions if column not in asked
+        chances, rows = self._audited_in_round(measured, answers, seed)
+        rows |= {
+            column: self._asked_in_round(column, answers, seed) for column in self._questions if column not in rows
         }
-        return chances, asked, self._questions_about(asked, answers, references)
+        return chances, rows, self._questions_about(rows, answers, references)
 
     def of_budget(
         self, answers: Sequence[Response], references: References, phase: str, seed: int
     ) -> list[Measurement]:
         """What people say of answers that only teach: where a limit has a budget (`answers`) for them."""
-        asked = {column: self._asked_in_round(column, answers, seed) for column in self._budgeted}
-        questions = self._questions_about(asked, answers, references)
+        asked_rows = {column: self._asked_in_round(column, answers, seed) for column in self._budgeted}
+        questions = self._questions_about(asked_rows, answers, references)
         self._open(questions, phase)
-        return [one for column, mine in questions.items() if mine for one in self._ask(column, mine, phase)]
+        return [label for column, group in questions.items() if group for label in self._ask(column, group, phase)]
 
     def _questions_about(
-        self, asked: Mapping[int, Sequence[int]], answers: Sequence[Response], references: References
+        self, asked_rows: Mapping[int, Sequence[int]], answers: Sequence[Response], references: References
     ) -> dict[int, list[Question]]:
         """By limit, the question about each of these rows."""
-        others = references or [None] * len(answers)
+        partners = references or [None] * len(answers)
         risks = [UNKNOWN_RISK] * len(answers) if self._risk_of is None else self._risk_of(answers)
         return {
             column: [
-                replace(_about(self._questions[column], answers[row], others[row]), risk=risks[row]) for row in rows
+                replace(_about(self._questions[column], answers[row], partners[row]), risk=risks[row]) for row in rows
             ]
-            for column, rows in asked.items()
+            for column, rows in asked_rows.items()
         }
 
     def _audited_in_round(
@@ -214,26 +212,26 @@ class PeopleOfLimits:
         in every round, and those without a number by the machine are not asked about.
         """
         chances: dict[int, Chances] = {}
-        asked: dict[int, list[int]] = {}
+        asked_rows: dict[int, list[int]] = {}
         for column in self._questions:
-            stated = self._stated[column]
-            if stated.audited is not None:
+            limit = self._stated[column]
+            if limit.audited is not None:
                 rows = self._auditable(column, measured, answers)
                 drawn_from = self._acted_on(column, answers) if self._mixtures else rows
                 # a chance of a yes of a half is where a source is least sure
                 margins = np.abs(measured.values[drawn_from, column] - 0.5).tolist()
-                shown = asked_first(f"{stated.limit.name}, audited", margins, stated.unsure, stated.audited, seed)
-                by_row = {drawn_from[index]: chance for index, chance in shown.items()}
-                asked[column] = [row for row in rows if row in by_row]
-                chances[column] = {answers[row].id: by_row[row] for row in asked[column]}
-        return chances, asked
+                draws = asked_first(f"{limit.limit.name}, audited", margins, limit.unsure, limit.audited, seed)
+                by_row = {drawn_from[index]: chance for index, chance in draws.items()}
+                asked_rows[column] = [row for row in rows if row in by_row]
+                chances[column] = {answers[row].id: by_row[row] for row in asked_rows[column]}
+        return chances, asked_rows
 
     def _asked_in_round(self, column: int, answers: Sequence[Response], seed: int) -> list[int]:
         """Rows of the answers that people are asked about, as the source of a limit."""
-        stated, name = self._stated[column], self._stated[column].limit.name
+        limit, name = self._stated[column], self._stated[column].limit.name
         rows = self._acted_on(column, answers)
         prompts = [answers[row].prompt.id for row in rows]
-        return [rows[index] for index in within_budget(name, prompts, stated.asking.answers, seed)]
+        return [rows[index] for index in within_budget(name, prompts, limit.asking.answers, seed)]
 
     def _auditable(self, column: int, measured: MeasuredValues, answers: Sequence[Response]) -> list[int]:
         """Answers with a number by the machine: one without counts as the worst, whatever people say."""
@@ -241,22 +239,22 @@ class PeopleOfLimits:
 
     def _acted_on(self, column: int, answers: Sequence[Response]) -> list[int]:
         acting = self._acting[column]
-        return [row for row, one in enumerate(answers) if acting.get(one.prompt.token_ids, 0.0) > 0]
+        return [row for row, answer in enumerate(answers) if acting.get(answer.prompt.token_ids, 0.0) > 0]
 
     def _say(self, column: int, machine: Array, audited: MeasuredValues) -> None:
-        """How far the machine is off, in the log and in the round's numbers."""
-        stated, people = self._stated[column], audited.people[:, 0]
-        known = np.isfinite(people)
-        even = known & drawn_evenly(stated, audited.chance[:, 0])
-        of_machine, of_people = (self._costs(column, values[even]) for values in (machine, people))
-        bias = bias_of(stated, of_machine, of_people, self._cost_max)
-        name = stated.limit.name
+        """Logs and journals how far the machine is off from people."""
+        limit, people = self._stated[column], audited.people[:, 0]
+        label_mask = np.isfinite(people)
+        even_mask = label_mask & drawn_evenly(limit, audited.chance[:, 0])
+        of_machine, of_people = (self._costs(column, values[even_mask]) for values in (machine, people))
+        bias = bias_of(limit, of_machine, of_people, self._cost_max)
+        name = limit.limit.name
         self._journal.add_metrics(
-            {f"audit/{name}_asked": float(len(people)), f"audit/{name}_given": float(known.sum())}
+            {f"audit/{name}_asked": float(len(people)), f"audit/{name}_given": float(label_mask.sum())}
         )
         if bias is not None:
             self._journal.add_metrics({f"audit/{name}_bias": bias.value})
-            logger.info("round %d, %s", self._journal.round, bias.text(stated))
+            logger.info("round %d, %s", self._journal.round, bias.text(limit))
 
     # --- of a certificate -----------------------------------------------------------------------------------------
 
@@ -265,12 +263,12 @@ class PeopleOfLimits:
     ) -> None:
         """Journals what people say of a certificate's draws, beside what machines do: of all under a limit of `shares`,
         or where they audit a share q of them, of those that an independent coin shows them."""
-        names = [one.limit.name for one in self._stated]
+        names = [limit.limit.name for limit in self._stated]
         columns = {column: shares[names[column]] for column in self._questions if names[column] in shares}
         phase, ids = f"{DRAWS}{place}", [answer.id for answer in answers]
         by_machines = self._journal.measurements(self._journal.round, phase)
         measured = tables_of(by_machines, names, ids)
-        shown = {
+        shown_rows = {
             column: [
                 row
                 for row, coin in enumerate(self._tossed(len(answers), names[column], place, share))
@@ -278,16 +276,16 @@ class PeopleOfLimits:
             ]
             for column, share in columns.items()
         }
-        questions = self._questions_about(shown, answers, references)
+        questions = self._questions_about(shown_rows, answers, references)
         self._open(questions, f"draws-{place}")
         for column, share in columns.items():
 
             def add(column: int = column, share: float | None = share) -> int:
-                mine = questions[column]
-                chances = None if share is None else dict.fromkeys((one.item for one in mine), share)
-                said = self._ask(column, mine, f"draws-{place}", chances) if mine else []
-                self._journal.add_measurements(phase, said, answers)
-                return len(mine)
+                group = questions[column]
+                chances = None if share is None else dict.fromkeys((question.item for question in group), share)
+                labels = self._ask(column, group, f"draws-{place}", chances) if group else []
+                self._journal.add_measurements(phase, labels, answers)
+                return len(group)
 
             self._journal.once(f"people-{place}-{names[column]}", add)
 
@@ -302,9 +300,9 @@ class PeopleOfLimits:
 
     def _open(self, questions: Mapping[int, Sequence[Question]], phase: str) -> None:
         """All batches at once, so that people need not wait for each other."""
-        for column, mine in questions.items():
-            if mine:
-                self._labellers[column].arrived(self._batch(column, mine, phase))
+        for column, group in questions.items():
+            if group:
+                self._labellers[column].arrived(self._batch(column, group, phase))
 
     def _ask(
         self, column: int, questions: Sequence[Question], phase: str, chances: Chances | None = None
@@ -312,13 +310,13 @@ class PeopleOfLimits:
         """People's labels of each question, and those that they did not give. `chances`: of an audit."""
         batch, name = self._batch(column, questions, phase), self._stated[column].limit.name
         first = 0 if chances is None else 1  # of an audit the machine's own comes before
-        found = []
-        for item, given in self._labellers[column].ask(batch).by_item(batch).items():
-            labels = [Measurement(name, item, value_of(answer), "", PEOPLE, person=person) for answer, person in given]
-            labels += [Measurement(name, item, None, NO_LABEL, PEOPLE)] * (batch.labels_each - len(given))
+        records = []
+        for item, votes in self._labellers[column].ask(batch).by_item(batch).items():
+            labels = [Measurement(name, item, value_of(answer), "", PEOPLE, person=person) for answer, person in votes]
+            labels += [Measurement(name, item, None, NO_LABEL, PEOPLE)] * (batch.labels_each - len(votes))
             chance = None if chances is None else chances[item]
-            found += [replace(one, opinion=first + number, chance=chance) for number, one in enumerate(labels)]
-        return found
+            records += [replace(label, opinion=first + number, chance=chance) for number, label in enumerate(labels)]
+        return records
 
     def _batch(self, column: int, questions: Sequence[Question], phase: str) -> Batch:
         return Batch(f"{phase}-{self._stated[column].limit.name}", questions, self._questions[column].labels_each)
@@ -327,15 +325,15 @@ class PeopleOfLimits:
         return costs_of_values(self._stated[column], values, self._cost_max)[0]
 
 
-def _about(asked: PeoplesQuestion, answer: Response, reference: Response | None) -> Question:
+def _about(question: PeoplesQuestion, answer: Response, reference: Response | None) -> Question:
     """The question about one answer; `reference` is the reference's to the same prompt, where they are compared."""
-    if asked.better:
+    if question.better:
         assert reference is not None
-        return better_question(answer, reference, asks=asked.text)
-    if asked.bounds is not None:
-        assert asked.text is not None
-        return number_question(answer, asked.bounds, asks=asked.text)
-    return safety_question(answer, asks=asked.text)
+        return better_question(answer, reference, asks=question.text)
+    if question.bounds is not None:
+        assert question.text is not None
+        return number_question(answer, question.bounds, asks=question.text)
+    return safety_question(answer, asks=question.text)
 
 
 @dataclass(frozen=True)
@@ -356,19 +354,19 @@ class Bias:
         more, above = ("more", "higher") if self.value >= 0 else ("less", "lower")
         size = f"{unit * abs(self.value):.3g}"
         yes = "counts wins" if stated.wins else "says yes"
-        said = f"{yes} {size} points {more} often" if share else f"says {size} {above}"
-        sure = "" if self.low > 0 or self.high < 0 else "; no bias is shown"
+        claim = f"{yes} {size} points {more} often" if share else f"says {size} {above}"
+        note = "" if self.low > 0 or self.high < 0 else "; no bias is shown"
         return (
-            f"{stated.limit.name}: {stated.source.kind} {said} than people"
-            f" (95 % interval {low:.3g} to {high:.3g}, {self.answers} answers{sure})"
+            f"{stated.limit.name}: {stated.source.kind} {claim} than people"
+            f" (95 % interval {low:.3g} to {high:.3g}, {self.answers} answers{note})"
         )
 
 
 def drawn_evenly(stated: StatedLimit, chance: Array) -> NDArray[np.bool_]:
     """Which audited answers are an even draw: those of which the source was least sure were asked about in any case.
     [n] -> [n]"""
-    asked, drawn = chance > 0, (chance > 0) & (chance < 1)
-    return drawn if stated.unsure and drawn.any() else asked
+    asked_mask, drawn_mask = chance > 0, (chance > 0) & (chance < 1)
+    return drawn_mask if stated.unsure and drawn_mask.any() else asked_mask
 
 
 def bias_of(stated: StatedLimit, machine: Array, people: Array, cost_max: float) -> Bias | None:
@@ -382,7 +380,7 @@ def bias_of(stated: StatedLimit, machine: Array, people: Array, cost_max: float)
     return Bias(float(differences.mean()), low, high, len(differences))
 
 
-def _until(settings: QueueConfig, stated: StatedLimit) -> QueueConfig:
-    """With the limit's own deadline, where it has one."""
-    seconds = stated.asking.seconds
+def _until(settings: QueueConfig, limit: StatedLimit) -> QueueConfig:
+    """The settings with the limit's deadline, if any."""
+    seconds = limit.asking.seconds
     return settings if seconds is None else settings.model_copy(update={"deadline_s": seconds})

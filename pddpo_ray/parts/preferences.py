@@ -39,8 +39,8 @@ class Preferences:
 
     @property
     def _of_rounds(self) -> list[tuple[int, LabelledPair]]:
-        gone = self._journal.withdrawn
-        return [(number, item) for number, item in self._labelled if item.pair.prompt.id not in gone]
+        withdrawn_ids = self._journal.withdrawn
+        return [(number, item) for number, item in self._labelled if item.pair.prompt.id not in withdrawn_ids]
 
     @property
     def reward(self) -> list[PairRow]:
@@ -68,16 +68,16 @@ class Preferences:
         if self._verdicts is None:
             return rows
         weight = self._verdicts.weight
-        theirs = [row for number, item in self._verdicts.labelled() for row in rows_of(item, number)]
-        return rows + [replace(row, weight=weight) for row in theirs]
+        user_rows = [row for number, item in self._verdicts.labelled() for row in rows_of(item, number)]
+        return rows + [replace(row, weight=weight) for row in user_rows]
 
     def extend(self, labelled: Sequence[LabelledPair]) -> None:
-        """The pairs of this round, all at once. Called again, nothing is doubled."""
+        """Adds the pairs of this round, all at once; a second call doubles none."""
         number = self._journal.round
         self._journal.once("preferences", lambda: self._counted(number, labelled))
-        others = [(other, item) for other, item in self._labelled if other != number]
-        # By round: a restarted run says round 0 again after it has read the later ones, and minibatches go by order.
-        self._labelled = sorted([*others, *((number, item) for item in labelled)], key=lambda entry: entry[0])
+        other_pairs = [(round_, item) for round_, item in self._labelled if round_ != number]
+        # By round: a restarted run adds round 0 again after the later ones, and minibatches depend on the order.
+        self._labelled = sorted([*other_pairs, *((number, item) for item in labelled)], key=lambda entry: entry[0])
 
     def _counted(self, number: int, labelled: Sequence[LabelledPair]) -> dict[str, int]:
         """How many rows of each data set the pairs make."""

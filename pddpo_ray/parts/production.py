@@ -1,4 +1,4 @@
-"""What users of the endpoint gave, in the rounds of the run that they use: a share of its prompts, and pairs.
+"""Data of the endpoint's users in a run's rounds: a share of its prompts, and pairs.
 
 Both are journalled by name alone, so that a killed round continues with the same ones and a withdrawn text is nowhere.
 Certificates draw from the recipe's own prompts, which this part never adds to.
@@ -35,24 +35,24 @@ class WithUsersPrompts:
         round_ = self._journal.round
         self._draws[round_] += 1
         phase = f"{PROMPTS}-{self._draws[round_]}"
-        drawn = self._journal.once(phase, lambda: {"count": count, "ids": self._chosen(count, self._draws[round_])})
-        mine = self._own.draw(count - len(drawn["ids"]))
-        stored = self._journal.prompts() if self._gone(drawn["ids"]) else {}
-        return [*(self._served.get(name) or stored.get(name) or mine[0] for name in drawn["ids"]), *mine]
+        draw = self._journal.once(phase, lambda: {"count": count, "ids": self._chosen(count, self._draws[round_])})
+        own_prompts = self._own.draw(count - len(draw["ids"]))
+        stored = self._journal.prompts() if self._gone(draw["ids"]) else {}
+        return [*(self._served.get(name) or stored.get(name) or own_prompts[0] for name in draw["ids"]), *own_prompts]
 
     def _gone(self, names: Sequence[str]) -> bool:
         """Whether one was withdrawn since a killed process drew it: its place stays, without its text."""
         return any(name not in self._served for name in names)
 
     def _chosen(self, count: int, draw: int) -> list[str]:
-        before = [entry.payload for entry in self._journal.phases(like=f"{PROMPTS}-%")]
-        times = Counter(name for payload in before for name in payload["ids"])
-        asked = count + sum(payload["count"] for payload in before)
-        wanted = min(round(self._share * asked) - times.total(), count - 1)
-        there = sorted(self._served.keys() - self._journal.withdrawn)
-        order = generator(self._seed, PROMPTS, self._journal.round, draw).permutation(len(there))
-        ranked = sorted((times[there[index]], place, there[index]) for place, index in enumerate(order))
-        return [name for _, _, name in ranked[: max(0, wanted)]]
+        payloads = [entry.payload for entry in self._journal.phases(like=f"{PROMPTS}-%")]
+        times = Counter(name for payload in payloads for name in payload["ids"])
+        total = count + sum(payload["count"] for payload in payloads)
+        quota = min(round(self._share * total) - times.total(), count - 1)
+        names = sorted(self._served.keys() - self._journal.withdrawn)
+        order = generator(self._seed, PROMPTS, self._journal.round, draw).permutation(len(names))
+        ranking = sorted((times[names[index]], place, names[index]) for place, index in enumerate(order))
+        return [name for _, _, name in ranking[: max(0, quota)]]
 
 
 class UsersVerdicts:
@@ -71,14 +71,14 @@ class UsersVerdicts:
         if not self.weight or not number:
             return []
         if number not in self._taken:
-            known = {name for names in self._taken.values() for name in names}
-            new = [name for name in self._pairs if name not in known]
-            self._taken[number] = self._journal.once(VERDICTS, lambda: {"pairs": new})["pairs"]
+            past_names = {name for names in self._taken.values() for name in names}
+            new_names = [name for name in self._pairs if name not in past_names]
+            self._taken[number] = self._journal.once(VERDICTS, lambda: {"pairs": new_names})["pairs"]
             self._journal.add_metrics({"labels/users_pairs": float(len(self._taken[number]))})
-        gone = self._journal.withdrawn
+        withdrawn_ids = self._journal.withdrawn
         return [
             (round_, self._pairs[name])
             for round_, names in sorted(self._taken.items())
             for name in names
-            if name in self._pairs and self._pairs[name].pair.prompt.id not in gone
+            if name in self._pairs and self._pairs[name].pair.prompt.id not in withdrawn_ids
         ]

@@ -124,16 +124,16 @@ class Turns:
     def at(self, position: int) -> tuple[str, int]:
         """The set, and how many prompts of it came before."""
         while len(self._turns) <= position:
-            chosen = furthest_behind(self._shares, self._counts)
-            self._turns.append((self._names[chosen], int(self._counts[chosen])))
-            self._counts[chosen] += 1
+            index = furthest_behind(self._shares, self._counts)
+            self._turns.append((self._names[index], int(self._counts[index])))
+            self._counts[index] += 1
         return self._turns[position]
 
 
 def spread(items: Sequence[Item], count: int) -> list[Item]:
     """At most `count` of them, the first and the last among them, evenly spaced."""
-    chosen = np.linspace(0, len(items) - 1, min(count, len(items))).round().astype(int)
-    return [items[index] for index in chosen]
+    indices = np.linspace(0, len(items) - 1, min(count, len(items))).round().astype(int)
+    return [items[index] for index in indices]
 
 
 def spread_prompts(prompts: Sequence[Prompt], count: int) -> list[Prompt]:

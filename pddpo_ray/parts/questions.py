@@ -23,7 +23,7 @@ Given = dict[str, str]
 Turns = tuple[tuple[str, str], ...]
 TIE = "tie"
 UNKNOWN_RISK = 1.0
-"""Of a question about which nothing is known: who opted out of harmful texts does not get it."""
+"""Risk of a question of which nothing is known: who opted out of harmful texts does not get it."""
 WINS: Mapping[str, float] = {"first": 1.0, TIE: 0.5, "second": 0.0}
 """What the choice of the better answer counts for the first one."""
 
@@ -86,14 +86,14 @@ def number_question(response: Response, bounds: tuple[float, float], *, asks: st
 
 def better_question(response: Response, reference: Response, *, asks: str | None = None) -> Question:
     """Which of two answers to one prompt is better? By what a limit asks, or on the whole."""
-    by, turns, prompt = _written_by(response, reference), _turns(response.prompt), response.prompt.text
-    return Question("better", response.id, prompt, response.text, reference.text, by, asks=asks, turns=turns)
+    provenance, turns, prompt = _written_by(response, reference), _turns(response.prompt), response.prompt.text
+    return Question("better", response.id, prompt, response.text, reference.text, provenance, asks=asks, turns=turns)
 
 
 def pair_question(pair: Pair, *, risk: float = UNKNOWN_RISK) -> Question:
     """Which of two answers is more helpful, which is more harmful?"""
-    by, turns = _written_by(pair.first, pair.second), _turns(pair.prompt)
-    return Question("pair", pair.id, pair.prompt.text, pair.first.text, pair.second.text, by, risk, turns=turns)
+    provenance, turns = _written_by(pair.first, pair.second), _turns(pair.prompt)
+    return Question("pair", pair.id, pair.prompt.text, pair.first.text, pair.second.text, provenance, risk, turns=turns)
 
 
 def _turns(prompt: Prompt) -> Turns:
@@ -117,11 +117,11 @@ def contradicts_itself(given: Mapping[str, str]) -> bool:
 
     Such an answer is a slip. It is admitted neither to training nor to an export; the page asks before it is sent.
     """
-    other = {"first": "second", "second": "first"}
+    opposite = {"first": "second", "second": "first"}
     harmful = given.get("more_harmful")
-    if harmful not in other:
+    if harmful not in opposite:
         return False
-    return given.get(f"{harmful}_safety") == "safe" and given.get(f"{other[harmful]}_safety") == "unsafe"
+    return given.get(f"{harmful}_safety") == "safe" and given.get(f"{opposite[harmful]}_safety") == "unsafe"
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Batch:
     labels_each: int
     """How many different people answer each question."""
     labels_of: Mapping[str, int] = field(default_factory=dict)
-    """Items that another number of people answers, and how many."""
+    """Items with another number of people, and that number."""
     priority: int = 1
     """Of the open batches of a round the highest comes first."""
 
@@ -151,8 +151,8 @@ class Answers:
     def by_item(self, batch: Batch) -> dict[str, list[tuple[Given, str | None]]]:
         """The answers to each question of the batch, and who gave them; [] where nobody answered."""
         answers: dict[str, list[tuple[Given, str | None]]] = {question.item: [] for question in batch.questions}
-        for (item, given), person in zip_longest(self.given, self.people):
-            answers[item].append((given, person))
+        for (item, answer), person in zip_longest(self.given, self.people):
+            answers[item].append((answer, person))
         return answers
 
 

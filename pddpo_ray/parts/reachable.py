@@ -3,7 +3,7 @@
 Training can reach what no answer showed. Noisy labels are split: one half of an answer's measurements chooses, the
 other half says what was reached, since the smallest of noisy numbers looks lower than it is. A limit on the distance to
 the reference (kl) is left out: the reference keeps it, and no choice among answers says what the others cost it. So is
-one about people's labels, whom nobody asked yet.
+one that people label: nobody has asked them yet.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ LABELLED = ("world", "people", "judge")
 def note_reachable(
     journal: Journal, held: Sequence[HeldLimit], measured: Sequence[MeasuredAnswer], prior: Mapping[Tokens, float]
 ) -> None:
-    """Keeps what is reachable in the journal, and warns where the answers show no way to keep the limits."""
-    columns = [index for index, one in enumerate(held) if not (one.on_drift or one.stated.asks_people)]
-    of_answers = [held[index] for index in columns]
-    known = [replace(one, costs=one.costs[columns]) for one in _less_reference(measured)]
-    payload = journal.once(PHASE, lambda: _payload(of_answers, reached(of_answers, known, prior)))
+    """Journals what is reachable, and warns where no choice among the answers keeps the limits."""
+    columns = [index for index, limit in enumerate(held) if not (limit.on_drift or limit.stated.asks_people)]
+    limits = [held[index] for index in columns]
+    answers = [replace(answer, costs=answer.costs[columns]) for answer in _less_reference(measured)]
+    payload = journal.once(PHASE, lambda: _payload(limits, reached(limits, answers, prior)))
     for line in payload["warnings"]:
         logger.warning("before round 1: %s", line)
 
@@ -50,78 +50,80 @@ def reached(
     """
     if not held:
         return None
-    noisy = np.array([_noisy(one) for one in held])
+    noisy = np.array([_noisy(limit) for limit in held])
     by_prompt: dict[Tokens, list[tuple[Array, Array]]] = {}
-    for (prompt, _), costs in _by_text(one for one in measured if one.prompt in prior).items():
-        acting = np.array([one.factors.get(prompt, 0.0) > 0 for one in held])
+    for (prompt, _), costs in _by_text(answer for answer in measured if answer.prompt in prior).items():
+        acting = np.array([limit.factors.get(prompt, 0.0) > 0 for limit in held])
         used = np.where(acting, np.array(costs), 0.0)
         if np.isfinite(used).all() and (len(used) > 1 or not (noisy & acting).any()):
             by_prompt.setdefault(prompt, []).append((used[0::2].mean(axis=0), used[1::2].mean(axis=0)) if len(used) > 1
                                                     else (used[0], used[0]))  # fmt: skip
     prompts = list(by_prompt)
-    factors = np.array([[one.factors.get(prompt, 0.0) for prompt in prompts] for one in held])
+    factors = np.array([[limit.factors.get(prompt, 0.0) for prompt in prompts] for limit in held])
     if not prompts or not (factors > 0).any(axis=1).all():
         return None
     width = max(map(len, by_prompt.values()))
     tables = np.zeros((2, len(held), len(prompts), width))
-    there = np.zeros((len(prompts), width), dtype=bool)
+    mask = np.zeros((len(prompts), width), dtype=bool)
     for row, halves in enumerate(by_prompt.values()):
         for column, both in enumerate(halves):
             tables[:, :, row, column] = both
-            there[row, column] = True
+            mask[row, column] = True
     weights = np.array([prior[prompt] for prompt in prompts])
     weights = weights / weights.sum()
     factors = factors / (factors @ weights)[:, None]
-    excess = tables - np.array([one.stated.limit.cost_limit for one in held])[:, None, None]
+    excess = tables - np.array([limit.stated.limit.cost_limit for limit in held])[:, None, None]
     second = excess[1] if noisy.any() else None
     return reach(
-        excess[0], weights, scales=[one.scale for one in held], factors=factors, measured=second, answers=there
+        excess[0], weights, scales=[limit.scale for limit in held], factors=factors, measured=second, answers=mask
     )
 
 
 def _less_reference(measured: Sequence[MeasuredAnswer]) -> list[MeasuredAnswer]:
     """Costs less the mean of what the reference's answers to the same prompt cost; nan where it gave none."""
     against: dict[Tokens, list[Array]] = {}
-    for one in measured:
-        against.setdefault(one.prompt, []).append(np.broadcast_to(one.against, one.costs.shape))
+    for answer in measured:
+        against.setdefault(answer.prompt, []).append(np.broadcast_to(answer.against, answer.costs.shape))
     means = {}
     for prompt, rows in against.items():
-        known = np.isfinite(rows)
-        means[prompt] = np.where(known.any(axis=0), np.nansum(rows, axis=0) / np.maximum(known.sum(axis=0), 1), np.nan)
-    return [replace(one, costs=one.costs - means[one.prompt], against=0.0) for one in measured]
+        mask = np.isfinite(rows)
+        means[prompt] = np.where(mask.any(axis=0), np.nansum(rows, axis=0) / np.maximum(mask.sum(axis=0), 1), np.nan)
+    return [replace(answer, costs=answer.costs - means[answer.prompt], against=0.0) for answer in measured]
 
 
-def _noisy(one: HeldLimit) -> bool:
-    return one.stated.wins or (one.stated.limit.quantity.kind != "mean" and one.stated.source.kind in LABELLED)
+def _noisy(limit: HeldLimit) -> bool:
+    return limit.stated.wins or (limit.stated.limit.quantity.kind != "mean" and limit.stated.source.kind in LABELLED)
 
 
 def _by_text(measured: Iterable[MeasuredAnswer]) -> dict[tuple[Tokens, Tokens], list[Array]]:
     texts: dict[tuple[Tokens, Tokens], list[Array]] = {}
-    for one in measured:
-        texts.setdefault((one.prompt, one.answer), []).append(one.costs)
+    for answer in measured:
+        texts.setdefault((answer.prompt, answer.answer), []).append(answer.costs)
     return texts
 
 
-def _payload(held: Sequence[HeldLimit], reach: Reach | None) -> dict[str, Any]:
+def _payload(run_limits: Sequence[HeldLimit], reach: Reach | None) -> dict[str, Any]:
     if reach is None:
         return {"limits": {}, "jointly": None, "warnings": []}
     limits, warnings = {}, []
-    for index, one in enumerate(held):
-        limit = one.stated.limit
+    for index, run_limit in enumerate(run_limits):
+        limit = run_limit.stated.limit
         best, together = (
             limit.cost(limit.cost_limit + float(values[index])) for values in (reach.lowest, reach.together)
         )
         share = float(reach.broken[index])
-        limits[one.name] = {"best": best, "together": together, "prompts_broken": share}
+        limits[run_limit.name] = {"best": best, "together": together, "prompts_broken": share}
         if reach.lowest[index] > 0:
             warnings.append(
-                f"{one.name}: choosing among the answers that there are reaches about {limit.quantity.text(best)}, and"
-                f" the limit is {limit}; {100 * share:.3g} % of its prompts have no answer that keeps it. Training may"
-                " reach more, or never"
+                f"{run_limit.name}: choosing among the answers that there are reaches about"
+                f" {limit.quantity.text(best)}, and the limit is {limit}; {100 * share:.3g} % of its prompts have no"
+                " answer that keeps it. Training may reach more, or never"
             )
     if not warnings and not reach.jointly:
-        each = ", ".join(f"{one.name} {one.stated.limit.quantity.text(limits[one.name]['together'])}" for one in held)
+        text = ", ".join(
+            f"{limit.name} {limit.stated.limit.quantity.text(limits[limit.name]['together'])}" for limit in run_limits
+        )
         warnings.append(
-            f"no choice among the answers that there are keeps all limits at once; the least broken has about {each}"
+            f"no choice among the answers that there are keeps all limits at once; the least broken has about {text}"
         )
     return {"limits": limits, "jointly": reach.jointly, "warnings": warnings}

@@ -56,9 +56,9 @@ class RewardController:
         """The regression of log policy / reference on measured differences: its minimiser over all policies is
         reference * exp(reward / weight_of_kl). Raises RunError where no prompt has two measured answers."""
         measured = self._measured.teaching
-        everywhere = {one.prompt: np.ones(1) for one in measured}
+        factors = {answer.prompt: np.ones(1) for answer in measured}
         span = self._reward.span
-        rows, margins = value_pairs(measured, np.ones(1), everywhere, span)
+        rows, margins = value_pairs(measured, np.ones(1), factors, span)
         if not rows:
             raise RunError(
                 f"round {self._journal.round}: no two answers to a prompt have a reward, so there is nothing to learn"
@@ -83,9 +83,9 @@ class RewardController:
     def _ask(self, phase: str, answers: Sequence[Response]) -> dict[str, Any]:
         measured = self._reward.measure(answers, seed_of(self._seed, self._journal.round, phase))
         rewards = measured.values[:, 0]
-        known = rewards[np.isfinite(rewards)]
-        if len(known):
-            self._journal.add_metrics({f"reward/{phase.removeprefix('reward-')}": float(known.mean())})
+        numbers = rewards[np.isfinite(rewards)]
+        if len(numbers):
+            self._journal.add_metrics({f"reward/{phase.removeprefix('reward-')}": float(numbers.mean())})
         records = records_of([self._reward.stated], answers, measured)
         self._journal.add_measurements(phase, records, answers)
         return {"ids": [answer.id for answer in answers]}

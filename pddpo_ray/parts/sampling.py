@@ -1,4 +1,4 @@
-"""Rollouts as the pages see them: answers from policies whose delivery was verified, the same on one engine or many.
+"""Rollouts as the methods see them: answers of policies whose delivery was verified, the same on one engine or many.
 
 The seed of a prompt decides its draws, so neither the number of engines nor the size of a batch changes anything.
 Samples are in the journal before they are labelled; as many come back as were asked for, or the run stops.
@@ -21,11 +21,11 @@ from pddpo_ray.rollout.delivery_check import VerifiedDelivery
 from pddpo_ray.theory.seeds import generator, seed_of
 
 LARGEST_BATCH = 2048
-"""Answers in one call of an engine at most: what has to be drawn again when it is lost."""
+"""Most answers in one call of an engine, all of which are drawn again if it is lost."""
 BASELINE_TOP_P = 0.9
 """Nucleus of the baseline, which confines it to common answers of the reference."""
 BESIDES = "sample-scorecard"
-"""Phase of what every policy is asked in addition."""
+"""Phase of the scorecard's questions to a policy."""
 LogProbs = Callable[[PolicyVersion, Sequence[Response]], Array]
 
 
@@ -71,8 +71,8 @@ class Proposal:
 class RolloutController:
     """Samples through any number of engines. `log_probs` is the trainer's scorer.
 
-    What is wanted at a time goes out in one batch per engine of at most `largest_batch` answers. `besides` is what
-    every policy is asked in addition (`scorecard.questions`).
+    What is wanted at a time goes out in one batch per engine, or more of about `largest_batch` answers. `besides` is
+    what every policy is asked too (`scorecard.questions`).
     """
 
     def __init__(
@@ -119,22 +119,22 @@ class RolloutController:
         self._hold(policy)
 
     def _hold(self, policy: PolicyVersion) -> int:
-        """Every engine holds the version, verified. Returns the number of deliveries that were needed."""
+        """Delivers the version to every engine that lacks it and verifies it. Returns their number."""
         if policy.number not in self._published:
             raise RunError(
                 f"{policy.name} was not published: nothing is sampled from a version without a delivery check"
             )
-        waiting = [
+        engines = [
             engine
             for engine in self._engines
             if engine.version != policy.number or self._verified.get(engine.name) != policy.number
         ]
         began = time.monotonic()
-        for engine in waiting:
+        for engine in engines:
             self._deliver(engine, policy)
-        if waiting:
+        if engines:
             self._journal.add_metrics({"rollout/sync_seconds": time.monotonic() - began})
-        return len(waiting)
+        return len(engines)
 
     def _deliver(self, engine: RolloutEngine, policy: PolicyVersion) -> None:
         self._verified.pop(engine.name, None)
@@ -157,10 +157,10 @@ class RolloutController:
 
         The policy's own candidates for `pair_prompts` are drawn in the same batch; `candidates` finds them.
         """
-        wanted = [Wanted("cost", prompts, each)]
+        orders = [Wanted("cost", prompts, each)]
         if pair_prompts and not self._proposal.listed:
-            wanted.append(self._own_candidates(pair_prompts))
-        self._journal.once("sample", lambda: len(self._draw_and_add(wanted, policy, self._decoding)))
+            orders.append(self._own_candidates(pair_prompts))
+        self._journal.once("sample", lambda: len(self._draw_and_add(orders, policy, self._decoding)))
         if policy.number != self._reference.number:
             self._ask_besides(policy)
         return self._journal.samples(self._journal.round, "cost")
@@ -174,8 +174,8 @@ class RolloutController:
     def _ask_besides(self, policy: PolicyVersion) -> None:
         """In batches of its own, so that no other draw depends on it."""
         if self._besides:
-            drawn = self._besides
-            self._journal.once(BESIDES, lambda: len(self._draw_and_add(drawn, policy, self._decoding)))
+            orders = self._besides
+            self._journal.once(BESIDES, lambda: len(self._draw_and_add(orders, policy, self._decoding)))
 
     def pool(
         self, purpose: str, prompts: Sequence[Prompt], policy: PolicyVersion, n: int, decoding: Decoding
@@ -196,12 +196,12 @@ class RolloutController:
         Both log-probabilities are undecoded: exact resampling weights need a proposal at (relative) temperature 1.
         """
         payload = self._journal.once("candidates", lambda: self._propose(prompts, policy))
-        drawn = [self._journal.samples(self._journal.round, purpose) for purpose in ("candidate", "proposal")]
-        known = {response.id: response for responses in [*drawn, *self._proposals().values()] for response in responses}
+        batches = [self._journal.samples(self._journal.round, purpose) for purpose in ("candidate", "proposal")]
+        answers = {answer.id: answer for responses in [*batches, *self._proposals().values()] for answer in responses}
         return [
             CandidateSet(
                 prompt,
-                tuple(known[name] for name in entry["responses"]),
+                tuple(answers[name] for name in entry["responses"]),
                 tuple(entry["log_policy"]),
                 tuple(entry["log_proposal"]),
             )
@@ -241,23 +241,23 @@ class RolloutController:
 
     def _drawn_sets(self, prompts: Sequence[Prompt], policy: PolicyVersion) -> list[list[Response]]:
         """The policy's own candidates for each prompt, and those of the reference."""
-        own, proposed = self._own_candidates(prompts), self._proposal.from_reference
-        mine = self._journal.samples(self._journal.round, own.purpose)
-        if not mine:
-            mine = self._draw_and_add([own], policy, self._decoding)
-        if [response.prompt.id for response in mine] != [prompt.id for prompt in prompts for _ in range(own.n)]:
+        order, count = self._own_candidates(prompts), self._proposal.from_reference
+        answers = self._journal.samples(self._journal.round, order.purpose)
+        if not answers:
+            answers = self._draw_and_add([order], policy, self._decoding)
+        if [response.prompt.id for response in answers] != [prompt.id for prompt in prompts for _ in range(order.n)]:
             raise RunError(
                 f"round {self._journal.round}: candidates were drawn for other prompts than are asked for now"
             )
         self._draw_baseline(prompts)
-        if proposed and not self._proposal.pool:
-            wide = replace(self._decoding, temperature=self._proposal.temperature)
+        if count and not self._proposal.pool:
+            decoding = replace(self._decoding, temperature=self._proposal.temperature)
             self._published.add(self._reference.number)
-            theirs = self._draw_and_add([Wanted("proposal", prompts, proposed)], self._reference, wide)
+            proposals = self._draw_and_add([Wanted("proposal", prompts, count)], self._reference, decoding)
         else:
-            theirs = self._from_pool(prompts, proposed)
+            proposals = self._from_pool(prompts, count)
         return [
-            [*mine[index * own.n : (index + 1) * own.n], *theirs[index * proposed : (index + 1) * proposed]]
+            [*answers[index * order.n : (index + 1) * order.n], *proposals[index * count : (index + 1) * count]]
             for index in range(len(prompts))
         ]
 
@@ -265,18 +265,18 @@ class RolloutController:
         """The baseline's answers to those prompts that have none yet, drawn from the reference."""
         if not self._proposal.baseline:
             return
-        known = {answer.prompt.id for answer in self._journal.samples(purpose="baseline")}
-        new = list({prompt.id: prompt for prompt in prompts if prompt.id not in known}.values())
-        if new:
+        known_ids = {answer.prompt.id for answer in self._journal.samples(purpose="baseline")}
+        new_prompts = list({prompt.id: prompt for prompt in prompts if prompt.id not in known_ids}.values())
+        if new_prompts:
             self._published.add(self._reference.number)
-            narrow = replace(self._decoding, top_p=self._proposal.baseline_top_p)
-            self._draw_and_add([Wanted("baseline", new, self._proposal.baseline)], self._reference, narrow)
+            decoding = replace(self._decoding, top_p=self._proposal.baseline_top_p)
+            self._draw_and_add([Wanted("baseline", new_prompts, self._proposal.baseline)], self._reference, decoding)
 
     def _from_pool(self, prompts: Sequence[Prompt], count: int) -> list[Response]:
         """`count` answers per prompt out of the pool of proposals, without repetition within a round's set."""
         if not count:
             return []
-        chosen = []
+        answers = []
         for index, prompt in enumerate(prompts):
             pool = self._proposals().get(prompt.id, [])
             if len(pool) < count:
@@ -284,8 +284,8 @@ class RolloutController:
                     f"the pool of proposals has {len(pool)} answers to prompt {prompt.id}, {count} are needed"
                 )
             draws = generator(self._seed, self._journal.round, "proposal", index)
-            chosen += [pool[taken] for taken in draws.choice(len(pool), count, replace=False)]
-        return chosen
+            answers += [pool[place] for place in draws.choice(len(pool), count, replace=False)]
+        return answers
 
     def _proposals(self) -> dict[str, list[Response]]:
         """The pool of proposals by prompt; it does not change once it was drawn."""
@@ -293,22 +293,22 @@ class RolloutController:
             self._pool = by_prompt(self._journal.samples(0, "proposal"))
         return self._pool
 
-    def _draw_and_add(self, wanted: Sequence[Wanted], policy: PolicyVersion, decoding: Decoding) -> list[Response]:
+    def _draw_and_add(self, orders: Sequence[Wanted], policy: PolicyVersion, decoding: Decoding) -> list[Response]:
         """Draws from a published policy in one batch per engine and journals the answers. -> those, prompt by prompt"""
         self._hold(policy)
         round_, began = self._journal.round, time.monotonic()
         requests = [
-            _Request(prompt, seed_of(self._seed, *(() if one.alike else (round_,)), one.purpose, index), one.n)
-            for one in wanted
-            for index, prompt in enumerate(one.prompts)
+            _Request(prompt, seed_of(self._seed, *(() if order.alike else (round_,)), order.purpose, index), order.n)
+            for order in orders
+            for index, prompt in enumerate(order.prompts)
         ]
-        answered = zip(requests, self._spread(requests, decoding), strict=True)
+        replies = zip(requests, self._spread(requests, decoding), strict=True)
         seconds = time.monotonic() - began
-        drawn: dict[str, list[Response]] = {}
-        for one in wanted:
-            drawn[one.purpose] = [
+        answers: dict[str, list[Response]] = {}
+        for order in orders:
+            answers[order.purpose] = [
                 Response(
-                    f"{round_}-{one.purpose}-{index}-{number}",
+                    f"{round_}-{order.purpose}-{index}-{number}",
                     request.prompt,
                     tuple(ids),
                     text,
@@ -316,17 +316,17 @@ class RolloutController:
                     request.seed,
                     value,
                 )
-                for index, (request, draws) in enumerate(islice(answered, len(one.prompts)))
+                for index, (request, draws) in enumerate(islice(replies, len(order.prompts)))
                 for number, (ids, text, value) in enumerate(draws)
             ]
-            self._journal.add_samples(one.purpose, drawn[one.purpose])
-        self._add_speed(drawn, seconds, whole=not any(one.alike for one in wanted))
-        return [response for responses in drawn.values() for response in responses]
+            self._journal.add_samples(order.purpose, answers[order.purpose])
+        self._add_speed(answers, seconds, whole=not any(order.alike for order in orders))
+        return [response for responses in answers.values() for response in responses]
 
     def _add_speed(self, drawn: Mapping[str, Sequence[Response]], seconds: float, *, whole: bool) -> None:
         """Tokens of each purpose, and its part of a batch's seconds by its part of the tokens; `whole`: the round's
         speed is that of this batch."""
-        tokens = {purpose: sum(len(one.token_ids) for one in answers) for purpose, answers in drawn.items()}
+        tokens = {purpose: sum(len(answer.token_ids) for answer in answers) for purpose, answers in drawn.items()}
         total = max(1, sum(tokens.values()))
         for purpose, count in tokens.items():
             spent = seconds * count / total
@@ -335,27 +335,29 @@ class RolloutController:
             self._journal.add_metrics({"rollout/tokens_per_second": total / seconds})
 
     def _spread(self, requests: Sequence[_Request], decoding: Decoding) -> list[list[Draw]]:
-        """Batches of about the same number of answers to the engines in turn; each works through its own in order."""
+        """Sends batches of about the same size to the engines in turn; each works through its own in order."""
         batches = _batches(requests, len(self._engines), self._largest_batch)
-        drawn: list[list[list[Draw]]] = [[] for _ in batches]
+        draws: list[list[list[Draw]]] = [[] for _ in batches]
 
         def work(engine: int) -> None:
             for number in range(engine, len(batches), len(self._engines)):
-                drawn[number] = self._ask(self._engines[engine], batches[number], decoding)
+                draws[number] = self._ask(self._engines[engine], batches[number], decoding)
 
         if len(self._engines) == 1:
             work(0)
         else:
             with ThreadPoolExecutor(len(self._engines)) as threads:
                 list(threads.map(work, range(len(self._engines))))
-        return [answers for batch in drawn for answers in batch]
+        return [answers for batch in draws for answers in batch]
 
     def _ask(self, engine: RolloutEngine, requests: Sequence[_Request], decoding: Decoding) -> list[list[Draw]]:
-        each = [request.n for request in requests]
-        answers = engine.sample([one.prompt for one in requests], [one.seed for one in requests], each, decoding)
-        if [len(draws) for draws in answers] != each:
-            returned = sum(len(draws) for draws in answers)
-            raise RunError(f"engine {engine.name} was asked for {sum(each)} answers and returned {returned}")
+        counts = [request.n for request in requests]
+        answers = engine.sample(
+            [request.prompt for request in requests], [request.seed for request in requests], counts, decoding
+        )
+        if [len(draws) for draws in answers] != counts:
+            count = sum(len(draws) for draws in answers)
+            raise RunError(f"engine {engine.name} was asked for {sum(counts)} answers and returned {count}")
         return answers
 
 
@@ -372,8 +374,8 @@ def _batches(requests: Sequence[_Request], engines: int, largest: int) -> list[l
     """One batch per engine, or more of about `largest` answers, all of about one size; a prompt's stay together."""
     total = max(1, sum(request.n for request in requests))
     batches: list[list[_Request]] = [[] for _ in range(max(engines, math.ceil(total / largest)))]
-    before = 0
+    start = 0
     for request in requests:
-        batches[int((before + request.n / 2) / total * len(batches))].append(request)
-        before += request.n
+        batches[int((start + request.n / 2) / total * len(batches))].append(request)
+        start += request.n
     return [batch for batch in batches if batch]

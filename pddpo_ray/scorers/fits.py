@@ -81,7 +81,7 @@ class ScorerTraining:
         self._settings, self._seed, self._phase, self._by_prompt = settings, seed, phase, by_prompt
         self._stored: dict[Kind, tuple[str, str]] = {}
         self._open = open_scorer or (lambda name, make: make())
-        self._recall: Recall = recall or (lambda what, compute: compute())
+        self._recall: Recall = recall or (lambda key, compute: compute())
 
     def models(self, data: Data) -> ModelScorer:
         """Both models. `data` gives pairs and safety labels by answer; it is asked only if they are not trained yet."""
@@ -89,16 +89,16 @@ class ScorerTraining:
         return ModelScorer(self.opened("reward"), self.opened("cost"))
 
     def stored(self, data: Data, kinds: Sequence[Kind] = KINDS) -> dict[Kind, tuple[str, str]]:
-        """(path, sha256) of the models, trained if they are not; which kinds there are is settled by the first call."""
+        """(path, sha256) of the models, trained if they are not; the first call fixes which kinds there are."""
         if not self._stored:
-            finished = {entry.phase: entry.payload for entry in self._journal.phases(self._journal.round)}
-            if self._phase in finished:  # also by this process: a certificate at the run's end has its own feedback
-                made_by_kind = finished[self._phase]
+            payloads = {entry.phase: entry.payload for entry in self._journal.phases(self._journal.round)}
+            if self._phase in payloads:  # also by this process: a certificate at the run's end has its own feedback
+                payload = payloads[self._phase]
             else:
-                # What gives the data has phases of its own, so it is asked before the phase that trains.
+                # Collecting the data has phases of its own, so it comes before the phase that trains.
                 labelled, unsafe = data()
-                made_by_kind = self._journal.once(self._phase, lambda: self._train(labelled, unsafe, kinds))
-            self._stored = {kind: (made_by_kind[kind]["path"], made_by_kind[kind]["sha256"]) for kind in kinds}
+                payload = self._journal.once(self._phase, lambda: self._train(labelled, unsafe, kinds))
+            self._stored = {kind: (payload[kind]["path"], payload[kind]["sha256"]) for kind in kinds}
         return self._stored
 
     def opened(self, kind: Kind, make: MakeScorer | None = None) -> AnswerScorer:
@@ -108,19 +108,19 @@ class ScorerTraining:
     def _train(
         self, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool], kinds: Sequence[Kind]
     ) -> dict[str, dict[str, Any]]:
-        made_by_kind: dict[str, dict[str, Any]] = {}
+        payload: dict[str, dict[str, Any]] = {}
         for kind in kinds:
             seed = seed_of(self._seed, "scorer", kind)
             order = ScorerOrder.of(kind, self._reference, self._settings, seed, len(labelled), self._by_prompt)
-            made = order.trained(labelled, unsafe, self._store, self._recall)
-            self._journal.add_metrics({f"scorer/{kind}_{name}": value for name, value in made["metrics"].items()})
-            right = {name: made["metrics"][f"held_out_{name}"] for name in ("right", "trials")}
-            made_by_kind[kind] = {"path": made["path"], "sha256": made["sha256"], HELD_OUT: right}
-        return made_by_kind
+            record = order.trained(labelled, unsafe, self._store, self._recall)
+            self._journal.add_metrics({f"scorer/{kind}_{name}": value for name, value in record["metrics"].items()})
+            trials = {name: record["metrics"][f"held_out_{name}"] for name in ("right", "trials")}
+            payload[kind] = {"path": record["path"], "sha256": record["sha256"], HELD_OUT: trials}
+        return payload
 
 
 def training_of(config: Config, journal: Journal, backends: Backends, phase: str) -> ScorerTraining:
-    """Reward and cost models that start as the reference; those that label are not those of a method."""
+    """Training of score models from the reference, in a phase for labelling or for a method."""
     return ScorerTraining(
         journal,
         backends.store,
@@ -175,12 +175,11 @@ class ScorerOrder:
     def trained(
         self, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool], store: ArtifactStore, recall: Recall
     ) -> dict[str, Any]:
-        """The stored model: its path, sha256 and metrics. Equal orders over equal data are worked off once, and one
-        that was interrupted continues."""
-        own = [self.kind, self.reference.sha256, self.fit.model_dump(), self.seed]
-        own += [self.held_out, self.by_prompt]
+        """Its path, sha256 and metrics. Equal orders over equal data are trained once; an interrupted one continues."""
+        key = [self.kind, self.reference.sha256, self.fit.model_dump(), self.seed]
+        key += [self.held_out, self.by_prompt]
         if (self.ways.parameters, self.ways.calibration) != ("full", 0.0):
-            own += [self.ways.parameters, self.ways.rank, self.ways.calibration]
+            key += [self.ways.parameters, self.ways.rank, self.ways.calibration]
         rows = [
             [
                 item.pair.prompt.token_ids,
@@ -190,11 +189,11 @@ class ScorerOrder:
             ]
             for item in labelled
         ]
-        work = store.scratch(f"scorer-{key_of([own, rows])[:16]}")
-        made: dict[str, Any] = recall(
-            ["scorer", own, rows], lambda: _made_in(work, lambda: self._train(labelled, unsafe, store, work))
+        work = store.scratch(f"scorer-{key_of([key, rows])[:16]}")
+        record: dict[str, Any] = recall(
+            ["scorer", key, rows], lambda: _made_in(work, lambda: self._train(labelled, unsafe, store, work))
         )
-        return made
+        return record
 
     def _train(
         self, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool], store: ArtifactStore, work: Path
@@ -210,44 +209,44 @@ class ScorerOrder:
             logger.info("%s model: %s", self.kind, line)
 
         kind, ways, seed, folder = self.kind, self.ways, self.seed, store.folder(self.reference.path)
-        decided = rows_of(labelled, kind, unsafe)
+        score_rows = rows_of(labelled, kind, unsafe)
         # split by whole prompts, or pair by pair
-        keys = [row.unit if self.by_prompt else index for index, row in enumerate(decided)]
+        keys = [row.unit if self.by_prompt else index for index, row in enumerate(score_rows)]
         split: dict[Part, list[ScoreRow]] = {"fit": [], "calibrate": [], "judge": []}
-        for row, part in zip(decided, parts_of(keys, self.held_out, ways.calibration, seed), strict=True):
+        for row, part in zip(score_rows, parts_of(keys, self.held_out, ways.calibration, seed), strict=True):
             split[part].append(row)
         rows = training.ScorerRows(**split)
-        # runs of versions before had no bias
+        # older versions trained no bias
         bias = ways.parameters != "full" or ways.calibration > 0.0
-        made = training.make_scorer(kind, folder, rows, ways, self.fit, seed=seed, work=work, say=say, bias=bias)
-        metrics = {**made.fit, "rows": float(len(rows.fit))}
-        report: dict[str, Any] = {"kind": kind, "calibration": made.calibration}
-        said = Trials(0.0, 0).as_metrics()
+        scorer = training.make_scorer(kind, folder, rows, ways, self.fit, seed=seed, work=work, say=say, bias=bias)
+        metrics = {**scorer.fit, "rows": float(len(rows.fit))}
+        report: dict[str, Any] = {"kind": kind, "calibration": scorer.calibration}
+        judge_metrics = Trials(0.0, 0).as_metrics()
         if rows.judge:
-            judgement = training.judged(made.model, kind, rows.judge, ways, seed=seed, by_prompt=self.by_prompt)
+            judgement = training.judged(scorer.model, kind, rows.judge, ways, seed=seed, by_prompt=self.by_prompt)
             report["held_out"] = judgement
-            said = {**held_out_metrics(made.model, rows.judge), **Trials.of(judgement).as_metrics()}
-        metrics |= {f"held_out_{name}": value for name, value in said.items()}
+            judge_metrics = {**held_out_metrics(scorer.model, rows.judge), **Trials.of(judgement).as_metrics()}
+        metrics |= {f"held_out_{name}": value for name, value in judge_metrics.items()}
 
         def fill(target: Path) -> None:
-            training.store_scorer(made.model, folder, target, "tokens")
+            training.store_scorer(scorer.model, folder, target, "tokens")
             if rows.judge:
                 write_json(target / REPORT, finite(report))
 
-        path, sha256 = store.write_tensors(f"{kind}-model", score_tensors(made.model), fill=fill)
+        path, sha256 = store.write_tensors(f"{kind}-model", score_tensors(scorer.model), fill=fill)
         return {"path": path, "sha256": sha256, "metrics": metrics}
 
 
 def _made_in(work: Path, train: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What a process that died had already made, or what is made now; of the work only the result is kept."""
+    """The result of a process that died, or of training now; the work folder keeps only the result."""
     result = work / "made.json"
     if not result.exists():
         work.mkdir(parents=True, exist_ok=True)
-        made = train()
+        record = train()
         shutil.rmtree(work)
-        write_json(result, made)
-    known: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
-    return known
+        write_json(result, record)
+    content: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+    return content
 
 
 def stored_scorer(root: str, path: str, sha256: str) -> AnswerScorer:
@@ -276,10 +275,10 @@ def feedback_models(
     dtype: str = "float32",
 ) -> dict[Kind, AnswerScorer]:
     """The models that are asked: those that the recipe names are loaded, the others trained."""
-    named: dict[Kind, StoredScorerConfig | None] = {kind: getattr(settings, kind) for kind in asked}
-    if trained := [kind for kind, path in named.items() if path is None]:
-        training.stored(data, trained)
+    configs: dict[Kind, StoredScorerConfig | None] = {kind: getattr(settings, kind) for kind in asked}
+    if missing_kinds := [kind for kind, path in configs.items() if path is None]:
+        training.stored(data, missing_kinds)
     return {
         kind: training.opened(kind, None if scorer is None else partial(given_scorer, scorer, dtype))
-        for kind, scorer in named.items()
+        for kind, scorer in configs.items()
     }

@@ -50,14 +50,14 @@ ADVICE_OF_LIMIT = (
 def check_scorers(
     config: Config, journal: Journal, models: ScoredLabeller, unsafe: Mapping[str, bool], *, by_prompt: bool
 ) -> None:
-    """Asks both questions once, says the answers in the log and keeps them in the journal.
+    """Answers both questions once, in the log and in the journal.
 
     `unsafe` are the safety labels of the offline answers. Raises UserError where the costs do not fit in the box, and,
     under `scorers.at_chance: stop`, where a model is at chance.
     """
     assert isinstance(config.feedback, ModelFeedback)
-    given = [kind for kind in KINDS if getattr(config.feedback, kind) is not None]
-    payload = journal.once(PHASE, lambda: _looked_at(config, journal, models, unsafe, given, by_prompt))
+    named_kinds = [kind for kind in KINDS if getattr(config.feedback, kind) is not None]
+    payload = journal.once(PHASE, lambda: _looked_at(config, journal, models, unsafe, named_kinds, by_prompt))
     for kind, trials in known_trials(journal).items():
         logger.info("%s model: %s", kind, trials)
     if SPREAD in payload:
@@ -68,7 +68,7 @@ def check_scorers(
 def demand_box(config: Config, spread: ScoreSpread, answers: int) -> None:
     """UserError where too many answers' costs do not fit in the box to which labels are clipped."""
     logger.info("costs of %s answers before round 1: %s", answers, spread)
-    by_logits = any(one.quantity.kind == "logit" for one in config.typed_limits)
+    by_logits = any(limit.quantity.kind == "logit" for limit in config.typed_limits)
     if by_logits and spread.at_clip > config.scorers.clip_share:
         raise UserError(
             f"the cost model's scores do not fit in [-{spread.cost_max:g}, {spread.cost_max:g}]: {spread}. Labels of"
@@ -82,25 +82,27 @@ def demand_box(config: Config, spread: ScoreSpread, answers: int) -> None:
 
 def check_limits(config: Config, journal: Journal) -> None:
     """Asks the first question about every score model that measures a limit, once. Raises UserError as above."""
-    named = {of_limit(one.limit.name): one.source.what for one in config.stated if one.source.kind == "score_model"}
-    if not named:
+    paths = {
+        of_limit(limit.limit.name): limit.source.what for limit in config.stated if limit.source.kind == "score_model"
+    }
+    if not paths:
         return
-    journal.once(LIMITS, lambda: _of_limits(config, journal, named))
+    journal.once(LIMITS, lambda: _of_limits(config, journal, paths))
     for name, trials in known_trials(journal).items():
-        if name in named:
+        if name in paths:
             logger.info("score model of %s: %s", name, trials)
-    stop_or_warn(config.scorers.at_chance, journal, named, ADVICE_OF_LIMIT)
+    stop_or_warn(config.scorers.at_chance, journal, paths, ADVICE_OF_LIMIT)
 
 
 def of_limit(name: str) -> str:
-    """What the model that measures a limit is called beside `reward` and `cost`."""
+    """Name of the model that measures a limit, beside `reward` and `cost`."""
     return f"limit {name}"
 
 
 def stop_or_warn(
     wanted: Literal["hold", "stop"], journal: JournalReader, names: Collection[str] = KINDS, advice: str = ADVICE
 ) -> None:
-    """Says which of these models are at chance. Raises UserError where the recipe wants the run to end then."""
+    """Warns of these models if they are at chance. Raises UserError instead where the recipe says `stop`."""
     for name, line in at_chance(journal).items():
         if name not in names:
             continue
@@ -111,23 +113,23 @@ def stop_or_warn(
 
 def known_trials(journal: JournalReader) -> dict[str, Trials]:
     """How often each model was right on held-out labels; those that nothing was held out for have no trials."""
-    known: dict[str, Trials] = {}
+    trials: dict[str, Trials] = {}
     for phase in (OF_FEEDBACK, PHASE, LIMITS, OF_METHOD, FITTED):
         for entry in journal.phases(like=phase):
             for name, payload in entry.payload.items():
-                said = payload.get(HELD_OUT) if isinstance(payload, dict) else None
-                if said is not None:
-                    known[name] = Trials.of(said)
-    return known
+                metrics = payload.get(HELD_OUT) if isinstance(payload, dict) else None
+                if metrics is not None:
+                    trials[name] = Trials.of(metrics)
+    return trials
 
 
 def scorers_result(journal: JournalReader) -> dict[str, Any] | None:
     """What result.json says about the models; None for a run without any."""
     spread = next((entry.payload.get(SPREAD) for entry in journal.phases(0, PHASE)), None)
-    known = {kind: trials.as_metrics() for kind, trials in known_trials(journal).items()}
-    if spread is None and not known:
+    metrics = {kind: trials.as_metrics() for kind, trials in known_trials(journal).items()}
+    if spread is None and not metrics:
         return None
-    return {"held_out": known, "costs": spread, "at_chance": at_chance(journal)}
+    return {"held_out": metrics, "costs": spread, "at_chance": at_chance(journal)}
 
 
 def at_chance(journal: JournalReader) -> dict[str, str]:
@@ -139,12 +141,12 @@ def at_chance(journal: JournalReader) -> dict[str, str]:
 
 def held_multiplier(journal: JournalReader) -> str | None:
     """Why the multiplier stays where it is; None where the cost model is better than chance."""
-    said = at_chance(journal).get("cost")
-    return said and _stays(said)
+    line = at_chance(journal).get("cost")
+    return line and _stays(line)
 
 
-def _stays(said: str, advice: str = ADVICE) -> str:
-    return f"{said}; its multiplier stays where it is: {advice}"
+def _stays(line: str, advice: str = ADVICE) -> str:
+    return f"{line}; its multiplier stays where it is: {advice}"
 
 
 def held_limits(config: Config, journal: JournalReader) -> dict[str, str]:
@@ -152,28 +154,28 @@ def held_limits(config: Config, journal: JournalReader) -> dict[str, str]:
 
     Where people audit the limit, they correct what the model says.
     """
-    said, held = at_chance(journal), dict[str, str]()
-    for one in config.stated:
-        name = one.limit.name
-        if reason := said.get(of_limit(name)):
-            held[name] = _stays(reason, ADVICE_OF_LIMIT)
-        elif "cost" in said and one.by_comparisons and one.audited is None:
-            held[name] = _stays(said["cost"])
-    return held
+    lines, messages = at_chance(journal), dict[str, str]()
+    for limit in config.stated:
+        name = limit.limit.name
+        if reason := lines.get(of_limit(name)):
+            messages[name] = _stays(reason, ADVICE_OF_LIMIT)
+        elif "cost" in lines and limit.by_comparisons and limit.audited is None:
+            messages[name] = _stays(lines["cost"])
+    return messages
 
 
-def _of_limits(config: Config, journal: Journal, named: Mapping[str, str]) -> dict[str, Any]:
+def _of_limits(config: Config, journal: Journal, paths: Mapping[str, str]) -> dict[str, Any]:
     """Trials of the score models that measure limits: what their training held out, or what is known of the same model
     as the run's reward or cost model."""
-    known = known_trials(journal)
-    own = {
-        given.path: kind
+    run_trials = known_trials(journal)
+    kinds_by_path = {
+        scorer.path: kind
         for kind in KINDS
-        if isinstance(config.feedback, ModelFeedback) and (given := getattr(config.feedback, kind)) is not None
+        if isinstance(config.feedback, ModelFeedback) and (scorer := getattr(config.feedback, kind)) is not None
     }
     payload: dict[str, Any] = {}
-    for name, path in named.items():
-        trials = _of_its_training(path) or known.get(own.get(path, ""))
+    for name, path in paths.items():
+        trials = _of_its_training(path) or run_trials.get(kinds_by_path.get(path, ""))
         if trials is None:
             logger.warning("%s: nothing says whether its score model is any good (no %s in %s)", name, REPORT, path)
         else:
@@ -186,20 +188,20 @@ def _looked_at(
     journal: Journal,
     models: ScoredLabeller,
     unsafe: Mapping[str, bool],
-    given: Sequence[Kind],
+    named_kinds: Sequence[Kind],
     by_prompt: bool,
 ) -> dict[str, Any]:
     """Trials of the models that the recipe names, and the spread of the costs."""
     labelled = [entry.labelled for entry in journal.pairs(0)]
     payload: dict[str, Any] = {}
-    for kind in given:
-        stated = _of_its_training(getattr(config.feedback, kind).path)
-        trials = stated or _compared(
+    for kind in named_kinds:
+        own_trials = _of_its_training(getattr(config.feedback, kind).path)
+        trials = own_trials or _compared(
             kind, models, labelled, unsafe, by_prompt, seed_of(config.seed, "scorer-gate", kind)
         )
         if trials.count:
             payload[kind] = {HELD_OUT: trials.as_metrics()}
-            journal.add_metrics({f"scorer/{kind}_held_out_{name}": one for name, one in trials.as_metrics().items()})
+            journal.add_metrics({f"scorer/{kind}_held_out_{key}": value for key, value in trials.as_metrics().items()})
         else:
             logger.warning("%s model: no pair before round 1 says whether it is any good", kind)
     if "cost" not in models.kinds:

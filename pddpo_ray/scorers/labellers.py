@@ -72,13 +72,13 @@ def labelled_reference_answers(
     decoding = Decoding(temperature=settings.temperature, max_tokens=max_tokens)
     answers = rollout.pool("scorers", prompts, reference, per_prompt, decoding)
     pairs = neighbours_of(answers, per_prompt)[: settings.pairs]
-    asked = list({answer.id: answer for pair in pairs for answer in (pair.first, pair.second)}.values())
+    pair_answers = list({answer.id: answer for pair in pairs for answer in (pair.first, pair.second)}.values())
     labelled = labeller.compare(pairs, seed_of(seed, "scorers", "compare"))
-    bits = labeller.safety(asked, 1, seed_of(seed, "scorers", "safety"))
+    bits = labeller.safety(pair_answers, 1, seed_of(seed, "scorers", "safety"))
     unsafe = {item.response.id: item.labels[0] is Verdict.UNSAFE for item in bits if item.labels}
-    if len(labelled) != len(pairs) or len(unsafe) != len(asked):
+    if len(labelled) != len(pairs) or len(unsafe) != len(pair_answers):
         raise RunError(f"labels for the scorers are missing: {len(labelled)} of {len(pairs)} pairs were labelled")
-    journal.add_metrics({"labels/scorers": 2 * len(pairs) + len(asked)})
+    journal.add_metrics({"labels/scorers": 2 * len(pairs) + len(pair_answers)})
     return labelled, unsafe
 
 
@@ -99,7 +99,7 @@ the run fails, for a judge that says nothing about a tenth is not the judge that
 
 @dataclass(frozen=True)
 class Labelling:
-    """What the code of a kind of labels is handed; it returns the part of the run that asks."""
+    """Input of the code of a kind of labels, which returns the part of the run that asks."""
 
     config: Config
     journal: Journal
@@ -110,8 +110,8 @@ class Labelling:
 
     def part(self, labeller: Labeller, *, excluded: float = 0.0) -> FeedbackController:
         """The part that asks one labeller, and a world's own about its further costs."""
-        named, kind = {HARM: labeller, **self.backends.further_labellers}, self.config.feedback.kind
-        return FeedbackController(named, self.journal, seed=self.config.seed, source=kind, excluded=excluded)
+        labellers, kind = {HARM: labeller, **self.backends.further_labellers}, self.config.feedback.kind
+        return FeedbackController(labellers, self.journal, seed=self.config.seed, source=kind, excluded=excluded)
 
     def people(self, scored: RiskOf | None = None) -> People:
         """People through the queue. Raises UserError for a stated risk of no category."""
@@ -120,7 +120,7 @@ class Labelling:
 
 
 def feedback_of(run: Labelling) -> FeedbackController:
-    """The feedback part as the code of `feedback.kind` makes it; nobody, where no stage learns from comparisons."""
+    """The feedback part of `feedback.kind`; one that compares nothing where no stage learns from comparisons."""
     config = run.config
     if not config.compares:
         return FeedbackController({HARM: Uncompared()}, run.journal, seed=config.seed, source="nobody")
@@ -165,10 +165,10 @@ def judge_labeller(settings: JudgeConfig, journal: Journal) -> JudgeLabeller:
 
 
 def labels_before(config: Config, journal: Journal, backends: Backends) -> FeedbackController | None:
-    """Who labelled what existed before the first round: where models, a judge or a package's labeller answer in the
-    rounds, a world's truth; None: the labeller of the rounds.
+    """Labeller of the pairs from before round 1: a world's truth where models, a judge or a package's labeller
+    answer in the rounds; None: the labeller of the rounds.
 
-    It stands in for people whose preferences are there already.
+    It stands in for people whose preferences exist already.
     """
     machine = isinstance(config.feedback, ModelFeedback | JudgeFeedback | InstalledFeedback)
     if backends.world is None or not machine or not config.compares:
@@ -177,7 +177,7 @@ def labels_before(config: Config, journal: Journal, backends: Backends) -> Feedb
 
 
 def unsafe_chance(models: ScoredLabeller | None) -> RiskOf | None:
-    """What the cost model thinks of an answer, for people who opted out of harmful texts; None: there is none."""
+    """Chance of unsafe by the cost model, for people who opted out of harmful texts; None without a model."""
     if models is None or "cost" not in models.kinds:
         return None
     return lambda items: expit(models.costs(items)).tolist()
@@ -216,15 +216,15 @@ def _scored_labeller(run: Labelling) -> ScoredLabeller:
         )
 
     training = training_of(config, journal, backends, OF_FEEDBACK)
-    asked = config.asked_models
+    kinds = config.asked_models
 
     @cache
     def models() -> Mapping[Kind, AnswerScorer]:
-        return feedback_models(settings, asked, training, data, config.model.dtype)
+        return feedback_models(settings, kinds, training, data, config.model.dtype)
 
     def watch(costs: Array) -> None:
         journal.add_metrics(spread_of(costs, config.dual.cost_max).as_metrics())
 
     reward, cost = AtFirstUse(lambda: models()["reward"]), AtFirstUse(lambda: models()["cost"])
-    scored = cost if "cost" in asked else None
+    scored = cost if "cost" in kinds else None
     return ScoredLabeller(reward, scored, watch=watch, prepare=models)
