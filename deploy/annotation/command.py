@@ -68,7 +68,9 @@ def annotate(
     if questions is not None:
         if journal is not None or wait or resume_when_ready:
             raise UserError("--journal, --wait and --resume-when-ready are about a run: --questions goes without them")
-        source = _Asked(questions, store_in or questions.with_name(f"{questions.stem}.annotation"), labels_each or 1)
+        source = _QuestionSource(
+            questions, store_in or questions.with_name(f"{questions.stem}.annotation"), labels_each or 1
+        )
         if add is not None:
             _add_to_questions(source, add, role, as_json)
         else:
@@ -115,7 +117,7 @@ def annotate(
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _QuestionSource:
     """A file of questions, the folder of its labels, and of how many people each new question is asked."""
 
     file: Path
@@ -123,7 +125,7 @@ class _Asked:
     labels_each: int
 
 
-def _serve_questions(source: _Asked, *, host: str, port: int, behind_proxy: bool) -> None:
+def _serve_questions(source: _QuestionSource, *, host: str, port: int, behind_proxy: bool) -> None:
     """Adds what is new in the file and serves all questions of the folder."""
     from deploy.annotation.app import serve
     from pddpo_ray.annotation.people.accounts import People
@@ -146,7 +148,7 @@ def _serve_questions(source: _Asked, *, host: str, port: int, behind_proxy: bool
     serve(store.engine, store.run, RULES, host=host, port=port, behind_proxy=behind_proxy)
 
 
-def _add_to_questions(source: _Asked, handle: str, role: str, as_json: bool) -> None:
+def _add_to_questions(source: _QuestionSource, handle: str, role: str, as_json: bool) -> None:
     """Makes an account in a folder, new or being served."""
     from pddpo_ray.annotation.queue.question_files import read_questions
     from pddpo_ray.annotation.queue.question_store import begin

@@ -38,7 +38,7 @@ def sign_in(body: SignIn, request: Request, response: Response, parts: Parts) ->
         hint = f"run {run} knows it: open /runs/{run}/" if run else "ask the person who sent it for a new one"
         raise ApiError(401, "this token is not known here", hint=hint)
     together.open_sessions_elsewhere(parts, response, body.token)
-    return _signed_in(parts, response, *session)
+    return _sign_in(parts, response, *session)
 
 
 @router.post("/invitation", status_code=201)
@@ -51,7 +51,7 @@ def accept(body: CodeBody, request: Request, response: Response, parts: Parts) -
         raise
     together.introduce(parts, token)
     together.open_sessions_elsewhere(parts, response, token)
-    return _signed_in(parts, response, *parts.people.open_session(person)) | {"token": token}
+    return _sign_in(parts, response, *parts.people.open_session(person)) | {"token": token}
 
 
 @router.delete("/session")
@@ -87,7 +87,7 @@ def lease(body: LeaseRequest, parts: Parts, person: Caller) -> dict[str, Any]:
                 headers={"Retry-After": str(offer.retry_s)},
             )  # fmt: skip
         return {"task": None, "reason": offer.reason, "retry_s": offer.retry_s}
-    return {"task": _shown(parts, offer), "reason": "", "retry_s": 0}
+    return {"task": _question_view(parts, offer), "reason": "", "retry_s": 0}
 
 
 @router.post("/leases/{lease_id}/heartbeat")
@@ -105,7 +105,7 @@ def release(lease_id: LeaseId, parts: Parts, person: Caller, body: ReleaseBody |
 @router.post("/leases/{lease_id}/undo")
 def undo(lease_id: LeaseId, parts: Parts, person: Caller) -> dict[str, Any]:
     """Takes one's answer back and returns the question, with what was answered."""
-    return {"task": _shown(parts, parts.answers.undo(person, lease_id))}
+    return {"task": _question_view(parts, parts.answers.undo(person, lease_id))}
 
 
 @router.put(
@@ -181,7 +181,7 @@ def give_consent(body: ConsentBody, request: Request, parts: Parts, person: Call
     return {"consented": True}
 
 
-def _signed_in(parts: QueueService, response: Response, cookie: str, person: Person) -> dict[str, Any]:
+def _sign_in(parts: QueueService, response: Response, cookie: str, person: Person) -> dict[str, Any]:
     together.open_session(parts, response, cookie)
     return _me(parts, person)
 
@@ -195,7 +195,7 @@ def _me(parts: QueueService, person: Person) -> dict[str, Any]:
     )
 
 
-def _shown(parts: QueueService, question: Lease) -> dict[str, Any]:
+def _question_view(parts: QueueService, question: Lease) -> dict[str, Any]:
     """A question for the screen. Nothing in it tells who wrote the texts, how risky they are, or whether it is gold."""
     sides: dict[str, Any] = {
         name: None if text is None else {"html": render(text), "text": visible(text)}
@@ -206,7 +206,7 @@ def _shown(parts: QueueService, question: Lease) -> dict[str, Any]:
         "kind": question.kind,
         "expires_ms": question.expires_ms,
         "blurred": question.risk >= parts.settings.blur_from,
-        "asks": None if question.asks is None else _asked(question.asks),
+        "asks": None if question.asks is None else _heading_and_details(question.asks),
         "bounds": question.bounds,
         "guideline": question.guideline,
         "earlier": question.earlier,
@@ -216,7 +216,7 @@ def _shown(parts: QueueService, question: Lease) -> dict[str, Any]:
     }
 
 
-def _asked(question: str) -> dict[str, str]:
+def _heading_and_details(question: str) -> dict[str, str]:
     """A limit's own question: its first line as the heading, and what else it says as safe HTML."""
     heading, _, details = question.strip().partition("\n")
     return {"heading": visible(heading.strip("# ")), "html": render(details) if details.strip() else ""}

@@ -109,7 +109,7 @@ class QueueLabeller:
         self._record = record
         self._sleep = sleep
         self._go_on = go_on
-        self._tell = tell or _nobody
+        self._tell = tell or _tell_nobody
 
     @classmethod
     def of_run(cls, settings: QueueConfig, journal: Journal, *, estimate: FromShares, go_on: str) -> QueueLabeller:
@@ -180,7 +180,7 @@ class QueueLabeller:
             except QueueError as error:
                 line = f"round {self._round_of()}, {batch.name}: {error}"
                 if self._parks(began):
-                    raise self._parked(line) from error
+                    raise self._report_parking(line) from error
                 if self._store.clock() >= deadline:
                     raise RunError(f"{line}, and they did not catch up in time") from error
             self._sleep(self._waiting.poll_s)
@@ -222,7 +222,7 @@ class QueueLabeller:
             if status.deadline_ms is not None and self._store.clock() >= status.deadline_ms:
                 self._give_up(status)
             if self._parks(began):
-                raise self._parked(self._line(status))
+                raise self._report_parking(self._line(status))
             self._sleep(self._waiting.poll_s)
             status = self._rounds.status(status.id)
         if status.state == "cancelled":
@@ -241,7 +241,7 @@ class QueueLabeller:
         limit = self._waiting.park_after_s
         return limit is not None and time.monotonic() - began >= limit
 
-    def _parked(self, line: str) -> ParkedError:
+    def _report_parking(self, line: str) -> ParkedError:
         text = f"{line}. Parked: run `{self._go_on}` when the labels are there"
         self._tell("parked", text)
         return ParkedError(text)
@@ -320,7 +320,7 @@ def _demand_distinct(snapshot: Snapshot, counts: Mapping[str, int]) -> None:
             raise RunError(f"{item} has {len(entries)} labels of {people} people, not {counts[item]} of as many people")
 
 
-def _nobody(event: str, text: str) -> None:
+def _tell_nobody(event: str, text: str) -> None:
     """Nobody is told."""
 
 

@@ -58,7 +58,7 @@ def order_of_tests(config: Config, journal: JournalReader, backends: Backends) -
     thresholds = {limit.name: limit.limit for limit in tested}
     shortfalls = {number: shortfall(estimate, reachable, thresholds) for number, estimate in estimates.items()}
     # no test looks at the drift: a policy that is too far from the reference by its own estimate is not put to one
-    shortfalls |= dict.fromkeys(_drifted(config, journal) & set(shortfalls))
+    shortfalls |= dict.fromkeys(_drifted_rounds(config, journal) & set(shortfalls))
     helpful = _helpfulness(config, journal, backends.trainer.log_probs, pooled)
     order = in_order_of_test(shortfalls, {number: helpful.get(number, float(number) - 1e9) for number in shortfalls})
     return {"order": order, "helpfulness": helpful, "estimates": estimates}
@@ -83,7 +83,9 @@ class PooledAnswers:
             self.rounds = self.rounds[-_affordable([len(answers[number]) for number in self.rounds], newest) :]
         each = max(MOST_ASKED // max(len(self.rounds), 1) ** 2, 1)
         # an even draw: a round's answers may stand prompt by prompt
-        samples = {number: _drawn(answers[number], each, generator(seed, ORDER, number)) for number in self.rounds}
+        samples = {
+            number: _draw_answers(answers[number], each, generator(seed, ORDER, number)) for number in self.rounds
+        }
         self.answers = [answer for number in self.rounds for answer in samples[number]]
         authors = [index for index, number in enumerate(self.rounds) for _ in samples[number]]
         self.log_probs = np.array(self._by_policy(journal, log_probs))
@@ -110,7 +112,7 @@ def _affordable(answers: Sequence[int], most: int) -> int:
     return max(2, sum(count <= most for count in counts))
 
 
-def _drawn(answers: Sequence[Response], most: int, draws: np.random.Generator) -> list[Response]:
+def _draw_answers(answers: Sequence[Response], most: int, draws: np.random.Generator) -> list[Response]:
     """All answers, or a number of them, drawn evenly."""
     if len(answers) <= most:
         return list(answers)
@@ -150,7 +152,7 @@ def _spreads(journal: JournalReader) -> dict[str, float]:
     return spreads
 
 
-def _drifted(config: Config, journal: JournalReader) -> set[int]:
+def _drifted_rounds(config: Config, journal: JournalReader) -> set[int]:
     """Rounds whose estimate is above the limit on the drift."""
     limits = {entry.limit.name: entry.limit.cost_limit for entry in config.stated if entry.limit.quantity.kind == "kl"}
     return {step.round for step in journal.dual_steps() if step.estimate.value > limits.get(step.constraint, np.inf)}

@@ -59,7 +59,7 @@ class CandidateDraws:
         )
         self._groups = sets_of_prompts(backends)
         self._batch = ""
-        self._feedback = self._labelled()
+        self._feedback = self._prepare_feedback()
         self._measure = measure_of(config, backends, self._feedback)
         self._people = people_of_limits(
             config, journal, backends.held_limits, self._groups, unsafe_chance(self._feedback.models),
@@ -71,7 +71,7 @@ class CandidateDraws:
     def _decoding(self) -> Decoding:
         return Decoding(max_tokens=self._config.rollout.max_tokens)
 
-    def _labelled(self) -> FeedbackController:
+    def _prepare_feedback(self) -> FeedbackController:
         """The run's own feedback; people get every batch of a candidate as a batch of their own."""
         # models that label were trained before the first round, and are read back from there
         self._journal.round = 0
@@ -90,18 +90,18 @@ class CandidateDraws:
         for over in dict.fromkeys(limit.over for limit in limits):
             set_limits = [limit for limit in limits if limit.over == over]
             batch = f"{number}" if over is None else f"{over}-{number}"
-            prompts, authors = self._drawn(number, over, set_limits[0])
+            prompts, authors = self._draw_prompts(number, over, set_limits[0])
             if not prompts:
                 logger.warning("the certification set is used up: every prompt of it was drawn once")
                 return False
             answers = self._answers(prompts, authors, batch)
             draws |= {limit.name: [answer.id for answer in answers] for limit in set_limits}
-            numbers |= self._measured(answers, set_limits, batch)
+            numbers |= self._measure_answers(answers, set_limits, batch)
         payload = {"draws": draws, "numbers": numbers}
         self._journal.once(f"{BATCH}{number}", lambda: payload)
         return True
 
-    def _drawn(self, number: int, over: str | None, limit: TestedLimit) -> tuple[list[Prompt], list[int]]:
+    def _draw_prompts(self, number: int, over: str | None, limit: TestedLimit) -> tuple[list[Prompt], list[int]]:
         """Prompts of the limit's set, each with its author's index among the candidate's policies."""
         set_key = () if over is None else (over,)
         draws = generator(self._config.seed, "certificate", self._candidate.number, number, *set_key)
@@ -125,7 +125,7 @@ class CandidateDraws:
             sample = [prompts[index] for index in draws.choice(len(prompts), size)]
         else:
             by_id = {prompt.id: prompt for prompt in prompts}
-            names = self._journal.once(f"{DRAWN}{batch}", lambda: self._not_yet_drawn(prompts))
+            names = self._journal.once(f"{DRAWN}{batch}", lambda: self._unused_prompt_ids(prompts))
             sample = [by_id[name] for name in names]
         return sample, draws.choice(len(self._versions), len(sample)).tolist()
 
@@ -137,14 +137,14 @@ class CandidateDraws:
             if group is None or group in self._groups.get(prompt.id, ())
         ]
 
-    def _not_yet_drawn(self, prompts: Sequence[Prompt]) -> list[str]:
+    def _unused_prompt_ids(self, prompts: Sequence[Prompt]) -> list[str]:
         """Ids of the next of these prompts that no batch of the ledger has; [] if none is left."""
         spent_ids = {name for phase in self._journal.phases(like=f"{DRAWN}%") for name in phase.payload}
         order = generator(self._config.seed, "certification set").permutation(len(prompts))
         unused_ids = [prompts[index].id for index in order if prompts[index].id not in spent_ids]
         return unused_ids[: self._config.certificate.batch]
 
-    def _measured(
+    def _measure_answers(
         self, answers: Sequence[Response], limits: Sequence[TestedLimit], batch: str
     ) -> dict[str, list[float | None]]:
         """By limit, a number for every answer or None where its source gave none."""

@@ -98,7 +98,7 @@ def draws_rows(config: Config) -> list[tuple[str, str, str]]:
             rows.append((early.name, *_with_people(early, later)))
             continue
         levels = (early.level, later.level)
-        counts = [_about(_draws(early, level) if level else None) for level in levels]
+        counts = [_count_text(_draws(early, level) if level else None) for level in levels]
         rows.append((early.name, _at_a_true_value(early), f"{counts[0]} draws, candidate {LATE} {counts[1]}"))
     return [*rows, *_mixture_rows(config)]
 
@@ -113,7 +113,9 @@ def _mixture_rows(config: Config) -> list[tuple[str, str, str]]:
             count, needed = rounds * draws_each_round(config, limits[tested.name]), _draws(tested, tested.level)
             note = ", too few" if needed is None or needed > count else ""
             text = f"{tested.name} {_at_a_true_value(tested)}"
-            rows.append((mixture_name(first, rounds), text, f"{_about(needed)} draws; its rounds have {count:,}{note}"))
+            rows.append(
+                (mixture_name(first, rounds), text, f"{_count_text(needed)} draws; its rounds have {count:,}{note}")
+            )
     return rows
 
 
@@ -135,12 +137,14 @@ def _with_people(early: TestedLimit, later: TestedLimit) -> tuple[str, str]:
     """A model saves no labels on rare events: the fewest that people must give, whatever it says."""
     assert early.people is not None
     share = (early.limit - early.bias - early.low) / (early.high - early.low)
-    counts = [_about(fewest_draws(share, limit.level)) if limit.level else _about(None) for limit in (early, later)]
+    counts = [
+        _count_text(fewest_draws(share, limit.level)) if limit.level else _count_text(None) for limit in (early, later)
+    ]
     note = f"by people, who see {100 * early.people:.3g} % of the draws"
     return f"{early.stated} {note}", f"{counts[0]} people's answers at least, candidate {LATE} {counts[1]}"
 
 
-def _about(draws: int | None) -> str:
+def _count_text(draws: int | None) -> str:
     """Rounded up to two digits or so: 1309 is about 1,310."""
     if draws is None:
         return f"over {MOST:,}"

@@ -119,12 +119,12 @@ def settle(config: Config, run_dir: Path, journal: Journal, entry: Entry) -> dic
         # a mixture of more rounds is another one
         phase = PHASE if line.candidate.rounds is None else f"{PHASE}-{line.candidate.rounds}"
         if not journal.is_finished(phase):
-            newest = _certified(config, journal, line, sentences(certificate_of(config, run_dir, line)))
-            journal.once(phase, lambda: _noted(journal, newest))
+            newest = _certified_policy(config, journal, line, sentences(certificate_of(config, run_dir, line)))
+            journal.once(phase, lambda: _release_best_round(journal, newest))
     return certificate
 
 
-def _certified(config: Config, journal: JournalReader, entry: Entry, statement: Sequence[str]) -> Certified:
+def _certified_policy(config: Config, journal: JournalReader, entry: Entry, statement: Sequence[str]) -> Certified:
     """The certificate that the policy carries."""
     candidate = entry.candidate
     rounds = {record.version.number: record.round for record in journal.versions()}
@@ -146,7 +146,7 @@ def _in_short(limit: TestedLimit, upper: float) -> str:
     return f"{limit.name} at {side} {limit.amount(upper)} (limit {limit.stated.bound}, {confidence})"
 
 
-def _noted(journal: Journal, newest: Certified) -> dict[str, Any]:
+def _release_best_round(journal: Journal, newest: Certified) -> dict[str, Any]:
     """Releases the most helpful of the certified rounds, if it is not this rule's latest release already."""
     helpfulness = _helpfulness(journal)
     policies = [entry for entry in (*read_certified(journal), newest) if len(entry.rounds) == 1]

@@ -179,7 +179,7 @@ class Releases:
 
         def add(connection: Connection) -> None:
             state = _replay(self._history(connection))
-            self._demand_finished(connection, round_)
+            self._demand_finished_round(connection, round_)
             if state.current == round_:
                 raise UserError(f"round {round_} is the released one already")
             if (round_,) not in certified and not force:
@@ -275,7 +275,7 @@ class Releases:
         connection.execute(insert(release_table).values(**row, reason=reason, at_ms=at_ms))
         record_event(connection, at_ms, by[:64], f"serving.{action}", self._store.run, round=round_, reason=reason)
 
-    def _demand_finished(self, connection: Connection, round_: int) -> None:
+    def _demand_finished_round(self, connection: Connection, round_: int) -> None:
         condition = (round_table.c.run == self._store.run) & round_table.c.finished_ms.is_not(None)
         numbers = sorted(connection.execute(select(round_table.c.round).where(condition)).scalars())
         if round_ not in numbers:

@@ -117,7 +117,7 @@ def tested_limits(config: Config, limits: Mapping[str, float], number: int) -> t
     names = [name for name in limits if name not in config.thresholds]
     if names:
         raise UserError(f"--limit {names[0]}: this run's limits are {', '.join(config.thresholds)}")
-    tested = [_stated(entry, limits, number, config) for entry in bounded(config) if cannot(entry) is None]
+    tested = [_tested_limit(entry, limits, number, config) for entry in bounded(config) if cannot(entry) is None]
     if not tested:
         raise UserError("; ".join(estimated_only(config)))
     for test in tested:
@@ -158,7 +158,7 @@ def cannot(one: StatedLimit) -> str | None:
     return None
 
 
-def _stated(stated_limit: StatedLimit, bounds: Mapping[str, float], number: int, config: Config) -> TestedLimit:
+def _tested_limit(stated_limit: StatedLimit, bounds: Mapping[str, float], number: int, config: Config) -> TestedLimit:
     """A limit of `limits:` as it is tested."""
     limit, quantity = stated_limit.limit, stated_limit.limit.quantity
     bound = limit.cost(bounds[limit.name]) if limit.name in bounds else limit.cost_limit

@@ -183,7 +183,9 @@ def _keys_below(model: type[BaseModel], prefix: str, variant: str) -> Iterator[E
     for key, sections, tag in below:
         for section in sections:
             tag_text = f"{tag}: {_tag(section, tag)}" if tag and len(sections) > 1 else ""
-            yield from _keys_below(section, f"{key}.", tag_text or ("" if len(sections) == 1 else _named(section)))
+            yield from _keys_below(
+                section, f"{key}.", tag_text or ("" if len(sections) == 1 else _section_name(section))
+            )
 
 
 def _brought_settings(key: str, field: FieldInfo) -> Iterator[Explained]:
@@ -270,7 +272,7 @@ def _tag(section: type[BaseModel], tag: str) -> str:
     return "" if field is None else str(field.default if not field.is_required() else get_args(field.annotation)[0])
 
 
-def _named(section: type[BaseModel]) -> str:
+def _section_name(section: type[BaseModel]) -> str:
     for tag in ("kind", "engine"):
         if tag in section.model_fields:
             return f"{tag}: {_tag(section, tag)}"

@@ -56,7 +56,7 @@ def merge(base: Tree, over: Tree, model: type[BaseModel]) -> Tree:
             old, new = variant_of(field, below), variant_of(field, {**below, **value})
             if old is not None and new is not None and old is not new:
                 below = {name: setting for name, setting in below.items() if name in _shared_fields(old, new)}
-            result[key] = merge(below, value, new) if new is not None else _merged(below, value)
+            result[key] = merge(below, value, new) if new is not None else _merge_trees(below, value)
         elif isinstance(value, dict) and isinstance(below, dict):
             overlay = _limit_over if key == "limits" else _over
             result[key] = below | {name: overlay(below.get(name), entry) for name, entry in value.items()}
@@ -160,10 +160,10 @@ def _limit_over(below: Any, entry: Any) -> Any:
     return {**limit, **entry, **({"dual": _over(below.get("dual"), entry["dual"])} if "dual" in entry else {})}
 
 
-def _merged(base: Tree, over: Tree) -> Tree:
+def _merge_trees(base: Tree, over: Tree) -> Tree:
     """`over` merged over `base` while their variant is unknown."""
     sections = {
-        key: _merged(base[key], value)
+        key: _merge_trees(base[key], value)
         for key, value in over.items()
         if isinstance(base.get(key), dict) and isinstance(value, dict)
     }

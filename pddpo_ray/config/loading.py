@@ -66,7 +66,7 @@ def load(recipe: str, overrides: Sequence[str] = (), *, check_files: bool = True
     change_origins: Origins = {}
     for text in overrides:
         keys, value, origin = _parse_override(text)
-        change = _nested(keys, value)
+        change = _nested_tree(keys, value)
         _absolute_paths(change, Path.cwd())
         changes = merge(changes, change, Config)
         change_origins[keys] = origin
@@ -184,7 +184,7 @@ def _parse_override(text: str) -> tuple[Keys, Any, str]:
     return keys, parse_value(value, origin), origin
 
 
-def _nested(keys: Keys, value: Any) -> Tree:
+def _nested_tree(keys: Keys, value: Any) -> Tree:
     for key in reversed(keys):
         value = {key: value}
     return dict(value)
@@ -290,7 +290,9 @@ def _explain(error: ValidationError, tree: Tree, origins: Origins) -> str:
                 f"`{'.'.join(keys)}`{clause} must be one of {tags}{near}" if tags else f"`{'.'.join(keys)}` is missing"
             )
         case "model_type" | "model_attributes_type":
-            text = f"`{key}` is a section: give it keys, or set one with {key}.KEY=..., not {_shown(first['input'])}"
+            text = (
+                f"`{key}` is a section: give it keys, or set one with {key}.KEY=..., not {_short_repr(first['input'])}"
+            )
         case "value_error":
             while keys and at(tree, keys) is None:  # the tag of a variant is no key
                 keys = keys[:-1]
@@ -300,7 +302,7 @@ def _explain(error: ValidationError, tree: Tree, origins: Origins) -> str:
             text = f"{f'`{key}`: ' if key else ''}{message}"
         case _:
             demand = first["msg"].replace("Input should be", "must be", 1)
-            text = f"`{key}` is {_shown(first['input'])}, but {demand}"
+            text = f"`{key}` is {_short_repr(first['input'])}, but {demand}"
     suffix = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     origin = origin_of(keys, origins)
     return f"{origin}: {text}{suffix}" if origin else f"{text}{suffix}"
@@ -352,6 +354,6 @@ def _similarity(key: str, other: str) -> float:
     return difflib.SequenceMatcher(None, key, other).ratio()
 
 
-def _shown(value: Any) -> str:
+def _short_repr(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

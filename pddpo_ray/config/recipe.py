@@ -291,14 +291,14 @@ class Config(Sections):
             if limit.asks_people:
                 self._people_can_be_asked(limit)
             if self.world is not None and self.world.kind == "text" and limit.limit.quantity.kind == "logit":
-                self._texts_are_compared(limit)
+                self._comparisons_are_by_cost(limit)
             if limit.limit.quantity.kind == "logit" and limit.limit.quantity.over:
                 raise ValueError(f"{limit.where}: a logit limit is over all prompts; leave out `over`")
         drifts = [limit.where for limit in self.stated if limit.limit.quantity.kind == "kl"]
         if len(drifts) > 1:
             raise ValueError(f"{drifts[1]}: a run has one reference, and one limit on the distance to it")
 
-    def _texts_are_compared(self, limit: StatedLimit) -> None:
+    def _comparisons_are_by_cost(self, limit: StatedLimit) -> None:
         """A logit is learned from comparisons, which a text world has of its first cost alone."""
         if limit.compared_as != "cost":
             raise ValueError(

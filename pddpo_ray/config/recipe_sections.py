@@ -57,12 +57,12 @@ Policies = Literal["language models", "tables", "log-linear"]
 """What the policies of a run are."""
 
 
-def _shipped(fits: Callable[[Method], bool]) -> tuple[str, ...]:
+def _shipped_methods(fits: Callable[[Method], bool]) -> tuple[str, ...]:
     """Names of the shipped methods that fit, for messages."""
     return tuple(name for name in SHIPPED["methods"] if fits(load("methods", name, Method)))
 
 
-STATED_LIMITS = _shipped(lambda method: method.stated)
+STATED_LIMITS = _shipped_methods(lambda method: method.stated)
 """Shipped methods that hold limits of every kind; the others hold one limit, from labels of single answers."""
 SIGNALS: Mapping[str, Literal["logit_labels", "unsafe_rate", "cost_model"]] = {
     "logit": "logit_labels", "rate": "unsafe_rate", "mean": "cost_model",

@@ -48,17 +48,17 @@ class CutAnswers:
         answers = calibration_answers(self._journal)
         if not answers:
             return
-        counts = self._journal.once(PHASE, lambda: self._counted(answers))
+        counts = self._journal.once(PHASE, lambda: self._record_cut_share(answers))
         self._say("before round 1", "the reference's", counts["answers"], counts["cut"])
 
     def close_round(self, number: int) -> None:
         """Journals the share of the round's answers that were cut. A closing of rounds (`Journal.closing`)."""
         answers = self._journal.samples(number, "cost")
         if answers:
-            counts = self._journal.once(PHASE, lambda: self._counted(answers))
+            counts = self._journal.once(PHASE, lambda: self._record_cut_share(answers))
             self._say(f"round {number}", "its policy's", counts["answers"], counts["cut"])
 
-    def _counted(self, answers: Sequence[Response]) -> dict[str, Any]:
+    def _record_cut_share(self, answers: Sequence[Response]) -> dict[str, Any]:
         cut = self.share(answers)
         self._journal.add_metrics({METRIC: cut})
         return {"answers": len(answers), "cut": cut}

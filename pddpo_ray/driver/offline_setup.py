@@ -187,7 +187,7 @@ def answers_to_measure(config: Config, journal: Journal, backends: Backends, onl
     """
     pairs = [entry.labelled.pair for entry in journal.pairs(0)]
     of_pairs = [answer for pair in pairs for answer in (pair.first, pair.second)]
-    if backends.world is not None or backends.offline is None or not online or not _measured_freely(config):
+    if backends.world is not None or backends.offline is None or not online or not _is_measured_freely(config):
         return of_pairs
     groups = by_prompt(calibration_answers(journal)).values()
     return [answer for answers in groups if len(answers) > 1 for answer in answers] or of_pairs
@@ -195,12 +195,12 @@ def answers_to_measure(config: Config, journal: Journal, backends: Backends, onl
 
 def own_answers(config: Config, prompts: int) -> int:
     """For a plan: how many of the reference's own answers are measured; 0: the pairs' are."""
-    if config.data is None or not config.online or not _measured_freely(config):
+    if config.data is None or not config.online or not _is_measured_freely(config):
         return 0
     return calibration_size(config, prompts)
 
 
-def _measured_freely(config: Config) -> bool:
+def _is_measured_freely(config: Config) -> bool:
     reward = config.computed_reward
     kinds = {entry.source.kind for entry in (*config.stated, *([] if reward is None else [reward]))}
     return kinds - {"reference"} <= set(FREE_SOURCES)

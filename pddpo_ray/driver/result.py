@@ -50,7 +50,7 @@ def result_of(
 ) -> dict[str, Any]:
     """All keys, always; what a run does not know (no world, no offline comparison) is None."""
     result = {"outcome": outcome.as_json(), **_exact(world, evaluation, offline), **_counts(journal)}
-    count = _measured(journal)
+    count = _count_limit_labels(journal)
     result["labels_safety"] += count
     result["labels_used"] += count + _further_labels(journal, config.compared)
     result["limits"] = limits_result(config, journal, held, world, evaluation)
@@ -115,7 +115,7 @@ def _further_labels(journal: JournalReader, names: Sequence[str]) -> int:
     return int(sum(values.get(name, 0.0) for values in _of_rounds(journal) for name in keys))
 
 
-def _measured(journal: JournalReader) -> int:
+def _count_limit_labels(journal: JournalReader) -> int:
     """Labels under stated limits, of all answers that were measured."""
     items = ((name, value) for values in _of_rounds(journal) for name, value in values.items())
     return int(sum(value for name, value in items if name.startswith("labels/") and "/measure-" in name))

@@ -81,7 +81,7 @@ def audited(machine: Array, people: Array, asked: NDArray[np.bool_], low: float,
 
 def estimated(drawn: Drawn, prompts: Sequence[str], limit: float, confidence: float) -> Estimated:
     """Mean over prompts [n] and both ends of its interval, for a limit on the measure's own scale."""
-    groups = _grouped(drawn.values, prompts)
+    groups = _group_by_prompt(drawn.values, prompts)
     means = [float(group[~np.isnan(group)].mean()) for group in groups if not np.isnan(group).all()]
     value = float(np.mean(means)) if means else None
     if not groups:
@@ -105,7 +105,7 @@ def estimated(drawn: Drawn, prompts: Sequence[str], limit: float, confidence: fl
     )
 
 
-def _grouped(values: Array, prompts: Sequence[str]) -> list[Array]:
+def _group_by_prompt(values: Array, prompts: Sequence[str]) -> list[Array]:
     """Values of each prompt, in the order in which prompts occur first."""
     groups: dict[str, list[float]] = {}
     for value, prompt in zip(values, prompts, strict=True):

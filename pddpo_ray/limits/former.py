@@ -60,7 +60,7 @@ def refusal(recipe: Tree, *, override: bool = False) -> str | None:
         return f"`{key}` is no setting: limits say what must hold; leave it out"
     unknown = any(entry.get("at_most") == UNKNOWN for entry in entries.values())
     note = f", {UNKNOWN} being your limit on that scale" if unknown else ""
-    return f"`{key}` is no setting: limits say what must hold; write {_written(entries, override)}{note}"
+    return f"`{key}` is no setting: limits say what must hold; write {_limits_text(entries, override)}{note}"
 
 
 def limits_of_today(recipe: Tree) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def _source(recipe: Tree, cost: str) -> dict[str, Any]:
     return {"world": cost} if kind == "world" else dict(LABELLERS.get(str(kind), {}))
 
 
-def _written(entries: Mapping[str, Mapping[str, Any]], override: bool) -> str:
+def _limits_text(entries: Mapping[str, Mapping[str, Any]], override: bool) -> str:
     if not override:
         return flow({"limits": {name: dict(entry) for name, entry in entries.items()}})[1:-1]
     whole = [(f"limits.{name}", entry) for name, entry in entries.items() if set(entry) & set(KINDS)]

@@ -67,13 +67,13 @@ def suggest(limits: Sequence[Opened], answers: Sequence[Answer]) -> Suggestion:
         )
     now = [check_one(limit, source, answers) for limit, source in limits]
     tables = [_tables(limit, source, answers, prompts) for limit, source in limits if source is not None]
-    reached = _reached([limit for limit, source in limits if source is not None], tables)
+    reached = _reach_by_choosing([limit for limit, source in limits if source is not None], tables)
     indices = iter(range(len(tables)))
     suggested = []
     for (limit, source), checked in zip(limits, now, strict=True):
         index = None if source is None or reached is None else next(indices)
         suggested.append(
-            Suggested(checked) if index is None or reached is None else _one(limit, checked, reached, index)
+            Suggested(checked) if index is None or reached is None else _suggestion(limit, checked, reached, index)
         )
     return Suggestion(tuple(suggested), None if reached is None else reached.jointly, each)
 
@@ -121,7 +121,7 @@ def _excess(stated_limit: StatedLimit, source: Source, measure: Measure, answers
     return np.array([limit.cost(float(value)) for value in values]) - limit.cost_limit
 
 
-def _reached(limits: Sequence[StatedLimit], tables: Sequence[Tables]) -> Reach | None:
+def _reach_by_choosing(limits: Sequence[StatedLimit], tables: Sequence[Tables]) -> Reach | None:
     """What choosing among the answers that every limit could measure reaches; None where nothing is left."""
     if not tables:
         return None
@@ -146,7 +146,7 @@ def _scale(limit: StatedLimit, excess: Array) -> float:
     return (ends[1] - ends[0]) if ends is not None else float(np.ptp(excess)) or 1.0
 
 
-def _one(stated_limit: StatedLimit, now: Checked, reached: Reach, index: int) -> Suggested:
+def _suggestion(stated_limit: StatedLimit, now: Checked, reached: Reach, index: int) -> Suggested:
     limit = stated_limit.limit
 
     def value(excess: float) -> Amount:

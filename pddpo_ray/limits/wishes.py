@@ -64,7 +64,7 @@ def wish_of(sentences: list[str], model: str, unsafe_by: str) -> Wish:
 
 def _add(wish: Wish, part: str, model: str, unsafe_by: str) -> None:
     if "{" in part:
-        name, entry = _structured(part)
+        name, entry = _parse_limit(part)
     elif match := MEAN.match(part):
         name, entry = _mean(match, model)
     elif (match := ONLY.match(part)) and (language := (match[1] or match[2]).lower()) in LANGUAGES:
@@ -81,7 +81,7 @@ def _add(wish: Wish, part: str, model: str, unsafe_by: str) -> None:
     wish.limits[name] = entry
 
 
-def _structured(part: str) -> tuple[str, dict[str, Any]]:
+def _parse_limit(part: str) -> tuple[str, dict[str, Any]]:
     try:
         entries = yaml.safe_load(part)
     except yaml.YAMLError as error:

@@ -51,7 +51,7 @@ def figures_of_texts(written: Written, longest: int) -> Figures:
     words = [text.lower().split() for row in written.texts for text in row]
     for n in (1, 2):
         figures[f"distinct_{n}"] = _plain(distinct(words, n), len(written.texts))
-    return _known(figures)
+    return _known_figures(figures)
 
 
 def figures_of_scores(scores: Scores) -> Figures:
@@ -63,19 +63,19 @@ def figures_of_scores(scores: Scores) -> Figures:
     if "reward_held_out" in scores.reference:
         shares = win_shares(scores.own["reward_held_out"], scores.reference["reward_held_out"])
         figures["win_rate"] = mean_interval(shares, bounds=(0.0, 1.0))
-    return _known(figures)
+    return _known_figures(figures)
 
 
 def figures_of_divergence(log_ratios: Rows, tokens: Rows) -> Figures:
     """KL divergence from the reference in nats, per answer and per token: means of log pi/pi_ref over own answers."""
     ratios, counts = ([value for row in rows for value in row] for rows in (log_ratios, tokens))
     per_token = _plain(kl_per_token(ratios, counts), len(log_ratios))
-    return _known({"kl": _over_prompts(log_ratios), "kl_token": per_token})
+    return _known_figures({"kl": _over_prompts(log_ratios), "kl_token": per_token})
 
 
 def figures_of_pairs(agreed: Mapping[str, tuple[ArrayLike, Sequence[str]]]) -> Figures:
     """Share of held-out pairs ranked as people did, by question (better, safer). `agreed`: 1, 0 or 1/2, and prompts."""
-    return _known(
+    return _known_figures(
         {f"agrees_{name}": mean_interval(values, prompts, (0.0, 1.0)) for name, (values, prompts) in agreed.items()}
     )
 
@@ -89,7 +89,7 @@ def _plain(value: float | None, count: int) -> Estimate | None:
     return None if value is None else Estimate(value, None, None, count)
 
 
-def _known(figures: Mapping[str, Estimate | None]) -> Figures:
+def _known_figures(figures: Mapping[str, Estimate | None]) -> Figures:
     return {name: figure for name, figure in figures.items() if figure is not None}
 
 

@@ -94,7 +94,7 @@ class Scorecard:
         self._scores = {f"{kind}_own": score for kind, score in own_scorers.items()}
         self._scores |= {f"{kind}_held_out": score for kind, score in held_scorers.items()}
         self._rollout.ask_reference_besides()
-        self._journal.once(PHASE, lambda: self._counted(self._backends.reference))
+        self._journal.once(PHASE, lambda: self._score_policy(self._backends.reference))
 
     def close_round(self, number: int) -> None:
         """Counts the round's policy, if it was asked. A closing of rounds (`Journal.closing`)."""
@@ -102,15 +102,15 @@ class Scorecard:
         if not answers:
             return
         versions = {entry.version.number: entry.version for entry in self._journal.versions()}
-        payload = self._journal.once(PHASE, lambda: self._counted(versions[answers[0].policy_version]))
+        payload = self._journal.once(PHASE, lambda: self._score_policy(versions[answers[0].policy_version]))
         logger.info("scorecard of round %d: %s", number, brief(as_metrics(payload, trials_in(self._journal))))
         for note in payload["notes"]:
             logger.warning("round %d: %s", number, note)
 
-    def _counted(self, policy: PolicyVersion) -> dict[str, Any]:
+    def _score_policy(self, policy: PolicyVersion) -> dict[str, Any]:
         number = self._journal.round
         rows = list(by_prompt(self._journal.samples(number, ASKED)).values())
-        written = self._written(rows)
+        written = self._written_texts(rows)
         first = next((entry.payload for entry in self._journal.phases(0, PHASE)), None)
         scores = {
             name: _as_rows(score([answer for row in rows for answer in row]), rows)
@@ -131,12 +131,12 @@ class Scorecard:
             "pairs": pairs.tolist() if first is None else [],
             "figures": {name: asdict(figure) for name, figure in figures.items()},
         }
-        payload["alarm"] = [asdict(comparison) for comparison in self._compared(number, scores)]
+        payload["alarm"] = [asdict(comparison) for comparison in self._compare_rounds(number, scores)]
         payload["notes"] = self._notes(payload)
         self._journal.add_metrics(as_metrics(payload, trials_in(self._journal)))
         return payload
 
-    def _written(self, rows: Sequence[Sequence[Response]]) -> Written:
+    def _written_texts(self, rows: Sequence[Sequence[Response]]) -> Written:
         longest = self._config.rollout.max_tokens
         benign = self._journal.samples(self._journal.round, BENIGN)
 
@@ -175,7 +175,7 @@ class Scorecard:
             agreed[name] = (values, [self._pairs[i].pair.prompt.id for i in indices])
         return figures_of_pairs(agreed)
 
-    def _compared(self, number: int, scores: Mapping[str, Rows]) -> list[Divergence]:
+    def _compare_rounds(self, number: int, scores: Mapping[str, Rows]) -> list[Divergence]:
         """Compares the round with all earlier ones; [] unless both rewards are known for each."""
         if number == 0:
             return []

@@ -65,25 +65,27 @@ def held_out_scores(config: Config, journal: Journal, backends: Backends, asked:
     if not kinds:
         logger.warning("scorecard: %s", NOBODY)
         return {}
-    payload = journal.once(SCORERS, lambda: {kind: _made(kind, config, journal, backends, asked) for kind in kinds})
+    payload = journal.once(
+        SCORERS, lambda: {kind: _find_or_train_scorer(kind, config, journal, backends, asked) for kind in kinds}
+    )
     for kind, trials in trials_of(payload).items():
         logger.info("scorecard: held-out %s model, %s", kind, trials)
-    return {kind: partial(_scored, _maker(kind, config, backends, payload[kind])) for kind in kinds}
+    return {kind: partial(_score_answers, _maker(kind, config, backends, payload[kind])) for kind in kinds}
 
 
-def _made(
+def _find_or_train_scorer(
     kind: Kind, config: Config, journal: Journal, backends: Backends, prompts: Sequence[Prompt]
 ) -> dict[str, Any]:
     """Where the scorer is, and its trials."""
     settings = config.scorecard.scorers.get(kind)
     if settings is None:
-        return _trained(kind, config, backends, prompts)
+        return _train_scorer(kind, config, backends, prompts)
     report = Path(settings.path) / REPORT
     if report.is_file():
         _demand_others(kind, settings.path, config, journal, backends, prompts)
         return {"scorer": settings.path, HELD_OUT: json.loads(report.read_text(encoding="utf-8"))[HELD_OUT]}
     labelled = list(backends.held_out) or [entry.labelled for entry in journal.pairs(0)]
-    trials = _compared(kind, partial(given_scorer, settings, config.model.dtype), labelled, backends, config)
+    trials = _test_scorer(kind, partial(given_scorer, settings, config.model.dtype), labelled, backends, config)
     return {"scorer": settings.path, HELD_OUT: trials.as_metrics()}
 
 
@@ -111,7 +113,7 @@ def _demand_others(
             )
 
 
-def _trained(kind: Kind, config: Config, backends: Backends, prompts: Sequence[Prompt]) -> dict[str, Any]:
+def _train_scorer(kind: Kind, config: Config, backends: Backends, prompts: Sequence[Prompt]) -> dict[str, Any]:
     """On held-out pairs of prompts that the scorecard does not ask; a share of those prompts judges it."""
     prompt_ids = {prompt.id for prompt in prompts}
     labelled = [item for item in backends.held_out if item.pair.prompt.id not in prompt_ids]
@@ -124,12 +126,12 @@ def _trained(kind: Kind, config: Config, backends: Backends, prompts: Sequence[P
     return {"scorer": "trained by the run", **stored, HELD_OUT: Trials.of(right).as_metrics()}
 
 
-def _compared(
+def _test_scorer(
     kind: Kind, make: Callable[[], AnswerScorer], labelled: Sequence[LabelledPair], backends: Backends, config: Config
 ) -> Trials:
     """Tests a scorer made elsewhere against the labels of these pairs."""
     seed, by_prompt = seed_of(config.seed, "scorecard", kind), backends.world is None
-    score = partial(_scored, make)
+    score = partial(_score_answers, make)
     return compared_answers(
         labelled, kind, backends.offline_unsafe, score, by_prompt=by_prompt, seed=seed, most=COMPARED
     )
@@ -142,7 +144,7 @@ def _maker(kind: Kind, config: Config, backends: Backends, stored: Mapping[str, 
     return partial(stored_scorer, str(backends.store.root), stored["path"], stored["sha256"])
 
 
-def _scored(make: Callable[[], AnswerScorer], answers: Sequence[Response]) -> Array:
+def _score_answers(make: Callable[[], AnswerScorer], answers: Sequence[Response]) -> Array:
     """Raises RunError for a score that is no number."""
     scorer = make()
     scores = scorer.score(answers)

@@ -136,14 +136,14 @@ class ArtifactStore:
         """
         from safetensors.numpy import load_file
 
-        return _verified(load_file(self.folder(path) / WEIGHTS), path, sha256)
+        return _verify_hash(load_file(self.folder(path) / WEIGHTS), path, sha256)
 
     def read_torch(self, path: str, sha256: str) -> Mapping[str, torch.Tensor]:
         """The same as torch tensors on the CPU, each read when it is asked for."""
-        return _verified(stored_mapping(self.folder(path) / WEIGHTS), path, sha256)
+        return _verify_hash(stored_mapping(self.folder(path) / WEIGHTS), path, sha256)
 
 
-def _verified(tensors: M, path: str, sha256: str) -> M:
+def _verify_hash(tensors: M, path: str, sha256: str) -> M:
     actual = tensors_sha256(tensors)
     if actual != sha256:
         raise RunError(f"artifact {path} has hash {actual[:12]}, the journal says {sha256[:12]}: its file was changed")

@@ -166,7 +166,7 @@ def checkpoint_problem(folder: Path) -> str | None:
     try:
         return model_problem(folder) or _training_problem(folder) or _tokenizer_problem(folder)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        return _damaged(error)
+        return _damage_problem(error)
 
 
 def model_problem(folder: Path) -> str | None:
@@ -179,7 +179,7 @@ def model_problem(folder: Path) -> str | None:
         unused_settings(folder)
         return _kind_problem(folder) or _weights_problem(folder) or _head_problem(folder)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        return _damaged(error)
+        return _damage_problem(error)
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -205,7 +205,7 @@ def longest_context(folder: Path) -> int | None:
     return next((int(number) for number in lengths if number), None)
 
 
-def _damaged(error: Exception) -> str:
+def _damage_problem(error: Exception) -> str:
     return f"has a damaged file ({error!r}); save the model there again"
 
 

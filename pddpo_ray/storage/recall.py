@@ -22,22 +22,22 @@ class Memory:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._known: dict[str, Any] = {}
+        self._results: dict[str, Any] = {}
         if path.exists():
             for line in path.read_text().splitlines():
                 try:
                     entry = json.loads(line)
                 except ValueError:
                     continue  # a line that a killed process left unfinished
-                self._known.setdefault(entry["key"], entry["value"])
+                self._results.setdefault(entry["key"], entry["value"])
 
     def recall(self, what: Any, compute: Callable[[], Any]) -> Any:
         """The value for `what` (JSON), computed at most once in the life of the file."""
         key = key_of(what)
-        if key not in self._known:
+        if key not in self._results:
             value = json.loads(json.dumps(compute()))
-            self._known[key] = value
+            self._results[key] = value
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a") as file:
                 file.write(json.dumps({"key": key, "value": value}) + "\n")
-        return self._known[key]
+        return self._results[key]

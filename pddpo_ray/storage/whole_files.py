@@ -161,25 +161,25 @@ def is_full(error: BaseException, path: Path) -> bool:
 
     SQLite says "disk I/O error" where no room is left for the index of its write-ahead log.
     """
-    return any(_says_full(cause, path) for cause in causes_of(error))
+    return any(_is_full_error(cause, path) for cause in causes_of(error))
 
 
-def _says_full(error: BaseException, path: Path) -> bool:
+def _is_full_error(error: BaseException, path: Path) -> bool:
     if isinstance(error, OSError) and error.errno in FULL:
         return True
-    text = _said_by_database(error)
+    text = _database_message(error)
     return "disk is full" in text or ("disk I/O error" in text and _room(path) == 0)
 
 
 def is_closed(error: BaseException, path: Path) -> bool:
     """Whether an error, or one that caused it, says that `path` or what lies in it may not be written."""
-    return any(_says_closed(cause, path) for cause in causes_of(error))
+    return any(_is_closed_error(cause, path) for cause in causes_of(error))
 
 
-def _says_closed(error: BaseException, path: Path) -> bool:
+def _is_closed_error(error: BaseException, path: Path) -> bool:
     if isinstance(error, OSError) and error.errno in CLOSED:
         return error.filename is not None and _touches(Path(os.fsdecode(error.filename)), path)
-    text = _said_by_database(error)
+    text = _database_message(error)
     return "readonly database" in text or ("unable to open" in text and path.is_dir() and not os.access(path, os.W_OK))
 
 
@@ -189,7 +189,7 @@ def _touches(file: Path, folder: Path) -> bool:
     return file.is_relative_to(folder) or folder.is_relative_to(file)
 
 
-def _said_by_database(error: BaseException) -> str:
+def _database_message(error: BaseException) -> str:
     from sqlalchemy.exc import OperationalError
 
     return str(error.orig) if isinstance(error, OperationalError) else ""

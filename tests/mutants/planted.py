@@ -98,7 +98,7 @@ PLANTED = (
     ),
     fault(
         "altered weights are read",
-        "pddpo_ray/storage/artifacts _verified",
+        "pddpo_ray/storage/artifacts _verify_hash",
         "if actual != sha256:",
         "if not actual:",
         "unit/loop/test_artifacts",

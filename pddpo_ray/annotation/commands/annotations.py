@@ -175,7 +175,7 @@ def push(
     """Put the run's open questions into another tool. The key comes from LABEL_STUDIO_API_KEY or ARGILLA_API_KEY."""
     from pddpo_ray.annotation.queue.exchange import open_questions
 
-    with queue_of(run, journal, to_read=True) as (store, _), _connected(tool, url, workspace, store.run) as connector:
+    with queue_of(run, journal, to_read=True) as (store, _), _connector(tool, url, workspace, store.run) as connector:
         questions = open_questions(store)
         added = connector.push(questions)
     _show({"open": len(questions), "added": added}, as_json)
@@ -188,7 +188,7 @@ def pull(
     """Fetch answers from another tool; each passes the queue's own rules. Fetching again changes nothing."""
     from pddpo_ray.annotation.queue.exchange import take_answers
 
-    with queue_of(run, journal) as (store, rules), _connected(tool, url, workspace, store.run) as connector:
+    with queue_of(run, journal) as (store, rules), _connector(tool, url, workspace, store.run) as connector:
         report = take_answers(store, rules, connector.name, connector.pull())
     if not as_json:
         for line in report.not_taken:
@@ -198,7 +198,7 @@ def pull(
 
 
 @contextmanager
-def _connected(tool: Tool, url: str, workspace: str, run: str) -> Iterator[Connector]:
+def _connector(tool: Tool, url: str, workspace: str, run: str) -> Iterator[Connector]:
     from pddpo_ray.annotation.connectors.argilla import Argilla
     from pddpo_ray.annotation.connectors.label_studio import LabelStudio
 

@@ -133,15 +133,15 @@ def _answers(task: Mapping[str, Any]) -> Iterator[GivenElsewhere]:
     if question is None:
         return
     for annotation in task.get("annotations", ()):
-        answer = {} if annotation.get("was_cancelled") else _given(annotation["result"])
+        answer = {} if annotation.get("was_cancelled") else _choices(annotation["result"])
         spent_ms = int(1000 * (annotation.get("lead_time") or 0))
-        yield GivenElsewhere(question, _who(annotation["completed_by"]), answer, spent_ms)
+        yield GivenElsewhere(question, _user_id(annotation["completed_by"]), answer, spent_ms)
 
 
-def _given(result: list[Mapping[str, Any]]) -> dict[str, str]:
+def _choices(result: list[Mapping[str, Any]]) -> dict[str, str]:
     return {part["from_name"]: part["value"]["choices"][0] for part in result if part["type"] == "choices"}
 
 
-def _who(completed_by: Any) -> str:
+def _user_id(completed_by: Any) -> str:
     """The user's id; some versions of the server send it inside the user."""
     return str(completed_by["id"] if isinstance(completed_by, Mapping) else completed_by)

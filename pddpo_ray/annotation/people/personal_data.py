@@ -84,7 +84,7 @@ class PersonalData:
                 "consents": _rows(connection, consent, consent.c.annotator == id_, "version", "text", "at_ms"),
                 "answers": _answers(connection, id_),
                 "audit": _rows(
-                    connection, audit_event, _about(row), "seq", "at_ms", "actor", "action", "object", "data"
+                    connection, audit_event, _audit_condition(row), "seq", "at_ms", "actor", "action", "object", "data"
                 ),
             }
         return content | {"work": [asdict(day) for day in self._worklog.days() if day.handle == row.handle]}
@@ -149,7 +149,7 @@ def _answers(connection: Connection, id_: str) -> list[dict[str, Any]]:
     return [dict(row._mapping) for row in connection.execute(query)]
 
 
-def _about(row: Any) -> ColumnElement[bool]:
+def _audit_condition(row: Any) -> ColumnElement[bool]:
     """Entries of the audit log by a person, about them or that mention their name."""
     return or_(audit_event.c.actor == row.id, audit_event.c.object.in_((row.id, row.handle)), _mentions(row.handle))
 

@@ -30,14 +30,14 @@ class Staff:
         who said which languages they know for questions in those.
         """
         with reading(self._store.engine) as connection:
-            questions, people = self._lacking(connection, status.id)
+            questions, people = self._count_missing_people(connection, status.id)
         if not people:
             return ""
         people_text = "1 more person is" if people == 1 else f"{people} more people are"
         waiting = "1 question waits" if questions == 1 else f"{questions} questions wait"
         return f"{people_text} needed: {waiting} for labels that nobody here can give (add people with {ADD})"
 
-    def _lacking(self, connection: Connection, round_id: str) -> tuple[int, int]:
+    def _count_missing_people(self, connection: Connection, round_id: str) -> tuple[int, int]:
         """Questions with too few people, and the largest number missing at one of them."""
         answered_anything = exists().where(answer.c.annotator == annotator.c.id)
         workers = annotator.c.role.in_((Role.ANNOTATOR.value, Role.LEAD.value)) | (

@@ -214,9 +214,9 @@ class Answers:
     ) -> Receipt:
         stored_row = connection.execute(select(answer).where(answer.c.key == key)).first()
         if stored_row is not None:
-            return self._repeated(connection, person, lease_id, submission, stored_row)
+            return self._repeated_receipt(connection, person, lease_id, submission, stored_row)
         round_state, lease_row, question = self._lock(connection, person, lease_id)
-        values = _stored(question, submission, lease_row.swap)
+        values = _stored_values(question, submission, lease_row.swap)
         if lease_row.state == "answered":
             raise QueueError(Problem.ANSWERED_ALREADY, "you answered this question already; take that back first")
         if round_state == "cancelled":
@@ -272,13 +272,13 @@ class Answers:
             connection.execute(update(task).where(task.c.id == question.id).values(leased=task.c.leased + 1))
         return id_
 
-    def _repeated(
+    def _repeated_receipt(
         self, connection: Connection, person: Person, lease_id: str, submission: Submission, row: Any
     ) -> Receipt:
         if row.annotator != person.id:
             raise QueueError(Problem.NOT_YOURS, "this key belongs to another person's answer")
         question = connection.execute(select(task.c.kind, task.c.low, task.c.high).where(task.c.id == row.task)).one()
-        values = _stored(question, submission, row.swap)
+        values = _stored_values(question, submission, row.swap)
         if (row.lease, row.kind, row.given) != (lease_id, submission.kind, values):
             raise QueueError(Problem.KEY_REUSED, "this key was used for another answer; make a new key for a new one")
         return self._receipt(connection, row, repeated=True)
@@ -363,7 +363,7 @@ def _message(outcome: Outcome, late: bool, withdrawn: bool) -> str:
     return "Stored, a little late but in time to count." if late else "Stored."
 
 
-def _stored(question: Any, submission: Submission, swap: bool) -> Given:
+def _stored_values(question: Any, submission: Submission, swap: bool) -> Given:
     """What is stored of a label to this question; nothing of another reply."""
     if submission.kind != "label":
         return {}

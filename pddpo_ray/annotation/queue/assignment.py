@@ -299,7 +299,7 @@ class Leases:
         leases = [row for row in in_hands if row.lease is not None]
         forgotten_rows = [row for row in sorted(leases, key=lambda row: row.leased_ms) if row.lease not in holding]
         if forgotten_rows:
-            return [self._renewed(connection, row) for row in forgotten_rows[:count]]
+            return [self._renew_lease(connection, row) for row in forgotten_rows[:count]]
         free = self._rules.leases_each - len(leases)
         if free <= 0:
             return NoQuestion("holding", 5)
@@ -316,7 +316,7 @@ class Leases:
         now = self._store.clock()
         return IN_HANDS.run(connection, person=person_id, run=self._store.run, now=now, midnight=midnight(now))
 
-    def _renewed(self, connection: Connection, row: Any) -> Lease:
+    def _renew_lease(self, connection: Connection, row: Any) -> Lease:
         expires = self._expiry(row.leased_ms)
         connection.execute(update(lease).where(lease.c.id == row.lease).values(expires_ms=expires))
         return self.view(connection, row.lease)
@@ -364,18 +364,19 @@ class Leases:
         expires = now + self._rules.lease_ms
         common = {"annotator": person_id, "state": "leased", "guideline": guideline}
         common |= {"leased_ms": now, "expires_ms": expires}
-        leases = [self._held(row, person_id, now) | common for row in rows]
+        leases = [self._lease_fields(row, person_id, now) | common for row in rows]
         COUNT_OUT.run_each(connection, leases)
         HOLD[connection.dialect.name].run_each(connection, leases)
         return [
-            _shown(row, entry["id"], entry["swap"], expires, guideline) for row, entry in zip(rows, leases, strict=True)
+            _shown_lease(row, entry["id"], entry["swap"], expires, guideline)
+            for row, entry in zip(rows, leases, strict=True)
         ]
 
     def hand_again(self, connection: Connection, task_id: str, person_id: str, guideline: int) -> None:
         """Leases a question again to the person who had it, inside the caller's transaction."""
         self._hand_out(connection, OFFER_AGAIN.run(connection, question=task_id), person_id, guideline)
 
-    def _held(self, row: Any, person_id: str, now: int) -> dict[str, Any]:
+    def _lease_fields(self, row: Any, person_id: str, now: int) -> dict[str, Any]:
         """A person who has seen the question before sees each answer on the same side again."""
         if row.lease is not None:
             return {"task": row.id, "id": row.lease, "swap": row.swap}
@@ -395,10 +396,10 @@ class Leases:
         names = ("kind", "prompt", "first", "second", "asks", "low", "high", "risk", "language", "turns")
         query = select(lease, *(task.c[name] for name in names))
         row = connection.execute(query.join(task, task.c.id == lease.c.task).where(lease.c.id == lease_id)).one()
-        return _shown(row, row.id, row.swap, row.expires_ms, row.guideline)
+        return _shown_lease(row, row.id, row.swap, row.expires_ms, row.guideline)
 
 
-def _shown(row: Any, lease_id: str, swap: bool, expires_ms: int, guideline: int) -> Lease:
+def _shown_lease(row: Any, lease_id: str, swap: bool, expires_ms: int, guideline: int) -> Lease:
     left, right = (row.second, row.first) if swap and row.second is not None else (row.first, row.second)
     turns = json.loads(row.turns) if isinstance(row.turns, str) else row.turns  # SQLite's own cursor gives the text
     dialogue = tuple((role, text) for role, text in turns or ())

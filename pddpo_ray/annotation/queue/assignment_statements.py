@@ -71,12 +71,12 @@ IN_HANDS = Prepared(
 """What is read before a question is chosen: a row for each lease in the person's hands, or one row without a lease."""
 
 
-def _unseen(question: FromClause) -> ColumnElement[bool]:
+def _is_suitable(question: FromClause) -> ColumnElement[bool]:
     past_lease = exists().where(lease.c.task == question.c.id, MINE, MET)
-    return (question.c.risk <= bindparam("risk_max")) & _understood(question) & ~past_lease
+    return (question.c.risk <= bindparam("risk_max")) & _is_understood(question) & ~past_lease
 
 
-def _understood(question: FromClause) -> ColumnElement[bool]:
+def _is_understood(question: FromClause) -> ColumnElement[bool]:
     """A question in no particular language, or in one of the person's; `languages` is "" for who said none, else codes
     between commas, e.g. ",de,en,"."""
     languages = bindparam("languages", type_=Text)
@@ -93,7 +93,7 @@ def _first_of_each_round() -> Any:
     waiting = task.alias("waiting")
     most_urgent = (
         select(waiting.c.id)
-        .where(waiting.c.question_round == question_round.c.id, waiting.c.balance < 0, _unseen(waiting))
+        .where(waiting.c.question_round == question_round.c.id, waiting.c.balance < 0, _is_suitable(waiting))
         .order_by(*_urgency(waiting))
         .limit(1)
         .correlate(question_round)
@@ -146,7 +146,7 @@ def _urgent(*where: ColumnElement[bool]) -> Any:
     return _offer(in_round, _NEW, *where).order_by(*_urgency(task)).limit(bindparam("count")).subquery()
 
 
-_NEW = (task.c.risk <= bindparam("risk_max")) & _understood(task) & (lease.c.id.is_(None) | ~MET)
+_NEW = (task.c.risk <= bindparam("risk_max")) & _is_understood(task) & (lease.c.id.is_(None) | ~MET)
 _FROM_START = (
     (task.c.balance == bindparam("at_balance"))
     & (task.c.priority == bindparam("at_priority"))

@@ -86,7 +86,7 @@ class Rounds:
         row |= {"opened_ms": self._store.clock(), "state": "open", "content_sha256": digest, "waits_s": waits_s}
 
         def add(connection: Connection) -> str:
-            batch = self._opened(connection, round_, purpose)
+            batch = self._find_batch(connection, round_, purpose)
             if batch is not None:
                 _demand_same(batch, digest, labels_each)
                 self._wait_as_long(connection, batch, waits_s, by)
@@ -168,13 +168,13 @@ class Rounds:
 
     def reopen_blocked(self, id_: str, *, by: str, reason: str = "") -> int:
         """Puts questions that too many people refused back into the queue. Returns how many."""
-        return self._change_blocked(id_, "round.unblock", by, reason, state="open", refusals=0)
+        return self._change_blocked_questions(id_, "round.unblock", by, reason, state="open", refusals=0)
 
     def drop_blocked(self, id_: str, *, by: str, reason: str = "") -> int:
         """Drops questions that too many people refused; the batch does without their labels. Returns how many."""
-        return self._change_blocked(id_, "round.drop", by, reason, state=DROPPED)
+        return self._change_blocked_questions(id_, "round.drop", by, reason, state=DROPPED)
 
-    def _change_blocked(self, id_: str, action: str, by: str, reason: str, **values: Any) -> int:
+    def _change_blocked_questions(self, id_: str, action: str, by: str, reason: str, **values: Any) -> int:
         def apply(connection: Connection) -> int:
             self._lock(connection, id_, "open")
             blocked = (task.c.question_round == id_) & (task.c.state == "blocked")
@@ -296,7 +296,7 @@ class Rounds:
 
     def _gold_stock(self, connection: Connection, kind: str) -> str:
         purpose = f"{GOLD}-{kind}"
-        stock = self._opened(connection, 0, purpose)
+        stock = self._find_batch(connection, 0, purpose)
         if stock is not None:
             return str(stock.id)
         id_ = round_id(self._store.run, 0, purpose)
@@ -305,7 +305,7 @@ class Rounds:
         connection.execute(insert(question_round).values(**row, state="open", content_sha256=""))
         return id_
 
-    def _opened(self, connection: Connection, round_: int, purpose: str) -> Any:
+    def _find_batch(self, connection: Connection, round_: int, purpose: str) -> Any:
         """The batch of this round and purpose, if there is one. A parent run may have opened it under its own id."""
         of_round = (question_round.c.run == self._store.run) & (question_round.c.round == round_)
         return connection.execute(select(question_round).where(of_round, question_round.c.purpose == purpose)).first()

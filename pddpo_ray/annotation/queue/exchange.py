@@ -130,15 +130,15 @@ def examples(store: Store, *, round_: int | None = None) -> Iterator[Example]:
     A tie is no label. What contradicts itself is left out, as it is of training, and so are answers to a limit's own
     question, which say nothing about safety. Nothing says who labelled.
     """
-    return (_example(row) for row in _counted(store, round_) if not contradicts_itself(row.given))
+    return (_example(row) for row in _counted_answers(store, round_) if not contradicts_itself(row.given))
 
 
 def contradictory(store: Store, *, round_: int | None = None) -> int:
     """Labels that count, and are left out because they contradict themselves."""
-    return sum(contradicts_itself(row.given) for row in _counted(store, round_))
+    return sum(contradicts_itself(row.given) for row in _counted_answers(store, round_))
 
 
-def _counted(store: Store, round_: int | None) -> Iterator[Any]:
+def _counted_answers(store: Store, round_: int | None) -> Iterator[Any]:
     query = (
         select(task, answer.c.given, seat.c.number, question_round.c.round)
         .join(seat, seat.c.task == task.c.id)
@@ -214,8 +214,8 @@ def answers_in(
                 reason = "earlier rows answered every question that shows these texts"
             problems.append(f"{line}: {reason}")
             continue
-        values = _given(row.example, candidates[-1])
-        missing = [name for name in _asked(candidates[-1]) if name not in values]
+        values = _label_values(row.example, candidates[-1])
+        missing = [name for name in _answer_fields(candidates[-1]) if name not in values]
         if missing:
             problems.append(f"{line}: the row does not say {', '.join(missing)}; a tie or a gap is no answer")
             continue
@@ -223,11 +223,11 @@ def answers_in(
     return answers, problems
 
 
-def _asked(question: OpenQuestion) -> tuple[str, ...]:
+def _answer_fields(question: OpenQuestion) -> tuple[str, ...]:
     return STORED[question.kind]
 
 
-def _given(example: Example, question: OpenQuestion) -> dict[str, str]:
+def _label_values(example: Example, question: OpenQuestion) -> dict[str, str]:
     """What the row says, in terms of the question's first and second answer."""
     words = {True: "safe", False: "unsafe"}
     if question.second is None:

@@ -72,9 +72,9 @@ def add_questions(store: Store, rows: list[AskedRow], *, labels_each: int) -> Ad
 
     Raises UserError, before anything is added, for a known id with other texts.
     """
-    stored_rows = _asked(store)
+    stored_rows = _stored_questions(store)
     for row in rows:
-        _demand_unchanged(row, stored_rows.get(row.question.item))
+        _demand_unchanged_question(row, stored_rows.get(row.question.item))
     new = [row.question for row in rows if row.question.item not in stored_rows]
     rounds, number = Rounds(store, RULES), _last_round(store) + 1
     for kind, purpose in PURPOSES.items():
@@ -84,7 +84,7 @@ def add_questions(store: Store, rows: list[AskedRow], *, labels_each: int) -> Ad
     return Added(len(new), known_count, len(stored_rows) - known_count)
 
 
-def _asked(store: Store) -> dict[str, Any]:
+def _stored_questions(store: Store) -> dict[str, Any]:
     """What was asked before, by the question's id."""
     query = (
         select(task.c.item, *(task.c[name] for name in WORDS))
@@ -95,10 +95,10 @@ def _asked(store: Store) -> dict[str, Any]:
         return {row.item: row for row in connection.execute(query)}
 
 
-def _demand_unchanged(row: AskedRow, before: Any) -> None:
+def _demand_unchanged_question(row: AskedRow, before: Any) -> None:
     if before is None:
         return
-    now = _stored(row.question)
+    now = _question_columns(row.question)
     changes = [word for name, word in WORDS.items() if getattr(before, name) != now[name]]
     if changes:
         raise UserError(
@@ -107,7 +107,7 @@ def _demand_unchanged(row: AskedRow, before: Any) -> None:
         )
 
 
-def _stored(question: Question) -> dict[str, Any]:
+def _question_columns(question: Question) -> dict[str, Any]:
     turns = [list(turn) for turn in question.turns] or None
     return {name: getattr(question, name) for name in WORDS} | {"turns": turns}
 

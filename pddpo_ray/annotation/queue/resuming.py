@@ -39,7 +39,7 @@ class Resumer:
         self._command = resume_command(run_dir, config.journal)
         self._rounds = Rounds(Store(engine, run_id), Rules())
         self._look_s = look_s
-        self._taken = self._frozen()
+        self._old_batch_ids = self._frozen_batch_ids()
         """Batches frozen at the start or by the last resumed run."""
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="resume", daemon=True)
@@ -63,10 +63,10 @@ class Resumer:
         batches = self._rounds.all()
         waiting = [status for status in batches if status.state != "frozen"]
         answered = all(status.state == "open" and status.complete for status in waiting)
-        news = bool(waiting) or bool(self._frozen() - self._taken)
+        news = bool(waiting) or bool(self._frozen_batch_ids() - self._old_batch_ids)
         return answered and news and not is_driven(self._engine, self._run_id)
 
-    def _frozen(self) -> set[str]:
+    def _frozen_batch_ids(self) -> set[str]:
         return {status.id for status in self._rounds.all() if status.state == "frozen"}
 
     def _watch(self) -> None:
@@ -75,7 +75,7 @@ class Resumer:
                 continue
             logger.warning("all labels are there: the run continues, its log is %s", self._run_dir / LOG)
             self.exits.append(self._resume())
-            self._taken = self._frozen()
+            self._old_batch_ids = self._frozen_batch_ids()
             if self.exits[-1] == DONE:
                 logger.warning("the run is finished: %s", self._run_dir / "report.html")
                 return

@@ -76,7 +76,7 @@ def flags(person: str, record: Record) -> list[Flag]:
         ),
         "controls": (control_bet, control_text),
         "side": (
-            _either(share_bet(n, sides, SIDE_SHARE, SIDE_STAKES) for n in (left, sides - left)),
+            _log_mean(share_bet(n, sides, SIDE_SHARE, SIDE_STAKES) for n in (left, sides - left)),
             f"{max(left, sides - left)} of {sides} times the {'left' if 2 * left >= sides else 'right'} answer",
         ),
         "speed": (
@@ -94,10 +94,10 @@ def share_bet(successes: int, trials: int, null: float, stakes: Sequence[float])
     than `null`.
     """
     gains = [successes * math.log(p / null) + (trials - successes) * math.log((1 - p) / (1 - null)) for p in stakes]
-    return _either(gains)
+    return _log_mean(gains)
 
 
-def _either(bets: Iterable[float]) -> float:
+def _log_mean(bets: Iterable[float]) -> float:
     """Logarithm of the mean of bets, each given by its logarithm."""
     logs = np.array(list(bets))
     return float(np.logaddexp.reduce(logs)) - math.log(len(logs))

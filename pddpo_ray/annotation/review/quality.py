@@ -239,7 +239,7 @@ class Quality:
         for row in rows:
             by_task.setdefault(row.task, []).append(row)
         worst = sorted(by_task, key=lambda key: (-len(by_task[key]), key))
-        return [_refused(key, by_task[key]) for key in worst[offset : offset + limit]]
+        return [_question_refusals(key, by_task[key]) for key in worst[offset : offset + limit]]
 
     def pace(self, status: RoundStatus) -> dict[str, float | None]:
         """Labels per hour over the last hour of work, and seconds until the round is complete at that pace."""
@@ -307,7 +307,7 @@ class Quality:
         return self._not_withdrawn().where(COUNTS, task.c.gold.is_(None))
 
 
-def _refused(task_id: str, rows: Sequence[Any]) -> dict[str, Any]:
+def _question_refusals(task_id: str, rows: Sequence[Any]) -> dict[str, Any]:
     """One question and its refusals."""
     kinds = Counter(row.kind for row in rows)
     flags = [{"handle": row.handle, "reason": row.reason, "note": row.note} for row in rows if row.kind == "flag"]

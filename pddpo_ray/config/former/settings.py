@@ -102,7 +102,7 @@ def refusal(recipe: Tree, *, override: bool = False) -> str | None:
     key = ".".join(key_paths[0])
     if key in FIXED:
         return f"`{key}` is no setting: it is fixed at {flow(FIXED[key])}; leave it out"
-    value_of = _fit_at if override else _moved
+    value_of = _fit_at if override else _moved_value
     values = {_target(recipe, ".".join(keys)): value_of(recipe, keys) for keys in key_paths}
     if override:
         values = dict(_lines(values))
@@ -118,7 +118,7 @@ def in_todays_keys(recipe: Tree) -> dict[str, Any]:
     """An earlier version's recipe in today's keys: fixed settings dropped, the others moved."""
     tree = dict(recipe)
     for keys in former_keys(recipe):
-        value, key = _moved(tree, keys), ".".join(keys)
+        value, key = _moved_value(tree, keys), ".".join(keys)
         tree = _without(tree, keys)
         if key not in FIXED and (value is not None or not key.startswith("offline.")):
             tree = replaced(tree, tuple(_target(recipe, key).split(".")), value)
@@ -139,7 +139,7 @@ def of_its_method(tree: dict[str, Any]) -> dict[str, Any]:
     return {**tree, "method": {key: value for key, value in settings.items() if key in fields}}
 
 
-def _moved(recipe: Tree, keys: tuple[str, ...]) -> Any:
+def _moved_value(recipe: Tree, keys: tuple[str, ...]) -> Any:
     """A former key's value; a method's settings join those under `method`."""
     value = _fit_at(recipe, keys)
     if MOVED.get(".".join(keys)) != "method" or not isinstance(value, Mapping):

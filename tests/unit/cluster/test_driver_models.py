@@ -26,7 +26,7 @@ from pddpo_ray.parts.rewards import ComputedReward
 from pddpo_ray.plan.memory import ModelShape, by_process, host_bytes, memory, on_one_gpu
 from pddpo_ray.plan.warnings import warnings
 from pddpo_ray.records import Prompt, Response
-from pddpo_ray.scorecard.scorers import _scored, own_scores
+from pddpo_ray.scorecard.scorers import _score_answers, own_scores
 from pddpo_ray.scorers.fits import given_scorer
 from pddpo_ray.scoring import scorer_training
 from pddpo_ray.scoring.held_out import ScoreRow
@@ -73,7 +73,7 @@ def of_limit(folder: Path, source: str) -> None:
 
 def held_out(folder: Path) -> None:
     given = StoredScorerConfig(path=str(guard(folder / "guard")))
-    assert len(_scored(partial(given_scorer, given, "float32"), [ASKED])) == 1
+    assert len(_score_answers(partial(given_scorer, given, "float32"), [ASKED])) == 1
 
 
 def trained(folder: Path) -> None:
