@@ -30,13 +30,13 @@ class DualVariableActor(AnsweringActor):
     def __init__(self, state: DualState) -> None:
         super().__init__()
         self._start = state
-        self._restored: LocalDual | None = None
+        self._dual: LocalDual | None = None
 
     def restore(self, taken: tuple[Estimates, ...]) -> None:
         """Starts afresh and repeats the journalled steps; a second call changes nothing."""
         owner = LocalDual(self._start)
         owner.restore(taken)
-        self._restored = owner
+        self._dual = owner
 
     def multipliers(self, round_: int) -> dict[str, float]:
         return dict(self._owner.multipliers(round_))
@@ -46,9 +46,9 @@ class DualVariableActor(AnsweringActor):
 
     @property
     def _owner(self) -> LocalDual:
-        if self._restored is None:
+        if self._dual is None:
             raise UnrestoredError("the dual variable was started again and waits for its run to tell it the steps")
-        return self._restored
+        return self._dual
 
 
 class DualVariableHandle(Handle[DualVariableActor]):
@@ -58,7 +58,7 @@ class DualVariableHandle(Handle[DualVariableActor]):
     """
 
     def __init__(self, name: str, state: DualState, *, deadline_s: float = 60.0) -> None:
-        self._taken: tuple[Estimates, ...] = ()
+        self._estimates: tuple[Estimates, ...] = ()
         self._answerer = Answerer(
             ray.remote(DualVariableActor)
             .options(num_cpus=0, name=name, max_restarts=-1, max_task_retries=0, scheduling_strategy=beside_driver())
@@ -72,20 +72,20 @@ class DualVariableHandle(Handle[DualVariableActor]):
         )
 
     def restore(self, taken: Iterable[Estimates]) -> None:
-        self._taken = tuple(taken)
-        self._answerer.ask("the steps so far", DualVariableActor.restore, self._taken)
+        self._estimates = tuple(taken)
+        self._answerer.ask("the steps so far", DualVariableActor.restore, self._estimates)
 
     def multipliers(self, round_: int) -> Mapping[str, float]:
         return self._answerer.ask("its multipliers", DualVariableActor.multipliers, round_)
 
     def step(self, estimates: Estimates) -> JointStep:
         joint_step = self._answerer.ask("a step", DualVariableActor.step, estimates)
-        if estimates.round not in {previous.round for previous in self._taken}:
-            self._taken = (*self._taken, estimates)
+        if estimates.round not in {previous.round for previous in self._estimates}:
+            self._estimates = (*self._estimates, estimates)
         return joint_step
 
     def _recover(self) -> None:
         answerer = self._answerer
         answerer.wait_restarted()
-        reference = answerer.begin(DualVariableActor.restore, self._taken)
+        reference = answerer.begin(DualVariableActor.restore, self._estimates)
         wait_for(reference, deadline_s=answerer.deadline_s, who=answerer.who, what="the steps so far")

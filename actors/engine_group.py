@@ -155,7 +155,7 @@ class RolloutHandle(Handle[RolloutActor]):
         self._verify: VerifyDelivery | None = None
         self._send: Send | None = None
         self._asleep = False
-        self._held: PolicyVersion | None = None
+        self._policy: PolicyVersion | None = None
         self.restarts = 0
         """How many processes were lost so far."""
         self._answerer = Answerer(
@@ -201,7 +201,7 @@ class RolloutHandle(Handle[RolloutActor]):
         return self._answerer.ask("a version check", RolloutActor.version)
 
     def deliver(self, policy: PolicyVersion) -> Delivery:
-        self._held = None
+        self._policy = None
         self._wake()
         task = f"the delivery of {policy.name}"
         if self._send is None:
@@ -210,7 +210,7 @@ class RolloutHandle(Handle[RolloutActor]):
             self._answerer.ask(task, RolloutActor.expect, policy)
             self._send(policy, self._answerer.actor)
             delivery = self._answerer.ask(task, RolloutActor.delivered, policy)
-        self._held = policy
+        self._policy = policy
         return delivery
 
     def sample(self, prompts: Sequence[Prompt], seeds: Sequence[int], n: Count, decoding: Decoding) -> list[list[Draw]]:
@@ -232,9 +232,9 @@ class RolloutHandle(Handle[RolloutActor]):
             self._asleep = False
 
     def _number(self) -> int:
-        if self._held is None:
+        if self._policy is None:
             raise RunError(f"engine {self.name} holds no policy: deliver a version before sampling from it")
-        return self._held.number
+        return self._policy.number
 
     def _start(self) -> Any:
         options: dict[str, Any] = {"num_cpus": self._settings.cpus, "num_gpus": self._settings.gpus, "max_restarts": 0}
@@ -255,7 +255,7 @@ class RolloutHandle(Handle[RolloutActor]):
         self._answerer.actor = self._start()
         self._asleep = False
         self.wait_ready()
-        policy = self._held
+        policy = self._policy
         if policy is not None:
             delivery = self.deliver(policy)
             if self._verify is not None:

@@ -65,17 +65,17 @@ class FeedbackHandle(Handle[FeedbackActor]):
             .remote(*(maker[start : start + PIECE] for start in range(0, len(maker), PIECE)))
         )
         self._answerer = Answerer(actor, f"labeller {name}", RESTARTS, deadline_s, start_deadline_s)
-        self._begun: tuple[SafetyQuestion, Any] | None = None
+        self._open_request: tuple[SafetyQuestion, Any] | None = None
 
     def open_safety(self, items: Sequence[Response], labels_each: int, seed: int) -> None:
         """The actor labels while the run continues; `safety` with the same arguments takes its answer."""
         question = (list(items), labels_each, seed)
-        self._begun = question, self._answerer.begin(FeedbackActor.safety, *question)
+        self._open_request = question, self._answerer.begin(FeedbackActor.safety, *question)
 
     def safety(self, items: Sequence[Response], labels_each: int, seed: int) -> list[SafetyLabels]:
         question = (list(items), labels_each, seed)
-        begun = self._begun[1] if self._begun is not None and self._begun[0] == question else None
-        self._begun = None
+        begun = self._open_request[1] if self._open_request is not None and self._open_request[0] == question else None
+        self._open_request = None
         task = f"{len(items)} x {labels_each} safety labels"
         return self._answerer.collect(task, begun, FeedbackActor.safety, *question)
 
@@ -96,7 +96,7 @@ class ScorerActor(AnsweringActor):
         torch.set_num_threads(1)
         with loaded_on("cpu" if in_turns else "auto"):
             self._scorer = make_scorer()
-        self._moved = getattr(self._scorer, "model", None) if in_turns else None
+        self._offloaded_model = getattr(self._scorer, "model", None) if in_turns else None
 
     def score_texts(self, texts: Sequence[TextPair]) -> Array:
         with self._turn():
@@ -109,12 +109,12 @@ class ScorerActor(AnsweringActor):
     @contextmanager
     def _turn(self) -> Iterator[None]:
         try:
-            if self._moved is not None:
-                self._moved.to(device_for())
+            if self._offloaded_model is not None:
+                self._offloaded_model.to(device_for())
             yield
         finally:
-            if self._moved is not None:
-                self._moved.to("cpu")
+            if self._offloaded_model is not None:
+                self._offloaded_model.to("cpu")
             release_cached_memory()
 
 

@@ -49,7 +49,7 @@ class LimitControllerActor(AnsweringActor):
     def __init__(self, settings: LimitSettings) -> None:
         super().__init__()
         self._settings = settings
-        self._restarted = ray.get_runtime_context().was_current_actor_reconstructed
+        self._is_restart = ray.get_runtime_context().was_current_actor_reconstructed
         self._owner: AnswerScores | None = None
         self._waiting: SimpleQueue[tuple[Asked, Future[Scored]]] = SimpleQueue()
         self._measuring = Lock()
@@ -63,7 +63,7 @@ class LimitControllerActor(AnsweringActor):
                 " schedule or answers_a_step; make them equal in all workers, or name another journal"
             )
         with self._measuring:
-            self._opened()
+            self._open_limits()
 
     def has_begun(self) -> bool:
         return self._owner is not None
@@ -78,12 +78,12 @@ class LimitControllerActor(AnsweringActor):
 
     def multipliers(self) -> dict[str, float]:
         with self._measuring:
-            return self._opened().multipliers
+            return self._open_limits().multipliers
 
     def _answer_waiting(self) -> None:
         requests = [self._waiting.get() for _ in range(self._waiting.qsize())]
         try:
-            results = self._opened().score_all([batch for batch, _ in requests])
+            results = self._open_limits().score_all([batch for batch, _ in requests])
         except Exception as error:  # whoever waits is told; the actor continues
             for _, reply in requests:
                 reply.set_exception(error)
@@ -91,7 +91,7 @@ class LimitControllerActor(AnsweringActor):
         for (_, reply), result in zip(requests, results, strict=True):
             reply.set_result(result)
 
-    def _opened(self) -> AnswerScores:
+    def _open_limits(self) -> AnswerScores:
         """Opens the limits at first use, so that the caller gets their UserError and not a failed constructor."""
         if self._owner is None:
             settings = self._settings
@@ -101,7 +101,7 @@ class LimitControllerActor(AnsweringActor):
                 answers_a_step=settings.answers_a_step,
                 schedule=settings.schedule,
             )
-            if not self._restarted:
+            if not self._is_restart:
                 self._owner.forget_unfinished()
         return self._owner
 

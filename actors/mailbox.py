@@ -49,21 +49,21 @@ class Mailbox:
         self._number = 0
         self._payload: Any = None
         self._outcomes: dict[int, Outcome] = {}
-        self._stopped = False
+        self._is_stopped = False
         self._restarts = 0
         self._advances = 0
         self._lines: list[str] = []
-        self._changed = asyncio.Condition()
+        self._condition = asyncio.Condition()
 
     async def hello(self, worker: Worker) -> None:
         """A (new) incarnation of a rank is ready; what its predecessor answered to an unfinished command is void."""
-        async with self._changed:
+        async with self._condition:
             if worker.rank in self._workers:
                 self._restarts += 1
-                if not self._complete:
+                if not self._is_complete:
                     self._outcomes.pop(worker.rank, None)
             self._workers[worker.rank] = worker
-            self._changed.notify_all()
+            self._condition.notify_all()
 
     async def workers(self) -> list[Worker]:
         return [self._workers[rank] for rank in sorted(self._workers)]
@@ -78,18 +78,18 @@ class Mailbox:
 
     async def submit(self, number: int, payload: Any) -> None:
         """Hand out a command. The same number again is the same command and changes nothing."""
-        async with self._changed:
+        async with self._condition:
             if number == self._number:
                 return
-            if number < self._number or not self._complete:
+            if number < self._number or not self._is_complete:
                 raise RuntimeError(f"command {number} was submitted while {self._number} is the current one")
             self._number, self._payload, self._outcomes = number, payload, {}
-            self._changed.notify_all()
+            self._condition.notify_all()
 
     async def result(self, number: int, timeout_s: float) -> Outcome | None:
         """Outcome of rank 0 (or the first error) once every rank has answered; None if that takes longer."""
-        await self._wait(lambda: self._number == number and self._settled, timeout_s)
-        if self._number != number or not self._settled:
+        await self._wait(lambda: self._number == number and self._is_settled, timeout_s)
+        if self._number != number or not self._is_settled:
             return None
         errors = [outcome for _, outcome in sorted(self._outcomes.items()) if outcome.error]
         return errors[0] if errors else self._outcomes[0]
@@ -98,19 +98,19 @@ class Mailbox:
         """The command that this worker has to do, (STOP, None) at the end, or None if there is none yet."""
 
         def has_work() -> bool:
-            return self._stopped or (not self._complete and worker.rank not in self._outcomes)
+            return self._is_stopped or (not self._is_complete and worker.rank not in self._outcomes)
 
         await self._wait(has_work, timeout_s)
-        if self._stopped:
+        if self._is_stopped:
             return STOP, None
         return (self._number, self._payload) if has_work() else None
 
     async def answer(self, number: int, worker: Worker, outcome: Outcome) -> None:
         """Answers of earlier incarnations and to earlier commands are ignored."""
-        async with self._changed:
+        async with self._condition:
             if number == self._number and self._workers.get(worker.rank) == worker:
                 self._outcomes[worker.rank] = outcome
-                self._changed.notify_all()
+                self._condition.notify_all()
 
     async def advance(self) -> None:
         """A rank got further with its command."""
@@ -130,28 +130,28 @@ class Mailbox:
         return lines
 
     async def stop(self) -> None:
-        async with self._changed:
-            self._stopped = True
-            self._changed.notify_all()
+        async with self._condition:
+            self._is_stopped = True
+            self._condition.notify_all()
 
     async def restarts(self) -> int:
         """How many ranks were started again."""
         return self._restarts
 
     @property
-    def _complete(self) -> bool:
+    def _is_complete(self) -> bool:
         return self._number == 0 or len(self._outcomes) == self._ranks
 
     @property
-    def _settled(self) -> bool:
+    def _is_settled(self) -> bool:
         # One rank's error settles a command: the others may wait for that rank in a collective for ever.
-        return self._complete or any(outcome.error for outcome in self._outcomes.values())
+        return self._is_complete or any(outcome.error for outcome in self._outcomes.values())
 
     async def _wait(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         try:
             async with asyncio.timeout(timeout_s):
-                async with self._changed:
-                    await self._changed.wait_for(condition)
+                async with self._condition:
+                    await self._condition.wait_for(condition)
         except TimeoutError:
             return False
         return True

@@ -53,7 +53,7 @@ def ray_session(
         finally:
             ray.shutdown()
         return
-    with _environment_kept(*SET), _on_loopback():
+    with _keep_environment(*SET), _on_loopback():
         _start_local(namespace, cpus, dashboard)
         try:
             yield
@@ -76,7 +76,7 @@ def _on_loopback() -> Iterator[None]:
 
 
 @contextmanager
-def _environment_kept(*names: str) -> Iterator[None]:
+def _keep_environment(*names: str) -> Iterator[None]:
     """Restores these variables afterwards: the address of an ended session would mislead later code."""
     before = {name: os.environ.get(name) for name in names}
     try:
@@ -92,7 +92,7 @@ TOKEN_FILE = Path(".ray") / "auth_token"
 """In the home folder: who reads it may run anything on this machine's sessions."""
 
 
-def _token_of_this_user() -> None:
+def _make_user_token() -> None:
     """Makes the token that Ray will find; Ray's own would be readable by all users."""
     path = Path.home() / TOKEN_FILE
     with suppress(OSError):  # a home that cannot be written to: Ray says so itself
@@ -107,7 +107,7 @@ def _start_local(namespace: str, cpus: int | None, dashboard: bool) -> None:
     """
     # It warns at every start that token authentication is on, which is what we want.
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
-    _token_of_this_user()
+    _make_user_token()
     before = _children()
     for _ in range(STARTS):
         try:

@@ -80,14 +80,14 @@ class TrainerGroup:
         self._lost_groups = 0
         self._short_since: float | None = None
         self._one_at_a_time = threading.Lock()
-        self._begun: tuple[FitCommand, Future[FitResult]] | None = None
-        self._closed = False
+        self._early_fit: tuple[FitCommand, Future[FitResult]] | None = None
+        self._is_closed = False
         self._start_group()
 
     # --- TrainerBackend -----------------------------------------------------------------------------------------
 
     def execute(self, command: FitCommand) -> FitResult:
-        begun, self._begun = self._begun, None
+        begun, self._early_fit = self._early_fit, None
         if begun is not None and begun[0] == command:
             return begun[1].result()
         return self._execute(command)
@@ -102,7 +102,7 @@ class TrainerGroup:
             except BaseException as error:
                 fit.set_exception(error)
 
-        self._begun = command, fit
+        self._early_fit = command, fit
         threading.Thread(target=run, daemon=True, name="fit-begun").start()
 
     def perform(self, update: Update) -> Any:
@@ -121,7 +121,7 @@ class TrainerGroup:
 
     def close(self, patience_s: float = 60.0) -> None:
         """End the loop of every rank, which ends the group; what is left after `patience_s` ends with the driver."""
-        self._closed = True
+        self._is_closed = True
         try:
             ray.get(self._mailbox.stop.remote(), timeout=patience_s)
         except (ray.exceptions.RayError, TimeoutError):
@@ -283,7 +283,7 @@ class TrainerGroup:
         """FailureConfig covers the ranks; a lost controller or mailbox is replaced together with the whole group."""
         self._failure = failure
         is_lost = isinstance(failure, ray.exceptions.RayActorError)
-        if self._closed or not is_lost or self._lost_groups >= self._settings.max_failures:
+        if self._is_closed or not is_lost or self._lost_groups >= self._settings.max_failures:
             raise RunError(f"the trainer group ended: {one_line(failure)}") from failure
         self._lost_groups += 1
         ray.kill(self._mailbox)

@@ -79,10 +79,10 @@ def files_to_send(folder: Path) -> list[Path]:
         files = [Path(name) for name in names if name]
     except (OSError, subprocess.CalledProcessError):  # not a checkout
         files = [path.relative_to(folder) for path in folder.rglob("*")]
-    return sorted(path for path in files if (folder / path).is_file() and not _left_out(path))
+    return sorted(path for path in files if (folder / path).is_file() and not _is_left_out(path))
 
 
-def _left_out(path: Path) -> bool:
+def _is_left_out(path: Path) -> bool:
     return path.parts[0] in TOP_LEFT_OUT or any(fnmatch(part, pattern) for part in path.parts for pattern in LEFT_OUT)
 
 

@@ -293,23 +293,23 @@ async def withdraw(body: WithdrawBody, parts: Parts, key: Caller) -> dict[str, A
 async def history(parts: Parts, key: Administrator) -> dict[str, Any]:
     """Every release and rollback, and what they come to."""
     lines = await asyncio.to_thread(parts.releases.history)
-    return _served_now(parts) | {"history": [asdict(line) for line in lines]}
+    return _serving_state(parts) | {"history": [asdict(line) for line in lines]}
 
 
 async def release(body: ReleaseBody, parts: Parts, key: Administrator) -> dict[str, Any]:
     """Releases a round by hand; it answers, or begins to, when this returns."""
     arguments: dict[str, Any] = {"by": key.name, "reason": body.reason, "force": body.force, "hours": body.hours}
     await asyncio.to_thread(parts.releases.release, body.round, **arguments)
-    return await _taken_over(parts)
+    return await _take_over(parts)
 
 
 async def rollback(body: RollbackBody, parts: Parts, key: Administrator) -> dict[str, Any]:
     """Takes the released round back; the one before it answers when this returns."""
     await asyncio.to_thread(parts.releases.rollback, by=key.name, reason=body.reason)
-    return await _taken_over(parts)
+    return await _take_over(parts)
 
 
-async def _taken_over(parts: EntranceState) -> dict[str, Any]:
+async def _take_over(parts: EntranceState) -> dict[str, Any]:
     """What is served after a change. The change is journalled in any case."""
     try:
         await parts.look()
@@ -317,10 +317,10 @@ async def _taken_over(parts: EntranceState) -> dict[str, Any]:
         number = hidden("taking over a release", error)
         message = f"the change is in the journal, but the endpoint stays with round {parts.catalog.released}: {number}"
         raise ApiError(503, message) from error
-    return _served_now(parts)
+    return _serving_state(parts)
 
 
-def _served_now(parts: EntranceState) -> dict[str, Any]:
+def _serving_state(parts: EntranceState) -> dict[str, Any]:
     stage = parts.catalog.stage
     summary: dict[str, Any] = {"released": parts.catalog.released}
     return summary if stage is None else summary | {"staged": stage.round, "share": stage.share(parts.store.clock())}

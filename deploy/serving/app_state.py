@@ -92,7 +92,7 @@ class EntranceState:
         self.traffic = Traffic(args.most_requests)
         self.metrics = ServingMetrics(store.run)
         self.traces = Traces(args.traces, store.run)
-        self.measured = MeasuredTraffic(store, limits, args.measure, self.metrics, self._alarmed)
+        self.measured = MeasuredTraffic(store, limits, args.measure, self.metrics, self._take_back_release)
         caps = Caps(args.keep_per_key, args.keep_total)
         rules = scrubber(None if args.scrub is None else Path(args.scrub))
         self.kept = KeptPrompts(store, args.keep, rules, caps, self.metrics)
@@ -102,11 +102,11 @@ class EntranceState:
         self.catalog = read_catalog(store, mixture_max)
         self._keys: Mapping[str, ApiKey] = ApiKeys(store).valid()
         self._limits: dict[ApiKey, tuple[RateLimit, RateLimit]] = {}
-        self._strangers = RateLimit(0.5, 20.0, time.monotonic)
+        self._stranger_limit = RateLimit(0.5, 20.0, time.monotonic)
         self._replies: OrderedDict[str, Reply] = OrderedDict()
-        self._following = asyncio.Lock()
-        self._checked: tuple[float, bool] = (-READY_S, False)
-        self._failed: tuple[Stamp, float] | None = None
+        self._follow_lock = asyncio.Lock()
+        self._last_check: tuple[float, bool] = (-READY_S, False)
+        self._failure: tuple[Stamp, float] | None = None
 
     async def follow(self) -> None:
         """Calls `look` every `follow_s`; a call that fails is logged and changes nothing."""
@@ -139,24 +139,24 @@ class EntranceState:
     def lost(self) -> None:
         """An engine is dead: accepts nothing, and forgets the last readiness check."""
         self.traffic.lost()
-        self._checked = (-READY_S, False)
+        self._last_check = (-READY_S, False)
 
     async def look(self) -> None:
         """Takes over what changed in the journal. A round that is newly released answers a check of its own first, so
         no request meets a policy that cannot be loaded; requests in progress keep the policy they began with."""
-        async with self._following:
+        async with self._follow_lock:
             self._keys = await asyncio.to_thread(ApiKeys(self.store).valid)
             if (stage := self.catalog.stage) is not None and stage.whole_ms <= self.store.clock():
                 await asyncio.to_thread(self.releases.finish_stage)
             stamp = await asyncio.to_thread(stamp_of, self.store)
-            if stamp == self.catalog.stamp or (self._failed and self._failed[0] == stamp and not self._retry()):
+            if stamp == self.catalog.stamp or (self._failure and self._failure[0] == stamp and not self._retry()):
                 return
             catalog = await asyncio.to_thread(read_catalog, self.store, self._mixture_max)
-            for number in _newly_served(self.catalog, catalog):
-                self._failed = (catalog.stamp, time.monotonic())
+            for number in _newly_served_rounds(self.catalog, catalog):
+                self._failure = (catalog.stamp, time.monotonic())
                 self.metrics.undelivered(True)
                 await self.engines.check(catalog.policies[number])
-            self._failed = None
+            self._failure = None
             self.metrics.undelivered(False)
             previous, self.catalog = self.catalog, catalog
             if catalog.released != previous.released:
@@ -166,7 +166,7 @@ class EntranceState:
                 if not self.measured.watches:
                     logger.warning("nothing measures its answers, so no alarm stops it: start with --measure")
 
-    def _alarmed(self, watched: Watched, alarm: Alarm) -> None:
+    def _take_back_release(self, watched: Watched, alarm: Alarm) -> None:
         """Takes the release back, journals it and tells the webhook; the follower takes it over."""
         key, count = self.measured.most_of(watched.sha256)
         reason = f"alarm: {watched.limit} is broken by what {alarm.answers} measured answers say"
@@ -187,7 +187,7 @@ class EntranceState:
             send(self.args.webhook, "alarm", {**message, "served": serves})
 
     def _retry(self) -> bool:
-        return self._failed is not None and time.monotonic() - self._failed[1] > RETRY_S
+        return self._failure is not None and time.monotonic() - self._failure[1] > RETRY_S
 
     async def ready(self) -> bool:
         """Whether requests are accepted and an engine just gave a real token from the version that it should; engines
@@ -195,23 +195,23 @@ class EntranceState:
         if not self.traffic.open:
             return False
         now = time.monotonic()
-        if now - self._checked[0] >= READY_S:
-            self._checked = (now, self._checked[1])
+        if now - self._last_check[0] >= READY_S:
+            self._last_check = (now, self._last_check[1])
             try:
                 async with asyncio.timeout(self.args.request_s):
                     await self.engines.check()
-                self._checked = (now, True)
+                self._last_check = (now, True)
             except Exception as error:
                 logger.error("no engine is ready: %s", error)
-                self._checked = (now, False)
-        return self._checked[1] and self.traffic.open
+                self._last_check = (now, False)
+        return self._last_check[1] and self.traffic.open
 
     def recognise(self, secret: str | None, address: str) -> ApiKey:
         """The key of a request. Raises ApiError 401; strangers are slowed down by address."""
         key = None if secret is None else self._keys.get(hashed(secret))
         if key is None:
             self.metrics.refused(401)
-            self._strangers.take(address)
+            self._stranger_limit.take(address)
             raise ApiError(401, "a valid API key is needed: send it as `Authorization: Bearer KEY`")
         return key
 
@@ -257,7 +257,7 @@ class EntranceState:
         )
 
 
-def _newly_served(previous: Catalog, catalog: Catalog) -> list[int]:
+def _newly_served_rounds(previous: Catalog, catalog: Catalog) -> list[int]:
     """Rounds that begin to answer: a newly released one, and one whose release begins."""
     old = {previous.released, previous.stage.round if previous.stage else None}
     new = [catalog.released, catalog.stage.round if catalog.stage else None]

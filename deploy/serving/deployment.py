@@ -69,7 +69,7 @@ class EngineReplica:
     async def __init__(self, settings: EngineSettings, first: ServedPolicy, alone: bool) -> None:  # type: ignore[misc]
         """`alone`: no other replica answers while this one has no engine, so it starts the next one itself."""
         log_as_serve_does()
-        self._settings, self._alone, self._waits = settings, alone, Waits()
+        self._settings, self._is_alone, self._waits = settings, alone, Waits()
         warm_up(settings.threads)
         self._engine = await self._start(first)
         self._watching = asyncio.create_task(self._watch())
@@ -87,8 +87,8 @@ class EngineReplica:
             if not self._engine.dead:
                 continue
             log = logging.getLogger("deploy.serving")
-            log.error("vLLM has died: %s", "another one is started" if self._alone else "this replica ends")
-            if not self._alone:
+            log.error("vLLM has died: %s", "another one is started" if self._is_alone else "this replica ends")
+            if not self._is_alone:
                 os._exit(1)
             self._waits.end()
             try:
@@ -189,7 +189,7 @@ def entrance_state(args: ServeArgs, engines: Engines) -> EntranceState:
     served = find(args)
     store = Store(open_database(served.journal), served.run)
     settings = engine_settings(args, served, read_catalog(store).policies[0].version.path)
-    limits = _watched(args, served.config)
+    limits = _measurable_limits(args, served.config)
     ApiKeys(store).first(Path(args.run))
     return EntranceState(
         store,
@@ -204,7 +204,7 @@ def entrance_state(args: ServeArgs, engines: Engines) -> EntranceState:
     )
 
 
-def _watched(args: ServeArgs, config: Config) -> list[WatchedLimit]:
+def _measurable_limits(args: ServeArgs, config: Config) -> list[WatchedLimit]:
     """The limits that served answers are measured for; the log says which are not. Raises UserError where none is."""
     if not args.measure:
         return []
@@ -232,7 +232,7 @@ def build(args: ServeArgs | dict[str, Any]) -> Application:
     args = ServeArgs.model_validate(args)
     args = args.model_copy(update={"run": str(Path(args.run).expanduser().absolute())})
     served = find(args)
-    _watched(args, served.config)
+    _measurable_limits(args, served.config)
     engine = open_to_read(served.journal)
     try:
         catalog = read_catalog(Store(engine, served.run))

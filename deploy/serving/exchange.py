@@ -55,19 +55,19 @@ class Exchange:
         consent: str,
     ) -> None:
         """`consent`: what the request says of training."""
-        self._parts, self._key, self._call, self._policy, self._stated = parts, key, call, policy, stated
+        self._parts, self._key, self._call, self._policy, self._facts = parts, key, call, policy, stated
         self._certificate, self._consent = certificate, consent
         self._decoding = parts.decoding if certificate is None else certificate.decoding
         may_measure = certificate is not None and call.model == RELEASED
         self._measured_as = answering_weights(parts.catalog, policy) if may_measure else ""
         """The weights of an answer that may be measured; else empty."""
-        self._began = time.monotonic()
+        self._start_s = time.monotonic()
         self._deadline = asyncio.get_running_loop().time() + parts.args.request_s
         self._span = Span(None)
         self._id = ""
         self._answer = ""
         self._tokens = 0
-        self._drawn: dict[int, tuple[int, int]] = {}
+        self._token_counts: dict[int, tuple[int, int]] = {}
         """Of each answer of a stream the tokens of its prompt and its own so far."""
         self._status = LEFT
         self._first_s: float | None = None
@@ -90,7 +90,7 @@ class Exchange:
             return
         if self._parts.args.other_decoding == "refuse":
             raise ApiError(400, f"{reason} is other decoding than is certified for {self._call.model!r}: leave it out")
-        self._stated["certificate"] = f"{NONE}: {reason} is not what was tested"
+        self._facts["certificate"] = f"{NONE}: {reason} is not what was tested"
 
     def begin(self, span: Span) -> None:
         """Takes its place among the requests under way. Raises ApiError 503 where there is none."""
@@ -112,7 +112,7 @@ class Exchange:
                 return Streamed(self, pieces, self._headers())
             self._status = status
             if status == 200:
-                content = self._finished(first["body"])
+                content = self._finish_reply(first["body"])
             else:
                 content = public_error(status, first["body"], self._call.id)
             return JSONResponse(content, status, headers=self._headers())
@@ -124,8 +124,8 @@ class Exchange:
                 await self.close(pieces)
 
     def _headers(self) -> dict[str, str]:
-        headers = {f"x-pddpo-{name.replace('_', '-')}": _header(value) for name, value in self._stated.items()}
-        headers[CERTIFICATE] = " ".join(str(self._stated["certificate"]).split())
+        headers = {f"x-pddpo-{name.replace('_', '-')}": _header(value) for name, value in self._facts.items()}
+        headers[CERTIFICATE] = " ".join(str(self._facts["certificate"]).split())
         return headers
 
     def _failure(self, subject: str, error: Exception) -> Failure:
@@ -149,11 +149,11 @@ class Exchange:
         self._end()
         await pieces.aclose()
 
-    def _finished(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _finish_reply(self, body: dict[str, Any]) -> dict[str, Any]:
         self._tokens = _total(body) or 0
         self._id = str(body.get("id", ""))
         self._answer = _text(body)
-        return {**body, "model": self._call.model, "pddpo": self._stated}
+        return {**body, "model": self._call.model, "pddpo": self._facts}
 
     async def events(self, pieces: AsyncGenerator[Piece, None]) -> AsyncIterator[str]:
         """Events as vLLM makes them, each with the `pddpo` field. What breaks ends with an error, never silently."""
@@ -183,14 +183,14 @@ class Exchange:
             return ""
         if chunk.get("choices") and not self._call.wants_counts:
             chunk.pop("usage", None)
-        return "data: " + json.dumps({**chunk, "model": self._call.model, "pddpo": self._stated})
+        return "data: " + json.dumps({**chunk, "model": self._call.model, "pddpo": self._facts})
 
     async def _next(self, pieces: AsyncGenerator[Piece, None]) -> Piece | None:
         async with asyncio.timeout_at(self._deadline):
             piece = await anext(pieces, None)
         self._parts.traffic.heard()
         if self._first_s is None and not (isinstance(piece, dict) and self._call.stream):
-            self._first_s = time.monotonic() - self._began
+            self._first_s = time.monotonic() - self._start_s
         return piece
 
     def _count(self, chunk: dict[str, Any]) -> None:
@@ -201,23 +201,23 @@ class Exchange:
         for choice in chunk.get("choices", ()):
             index = int(choice.get("index", 0))
             # An engine that counts at the end alone has drawn a token or more for each chunk.
-            least = self._drawn.get(index, (0, 0))[1] + 1
-            self._drawn[index] = int(usage.get("prompt_tokens", 0)), int(usage.get("completion_tokens", least))
+            least = self._token_counts.get(index, (0, 0))[1] + 1
+            self._token_counts[index] = int(usage.get("prompt_tokens", 0)), int(usage.get("completion_tokens", least))
 
-    def _paid(self) -> float:
+    def _paid_tokens(self) -> float:
         """Tokens that the key pays for: as the engine counted them, or as far as a broken-off stream came. A whole
         answer that nobody waited for is paid as reserved, since nobody counted it."""
         if self._tokens or self._status not in (200, LEFT, LATE):
             return self._tokens
         if self._status == 200 or not self._call.stream:
             return self._call.reserve
-        prompts, answers = (sum(tokens[place] for tokens in self._drawn.values()) for place in (0, 1))
-        answers_each = max(1.0, len(self._drawn) / self._call.prompts)
+        prompts, answers = (sum(tokens[place] for tokens in self._token_counts.values()) for place in (0, 1))
+        answers_each = max(1.0, len(self._token_counts) / self._call.prompts)
         return answers + (prompts / answers_each or self._call.prompt_tokens)
 
     def _end(self) -> None:
         status, cut_off = self._status, self._status in (LEFT, LATE)
-        paid = self._paid()
+        paid = self._paid_tokens()
         self._parts.settle(self._key, self._call.reserve, paid)
         if self._id and status == 200 and self._call.single:
             reply = Reply(self._key.name, self._call.question, self._answer, self._policy, self._call.model)
@@ -231,7 +231,7 @@ class Exchange:
         self._log(round(paid) if cut_off else self._tokens, cut_off)
 
     def _log(self, tokens: int, cut_off: bool) -> None:
-        status, seconds = self._status, time.monotonic() - self._began
+        status, seconds = self._status, time.monotonic() - self._start_s
         self._parts.metrics.answered(self._call.model, self._policy.round, status, tokens, self._first_s, seconds)
         self._span.end(
             **{
@@ -244,7 +244,7 @@ class Exchange:
                 "pddpo.first_piece_s": self._first_s,
             }
         )
-        line = {"id": self._call.id, "key": self._key.name, "status": status, "tokens": tokens, **self._stated}
+        line = {"id": self._call.id, "key": self._key.name, "status": status, "tokens": tokens, **self._facts}
         line |= {"round": self._policy.round, "seconds": round(seconds, 3), "cut_off": cut_off}
         if self._parts.args.log_texts:
             line |= {"question": self._call.question, "answer": self._answer}

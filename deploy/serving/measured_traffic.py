@@ -96,11 +96,11 @@ class MeasuredTraffic:
         coin: Callable[[], float] = random.random,
     ) -> None:
         self._alarms, self._limits, self._share = Alarms(store), tuple(limits), share
-        self._metrics, self._rang, self._coin = metrics, rang, coin
+        self._metrics, self._on_alarm, self._coin = metrics, rang, coin
         self._waiting: asyncio.Queue[tuple[str, Answer | None, str]] = asyncio.Queue(KEPT)
         self._askers: dict[str, Counter[str]] = {}
         self._states: dict[Watched, Alarm] = {}
-        self._over: set[str] = set()
+        self._alarmed_hashes: set[str] = set()
 
     @property
     def watches(self) -> bool:
@@ -128,7 +128,7 @@ class MeasuredTraffic:
 
     def measure(self, sha256: str, answer: Answer | None, key: str = "") -> None:
         """One answer under all limits. Raises what a source raises for a mistake that a person must fix."""
-        if sha256 in self._over:
+        if sha256 in self._alarmed_hashes:
             return
         if answer is not None:
             self._askers.setdefault(sha256, Counter())[key] += 1
@@ -148,7 +148,7 @@ class MeasuredTraffic:
         self._states[watched] = alarm
         if alarm.rings or alarm.answers % WRITTEN_EVERY == 0:
             self._alarms.write(watched, alarm)
-        if alarm.rings and watched.sha256 not in self._over:
-            self._over.add(watched.sha256)
+        if alarm.rings and watched.sha256 not in self._alarmed_hashes:
+            self._alarmed_hashes.add(watched.sha256)
             self._alarms.rang(watched, alarm)
-            self._rang(watched, alarm)
+            self._on_alarm(watched, alarm)

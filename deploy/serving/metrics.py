@@ -48,7 +48,7 @@ class ServingMetrics:
             "pddpo_serving_requests", "Requests by their HTTP status", (*of_answer, "status"), **common
         )
         self._tokens = Counter("pddpo_serving_tokens", "Tokens of prompts and answers", of_answer, **common)
-        self._first = Histogram(
+        self._first_piece_seconds = Histogram(
             "pddpo_serving_first_piece_seconds",
             "Seconds to the first piece of a stream, or to a whole answer",
             ("run", "model"),
@@ -60,17 +60,17 @@ class ServingMetrics:
         )
         self._ongoing = Gauge("pddpo_serving_ongoing", "Requests under way", ("run",), **common)
         self._accepting = Gauge("pddpo_serving_accepting", "1 while new requests are accepted", ("run",), **common)
-        self._refused = Counter(
+        self._refusals = Counter(
             "pddpo_serving_refused",
             "Requests that reached no engine, by their HTTP status",
             ("run", "status"),
             **common,
         )
-        self._released = Gauge("pddpo_serving_released_round", "Released round, 0 for none", ("run",), **common)
-        self._staged = Gauge(
+        self._released_round = Gauge("pddpo_serving_released_round", "Released round, 0 for none", ("run",), **common)
+        self._staged_share = Gauge(
             "pddpo_serving_staged_share", "Share of the conversations that a staged release answers", ("run",), **common
         )
-        self._certified = Gauge(
+        self._certified_models = Gauge(
             "pddpo_serving_certified",
             "1 where what the model's name stands for is certified",
             ("run", "model"),
@@ -79,7 +79,7 @@ class ServingMetrics:
         self._errors = Counter(
             "pddpo_serving_errors", "Failures that a client was told as a number alone", ("run",), **common
         )
-        self._measured = Counter(
+        self._measurements = Counter(
             "pddpo_serving_measured",
             "Served answers that a limit's source measured, or not",
             ("run", "limit", "as"),
@@ -94,25 +94,25 @@ class ServingMetrics:
         self._measured_limit = Gauge(
             "pddpo_serving_measured_limit", "The limit on their mean, in the same scale", ("run", "limit"), **common
         )
-        self._undelivered = Gauge(
+        self._undelivered_release = Gauge(
             "pddpo_serving_undelivered", "1 while an engine does not take what was released", ("run",), **common
         )
         self._alarms = Counter("pddpo_serving_alarms", "Releases that an alarm took back", ("run",), **common)
-        self._kept = Counter(
+        self._kept_exchanges = Counter(
             "pddpo_serving_kept",
             "Exchanges whose senders let training learn from them, by what became of them",
             ("run", "as"),
             **common,
         )
-        self._cut_off = Counter(
+        self._cut_off_answers = Counter(
             "pddpo_serving_cut_off",
             "Answers that were broken off by their client or by time",
             ("run",),
             **common,
         )
-        self._cut_off.labels(run)
-        self._undelivered.labels(run)
-        self._kept.labels(run, "kept")
+        self._cut_off_answers.labels(run)
+        self._undelivered_release.labels(run)
+        self._kept_exchanges.labels(run, "kept")
         self._alarms.labels(run)
         self._errors.labels(run)  # there from the start, so that the first failure is a rise
 
@@ -125,47 +125,47 @@ class ServingMetrics:
         self._tokens.labels(self._run, name, round_).inc(tokens)
         self._seconds.labels(self._run, name).observe(seconds)
         if first_s is not None:
-            self._first.labels(self._run, name).observe(first_s)
+            self._first_piece_seconds.labels(self._run, name).observe(first_s)
         if status == 500:
             self._errors.labels(self._run).inc()
 
     def refused(self, status: int) -> None:
         """A request that was answered without an engine: no key, over its limit, malformed, not accepted now."""
-        self._refused.labels(self._run, status).inc()
+        self._refusals.labels(self._run, status).inc()
 
     def measured(self, limit: str, value: float | None, at_most: float) -> None:
         """One served answer under one limit; value and limit in [0, 1], higher is worse."""
-        self._measured.labels(self._run, limit, "number" if value is not None else "none").inc()
+        self._measurements.labels(self._run, limit, "number" if value is not None else "none").inc()
         self._measured_limit.labels(self._run, limit).set(at_most)
         self._measured_cost.labels(self._run, limit).inc(value or 0.0)
 
     def kept(self, as_: str) -> None:
         """One exchange: kept, beyond a cap, or dropped whole by a rule."""
-        self._kept.labels(self._run, as_).inc()
+        self._kept_exchanges.labels(self._run, as_).inc()
 
     def broke_off(self) -> None:
-        self._cut_off.labels(self._run).inc()
+        self._cut_off_answers.labels(self._run).inc()
 
     def rang(self) -> None:
         self._alarms.labels(self._run).inc()
 
     def undelivered(self, is_so: bool) -> None:
         """Whether a released round waits because an engine did not take it."""
-        self._undelivered.labels(self._run).set(is_so)
+        self._undelivered_release.labels(self._run).set(is_so)
 
     def text(self, catalog: Catalog, ongoing: int, accepting: bool, now_ms: int) -> bytes:
         """Everything, in Prometheus' text form."""
-        self._staged.labels(self._run).set(0 if catalog.stage is None else catalog.stage.share(now_ms))
+        self._staged_share.labels(self._run).set(0 if catalog.stage is None else catalog.stage.share(now_ms))
         self._ongoing.labels(self._run).set(ongoing)
         self._accepting.labels(self._run).set(accepting)
-        self._released.labels(self._run).set(catalog.released or 0)
+        self._released_round.labels(self._run).set(catalog.released or 0)
         policy = None if catalog.released is None else catalog.policies[catalog.released]
         certified = {
             RELEASED: policy.certificate is not None if policy else catalog.released_mixture is not None,
             MIXTURE: catalog.certified_mixture is not None,
         }
         for model, holds in certified.items():
-            self._certified.labels(self._run, model).set(holds)
+            self._certified_models.labels(self._run, model).set(holds)
         return generate_latest(self._registry)
 
 

@@ -67,11 +67,11 @@ class RequestField:
                 raise ApiError(400, f"{self.name} must be true or false, not {shortened(value)}") from None
         number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         if not number or not self.least <= value <= self.most or (self.form == "whole" and value != int(value)):
-            raise ApiError(400, f"{self.name} must be {self._wanted}, not {shortened(value)}")
+            raise ApiError(400, f"{self.name} must be {self._number_range}, not {shortened(value)}")
         return int(value) if self.form == "whole" else float(value)
 
     @property
-    def _wanted(self) -> str:
+    def _number_range(self) -> str:
         words = "a whole number" if self.form == "whole" else "a number"
         if math.isfinite(self.least) and math.isfinite(self.most):
             return f"{words} from {self.least:.0f} to {self.most:.0f}"

@@ -93,7 +93,7 @@ class Call:
 def read_json(text: bytes) -> Any:
     """What a client sent. Raises ApiError 400 where it is no JSON or has too many levels."""
     try:
-        body = json.loads(text, parse_constant=_no_number)
+        body = json.loads(text, parse_constant=_refuse_constant)
         json.dumps(body, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise ApiError(400, "the request holds half of a surrogate pair, which is no text") from None
@@ -104,18 +104,18 @@ def read_json(text: bytes) -> Any:
     else:
         level: list[Any] = [body]
         for _ in range(DEPTH_MAX):
-            level = [inner for value in level for inner in _inside(value)]
+            level = [inner for value in level for inner in _inner_values(value)]
         if not level:
             return body
     raise ApiError(400, f"the request has objects or lists inside each other more than {DEPTH_MAX} levels deep")
 
 
-def _no_number(name: str) -> Any:
+def _refuse_constant(name: str) -> Any:
     """NaN and Infinity are Python's, not JSON's."""
     raise ValueError(name)
 
 
-def _inside(value: Any) -> Iterable[Any]:
+def _inner_values(value: Any) -> Iterable[Any]:
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list) else ()

@@ -48,15 +48,15 @@ class StopSignals:
 
     def __init__(self) -> None:
         self._count = 0
-        self._before: dict[int, Any] = {}
+        self._previous_handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
         for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._take)
+            self._previous_handlers[number] = signal.signal(number, self._take)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
 
     def _take(self, _number: int, _frame: FrameType | None) -> None:

@@ -22,8 +22,8 @@ class Traffic:
 
     def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._most, self._clock = most, clock
-        self._heard = clock()
-        self._gone = False
+        self._last_heard_s = clock()
+        self._is_engine_gone = False
         self.ongoing = 0
         self.stopping = False
 
@@ -32,7 +32,7 @@ class Traffic:
         """Why a request would be refused now, and after how many seconds to try again."""
         if self.stopping:
             return "this endpoint is stopping", ELSEWHERE_S
-        if self._gone:
+        if self._is_engine_gone:
             return "no engine is there; one is being started", ENGINE_S
         if self.ongoing >= self._most:
             return f"{self.ongoing} requests are under way already", SOON_S
@@ -41,7 +41,7 @@ class Traffic:
     @property
     def open(self) -> bool:
         """Whether an endpoint in this state is worth sending requests to."""
-        return not self.stopping and not self._gone
+        return not self.stopping and not self._is_engine_gone
 
     def demand(self) -> None:
         """Raises ApiError 503 with the time to wait."""
@@ -58,17 +58,17 @@ class Traffic:
 
     def heard(self) -> None:
         """A piece of an answer came."""
-        self._heard = self._clock()
+        self._last_heard_s = self._clock()
 
     def came_back(self) -> None:
         """An engine says that it lives."""
-        self._heard, self._gone = self._clock(), False
+        self._last_heard_s, self._is_engine_gone = self._clock(), False
 
     def lost(self) -> None:
         """An engine is known to be dead; until one is found again nothing is accepted."""
-        self._gone = True
+        self._is_engine_gone = True
 
     def silent(self) -> None:
         """An engine did not answer in time. That alone is no proof: others may be heard meanwhile."""
-        if self._clock() - self._heard > HANGS_S:
-            self._gone = True
+        if self._clock() - self._last_heard_s > HANGS_S:
+            self._is_engine_gone = True

@@ -49,7 +49,7 @@ class RateLimit:
     """Token buckets by key: `burst` requests at once, `per_second` in the long run. Time is passed in."""
 
     def __init__(self, per_second: float, burst: float, clock: Callable[[], float], what: str = "requests") -> None:
-        self._per_second, self._burst, self._clock, self._what = per_second, burst, clock, what
+        self._per_second, self._burst, self._clock, self._unit = per_second, burst, clock, what
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -65,7 +65,7 @@ class RateLimit:
                 self._buckets.popitem(last=False)
         if not allowed:
             wait = max(1, round((amount - level) / self._per_second))
-            message = f"too many {self._what}; try again in {wait} s"
+            message = f"too many {self._unit}; try again in {wait} s"
             raise ApiError(429, message, headers={"Retry-After": str(wait)})
 
     def give_back(self, key: str, amount: float) -> None:

@@ -288,13 +288,13 @@ def _print_statistics(statistics: dict[str, Any]) -> None:
             for bound, times in value["at_most"].items():
                 lines.append((f"  to {int(bound):,}", f"{times / total:4.0%} {'█' * round(30 * times / most)}"))
         elif isinstance(value, dict):
-            lines += [(f"{words}: {key}", _listed(below)) for key, below in value.items()]
+            lines += [(f"{words}: {key}", _values_text(below)) for key, below in value.items()]
         elif value is not None:
             lines.append((words, _number(value)))
     print_columns(lines)
 
 
-def _listed(value: Any) -> str:
+def _values_text(value: Any) -> str:
     if not isinstance(value, dict):
         return _number(value)
     return ", ".join(f"{key.replace('_', ' ')} {_number(below)}" for key, below in value.items() if below is not None)

@@ -112,7 +112,7 @@ def _exact(models: Sequence[str], journal: str | None, *, as_json: bool) -> None
     if as_json:
         print_json({"run": str(run), "values": values})
     else:
-        print_columns([[_shown(cell) for cell in line] for line in summary(values)])
+        print_columns([[_cell_text(cell) for cell in line] for line in summary(values)])
 
 
 def _one_of(option: str, value: str, choices: Sequence[str]) -> str:
@@ -138,11 +138,11 @@ def _estimate(value: dict[str, Any] | None) -> str:
         return "-"
     if value["low"] is None or value["high"] is None:
         error = value.get("standard_error")
-        return _shown(value["value"]) + ("" if error is None else f" (error {_shown(error)})")
-    return f"{_shown(value['value'])} [{_shown(value['low'])}, {_shown(value['high'])}]"
+        return _cell_text(value["value"]) + ("" if error is None else f" (error {_cell_text(error)})")
+    return f"{_cell_text(value['value'])} [{_cell_text(value['low'])}, {_cell_text(value['high'])}]"
 
 
-def _shown(value: Any) -> str:
+def _cell_text(value: Any) -> str:
     if value is None:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

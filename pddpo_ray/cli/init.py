@@ -60,10 +60,10 @@ def init(
 
     if out.exists():
         raise UserError(f"{out} exists already; name another file")
-    option = _Asked(ask)
+    option = _OptionReader(ask)
     model = option("--model", "Model to align (a folder, or owner/model on the hub)", model, _model, "models/smollm2")
     helpful = option("--pairs", "File of pairs, `chosen` the more helpful answer", pairs, _pairs, "helpful.jsonl")
-    sources = {"model": _beside(model, out), "unsafe_by": _made("cost", out)}
+    sources = {"model": _relative_path(model, out), "unsafe_by": _scorer_path("cost", out)}
 
     def read(text: str) -> Any:
         return wish_of([text], **sources)
@@ -81,17 +81,17 @@ def init(
         judge |= {"key_env": judge_key_env} if judge_key_env else {}
     machine = planned_machine(gpus, gpu_memory)
     prompt_files = _prompts(out, prompts, certificate_prompts, machine)
-    inputs = _found(out, model, helpful, wish, judge, prompt_files, machine)
+    inputs = _read_inputs(out, model, helpful, wish, judge, prompt_files, machine)
     seconds = _write(out, inputs)
-    typer.echo(f"{out}: written for {_said(inputs)}")
+    typer.echo(f"{out}: written for {_inputs_summary(inputs)}")
     for name in wish.files:
         typer.echo(f"{out.parent / name}: written; look at what it says")
     for path, count, use in prompt_files.written:
         typer.echo(f"{path}: written, {count:,} of your prompts, {use}")
     typer.echo("what follows:")
-    for command in _next(out, model, helpful, harm, gpus, gpu_memory):
+    for command in _commands(out, model, helpful, harm, gpus, gpu_memory):
         typer.echo(f"  {command}")
-    _costs(out, inputs, seconds)
+    _print_costs(out, inputs, seconds)
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class _Prompts:
     written: tuple[tuple[Path, int, str], ...] = ()
 
 
-class _Asked:
+class _OptionReader:
     """Takes a value from its option or asks for it; with --no-ask a missing one is an error."""
 
     def __init__(self, ask: bool) -> None:
@@ -154,7 +154,7 @@ def _prompts(out: Path, prompts: Path | None, certified: Path | None, machine: A
     return _Prompts(str(files[0][0]), str(files[1][0]), tuple(files))
 
 
-def _found(
+def _read_inputs(
     out: Path, model: str, helpful: str, wish: Any, judge: dict[str, str], prompts: _Prompts, machine: Any
 ) -> Any:
     """Reads the files and the model, which answers some prompts where that is quick."""
@@ -171,24 +171,24 @@ def _found(
     lengths = lengths_of([helpful], Settings(means="helpful"), renderer)
     prompt_lengths = None if prompts.rounds is None else lengths_of([prompts.rounds], Settings(judged=False), renderer)
     inputs = Given(
-        model=_beside(model, out),
+        model=_relative_path(model, out),
         parameters=parameters_in(folder),
         context=longest_context(folder),
-        pairs=_beside(helpful, out),
+        pairs=_relative_path(helpful, out),
         lengths=lengths,
         wish=wish,
         machine=machine,
-        reward=_made("reward", out),
+        reward=_scorer_path("reward", out),
         judge=judge,
-        prompts=None if prompts.rounds is None else _beside(prompts.rounds, out),
+        prompts=None if prompts.rounds is None else _relative_path(prompts.rounds, out),
         asked=prompt_lengths,
-        certificate_prompts=None if prompts.certified is None else _beside(prompts.certified, out),
+        certificate_prompts=None if prompts.certified is None else _relative_path(prompts.certified, out),
         certified=0 if prompts.certified is None else len(different_prompts([prompts.certified])),
     )
-    return replace(inputs, drawn=_drawn(model, different_prompts([prompts.rounds or helpful]), inputs))
+    return replace(inputs, drawn=_draw_answers(model, different_prompts([prompts.rounds or helpful]), inputs))
 
 
-def _drawn(model: str, prompts: list[Any], inputs: Any) -> Any:
+def _draw_answers(model: str, prompts: list[Any], inputs: Any) -> Any:
     """The model's own answers to some prompts; None where this machine is too slow for them."""
     from pddpo_ray.backends.machine import inspect_machine
     from pddpo_ray.cli.output import spoken
@@ -232,7 +232,7 @@ def _write(out: Path, inputs: Any) -> float | None:
     return seconds
 
 
-def _said(inputs: Any) -> str:
+def _inputs_summary(inputs: Any) -> str:
     gpus, lengths = inputs.machine.gpus, inputs.lengths
     device = f"{len(gpus)} x {gpus[0].name}" if gpus else f"{inputs.machine.cpus} CPU cores"
     return (
@@ -240,7 +240,7 @@ def _said(inputs: Any) -> str:
     )
 
 
-def _costs(out: Path, inputs: Any, seconds: float | None) -> None:
+def _print_costs(out: Path, inputs: Any, seconds: float | None) -> None:
     """What the wish costs, as far as it is known before the score models are there."""
     from pddpo_ray.cli.output import print_columns
     from pddpo_ray.config import load
@@ -292,12 +292,12 @@ def _readable(text: str, content: str, holds: Callable[[dict[str, Any]], Any] | 
     inspection = inspect([text], Settings(judged=holds is not None))
     if not inspection.good:
         raise UserError(f"{text}: none of {inspection.rows} rows can be used; `pddpo data check {text}` says why")
-    if holds is not None and not holds(_told(inspection)):
+    if holds is not None and not holds(_label_counts(inspection)):
         raise UserError(f"{text} holds no {content}; `pddpo data stats {text}` says what it holds")
     return text
 
 
-def _told(inspection: Any) -> dict[str, Any]:
+def _label_counts(inspection: Any) -> dict[str, Any]:
     """How many rows say which answer is better, less harmful, or unsafe."""
     counts: dict[str, Any] = {"helpful": 0, "harmless": 0, "unsafe": None}
     for good in inspection.examples():
@@ -309,20 +309,20 @@ def _told(inspection: Any) -> dict[str, Any]:
     return counts
 
 
-def _beside(path: str, recipe: Path) -> str:
+def _relative_path(path: str, recipe: Path) -> str:
     """The path relative to the recipe's folder; absolute paths and models of the hub stay."""
     if Path(path).is_absolute() or (path.count("/") == 1 and not Path(path).parent.is_dir()):
         return path
     return os.path.relpath(path, recipe.parent)
 
 
-def _made(name: str, recipe: Path) -> str:
+def _scorer_path(name: str, recipe: Path) -> str:
     """A score model that `pddpo scorer train` will write, as the recipe has it: with `./`, so that it is a folder."""
     path = os.path.relpath(f"scorers/{name}", recipe.parent)
     return path if path.startswith("..") else f"./{path}"
 
 
-def _next(out: Path, model: str, helpful: str, harm: str | None, gpus: int | None, gpu_memory: float) -> list[str]:
+def _commands(out: Path, model: str, helpful: str, harm: str | None, gpus: int | None, gpu_memory: float) -> list[str]:
     gpu_options = "" if gpus is None else f" --gpus {gpus} --gpu-memory {gpu_memory:g}"
     scorers = [("reward", shlex.quote(helpful)), ("cost", shlex.quote(harm))] if harm else []
     recipe, base = shlex.quote(str(out)), shlex.quote(model)

@@ -35,7 +35,7 @@ class Commands(TyperGroup):
             return shipped
         if cmd_name not in (*registry.names("commands"), *LAB["commands"]):
             return None
-        return _joined(cmd_name, registry.command(cmd_name))
+        return _click_command(cmd_name, registry.command(cmd_name))
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         if not set(LAB["commands"]) <= set(registry.names("commands")):
@@ -43,7 +43,7 @@ class Commands(TyperGroup):
             formatter.write_text(NO_LAB)
 
 
-def _joined(name: str, command: Any) -> Any:
+def _click_command(name: str, command: Any) -> Any:
     """A function, or a Typer of several, as a command of this name."""
     group = typer.Typer(add_completion=False, rich_markup_mode=None)
     if isinstance(command, typer.Typer):

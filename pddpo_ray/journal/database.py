@@ -228,7 +228,7 @@ class Prepared:
     def __init__(self, statement: Any) -> None:
         self._statement = statement
         self._row: Any = namedtuple("Row", [column.name for column in statement.exported_columns])  # type: ignore[misc]
-        self._compiled: dict[str, tuple[str, dict[str, Any]]] = {}
+        self._sql_by_dialect: dict[str, tuple[str, dict[str, Any]]] = {}
 
     def run(self, connection: Connection, **values: Any) -> list[Any]:
         """The rows of a statement that returns some."""
@@ -244,12 +244,12 @@ class Prepared:
             cursor.executemany(sql, [constants | values for values in many])
 
     def _compile(self, dialect: Dialect) -> tuple[str, dict[str, Any]]:
-        if dialect.name not in self._compiled:
+        if dialect.name not in self._sql_by_dialect:
             # Values by name for either driver, so that one dictionary serves both.
             named_dialect = sqlite.dialect(paramstyle="named") if dialect.name == "sqlite" else dialect
             compiled = self._statement.compile(dialect=named_dialect)
-            self._compiled[dialect.name] = (compiled.string, compiled.params)
-        return self._compiled[dialect.name]
+            self._sql_by_dialect[dialect.name] = (compiled.string, compiled.params)
+        return self._sql_by_dialect[dialect.name]
 
 
 class driver_cursor:

@@ -59,7 +59,7 @@ class Journal(JournalReader):
         self._lock = DriverLock(engine, run_id)
         self._listener = listener or (lambda event: None)
         self._pending: list[tuple[Table, list[rows.Row], bool]] | None = None
-        self._visited: set[tuple[int, str]] = set()
+        self._visited_phases: set[tuple[int, str]] = set()
         self.closing: list[Closing] = []
         """Called with the round's number after its last line and before it counts as finished (evaluation, log)."""
 
@@ -135,13 +135,13 @@ class Journal(JournalReader):
         second entry would silently read back the first one's answer, so it is refused.
         """
         key = (self.round, phase)
-        if key in self._visited:
+        if key in self._visited_phases:
             raise RuntimeError(f"phase {phase!r} was entered twice in round {self.round}: give the second a name")
         if self._pending is not None:
             raise RuntimeError(f"phase {phase!r} was entered inside another phase")
         stored = self._finished_phase(phase)
         if stored is not None:
-            self._visited.add(key)
+            self._visited_phases.add(key)
             self._tell("phase-reused", phase, stored.seconds)
             return stored.payload
         self._tell("phase-started", phase)
@@ -155,7 +155,7 @@ class Journal(JournalReader):
             self._write([*added, (schema.phase, [entry], False)])
         finally:
             self._pending = None
-        self._visited.add(key)
+        self._visited_phases.add(key)
         self._tell("phase-finished", phase, time.monotonic() - began)
         return payload
 

@@ -21,7 +21,7 @@ HEARTBEAT_S = 10.0
 STALE_S = 60.0
 """A driver on another host cannot be looked at; it counts as dead when it was silent for this long."""
 
-_let_go: set[str] = set()
+_released_tokens: set[str] = set()
 """Tokens that this process let go. On a full disk their rows stay although nobody drives by them."""
 
 
@@ -60,7 +60,7 @@ class DriverLock:
         self.token = uuid.uuid4().hex
         with engine.begin() as connection:
             self._take(connection)
-        self._leaving = threading.Event()
+        self._stop_event = threading.Event()
         self._thread = threading.Thread(target=self._beat, args=(heartbeat_s,), name=f"driver-{run_id}", daemon=True)
         self._thread.start()
 
@@ -82,29 +82,29 @@ class DriverLock:
             )
         )
 
-    def _mine(self) -> ColumnElement[bool]:
+    def _row_condition(self) -> ColumnElement[bool]:
         return and_(driver.c.run == self._run, driver.c.token == self.token)
 
     def _beat(self, every_s: float) -> None:
-        while not self._leaving.wait(every_s):
+        while not self._stop_event.wait(every_s):
             try:
                 with self._engine.begin() as connection:
-                    connection.execute(update(driver).where(self._mine()).values(seen_ms=now_ms()))
+                    connection.execute(update(driver).where(self._row_condition()).values(seen_ms=now_ms()))
             except DBAPIError:
                 # A database that is away for a moment: the next write of the run says so if it stays away.
                 continue
 
     def check(self, connection: Connection) -> None:
         """Inside a write transaction: nobody took the run over. Raises RunError."""
-        if connection.execute(select(driver.c.run).where(self._mine())).first() is None:
+        if connection.execute(select(driver.c.run).where(self._row_condition())).first() is None:
             raise RunError(f"another driver took run {self._run} over; this process stops without writing")
 
     def release(self) -> None:
-        self._leaving.set()
+        self._stop_event.set()
         self._thread.join()
-        _let_go.add(self.token)
+        _released_tokens.add(self.token)
         with self._engine.begin() as connection:
-            connection.execute(delete(driver).where(self._mine()))
+            connection.execute(delete(driver).where(self._row_condition()))
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def is_driven(engine: Engine, run_id: str) -> bool:
 
 def _drives(holder: Any) -> bool:
     """Whether the process of a row of `driver` is there; on another host, whether it was heard of lately."""
-    if holder.token in _let_go:
+    if holder.token in _released_tokens:
         return False
     if holder.host == socket.gethostname():
         return is_alive(holder.pid, holder.process_start)

@@ -133,7 +133,9 @@ class JournalReader:
         """Safety labels by answer, in the order in which the answers were asked."""
         table = schema.measurement.c
         # of a run's millions of labels only what decides a verdict
-        query = self._measured((table.sample, table.limit, table.value, table.missing), round_, rows.SAFETY, constraint)
+        query = self._measurement_query(
+            (table.sample, table.limit, table.value, table.missing), round_, rows.SAFETY, constraint
+        )
         grouped: dict[tuple[str, str], list[Verdict]] = {}
         for row in self._read(query):
             grouped.setdefault((row.sample, row.limit), []).append(rows.verdict_of(row.value, row.missing))
@@ -149,7 +151,7 @@ class JournalReader:
 
     def measurements(self, round_: int | None = None, phase: str = "%", limit: str | None = None) -> list[Measurement]:
         """What was measured of answers, in their order; `phase` is an SQL pattern (`measure-%`)."""
-        query = self._measured((schema.measurement,), round_, phase, limit)
+        query = self._measurement_query((schema.measurement,), round_, phase, limit)
         return [rows.measurement_record(row) for row in self._read(query)]
 
     def measured(self) -> Iterator[tuple[int, str, Measurement]]:
@@ -158,10 +160,12 @@ class JournalReader:
         table = schema.measurement.c
         numbers = select(table.round).where(table.run == self.run_id).distinct().order_by(table.round)
         for number in self._read(numbers):
-            for row in self._read(self._measured((schema.measurement,), number.round, "%", None)):
+            for row in self._read(self._measurement_query((schema.measurement,), number.round, "%", None)):
                 yield row.round, row.phase, rows.measurement_record(row)
 
-    def _measured(self, columns: Sequence[Any], round_: int | None, phase: str, limit: str | None) -> Select[Any]:
+    def _measurement_query(
+        self, columns: Sequence[Any], round_: int | None, phase: str, limit: str | None
+    ) -> Select[Any]:
         table = schema.measurement.c
         query = select(*columns).where(table.run == self.run_id)
         if round_ is not None:
@@ -211,7 +215,7 @@ class JournalReader:
         """Every step of every multiplier, by round."""
         table = schema.dual_step
         cost_max = (self.recipe.get("dual") or {}).get("cost_max")
-        count = _seen(self.recipe.get("feedback") or {})
+        count = _response_count(self.recipe.get("feedback") or {})
         return [
             record_of(
                 DualEntry,
@@ -271,7 +275,7 @@ def read_journal(url_or_path: str | Path, run_id: str | None = None) -> JournalR
         raise
 
 
-def _seen(feedback: Mapping[str, Any]) -> dict[str, int]:
+def _response_count(feedback: Mapping[str, Any]) -> dict[str, int]:
     """Answers behind an estimate of a run before 0.3 in which people labelled beside a model."""
     if "unsure" not in feedback:
         return {}

@@ -41,8 +41,8 @@ class Store:
         self.one_writer = engine.dialect.name == "sqlite"
         self._door = threading.Lock()
         self._waiting: list[_Turn] = []
-        self._led = False
-        self._for_main = ThreadPoolExecutor(1, thread_name_prefix="queue-of-main")
+        self._has_leader = False
+        self._main_executor = ThreadPoolExecutor(1, thread_name_prefix="queue-of-main")
 
     def write(self, work: Callable[[Connection], Result]) -> Result:
         """Runs `work` in a write transaction, which is on disk when this returns. UserError where nobody may write."""
@@ -69,7 +69,7 @@ class Store:
             with self.engine.begin() as connection:
                 return work(connection)
         if threading.current_thread() is threading.main_thread():
-            return self._for_main.submit(self._in_turn, work).result()
+            return self._main_executor.submit(self._in_turn, work).result()
         return self._in_turn(work)
 
     def _in_turn(self, work: Callable[[Connection], Result]) -> Result:
@@ -77,7 +77,7 @@ class Store:
         turn.called.acquire()
         with self._door:
             self._waiting.append(turn)
-            turn.leads, self._led = not self._led, True
+            turn.leads, self._has_leader = not self._has_leader, True
         if not turn.leads:
             turn.called.acquire()
         if turn.leads:
@@ -104,8 +104,8 @@ class Store:
 
     def _hand_on(self) -> None:
         with self._door:
-            self._led = bool(self._waiting)
-            if self._led:
+            self._has_leader = bool(self._waiting)
+            if self._has_leader:
                 self._waiting[0].leads = True
                 self._waiting[0].called.release()
 

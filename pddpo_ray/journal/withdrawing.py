@@ -45,7 +45,7 @@ def withdraw(store: Store, prompts: Sequence[str], *, by: str, reply: str = "") 
 
     def apply(connection: Connection) -> Withdrawn:
         overwrite_deleted(connection)
-        replies = _drop_kept(connection, store.run, prompts)
+        replies = _drop_served_prompts(connection, store.run, prompts)
         row = {"run": store.run, "by": by, "at_ms": store.clock()}
         earlier = connection.execute(select(served_withdrawal.c.prompt).where(served_withdrawal.c.run == store.run))
         new_prompts = sorted(set(prompts) - set(earlier.scalars()))
@@ -115,7 +115,7 @@ def _round_under_way(connection: Connection, run: str) -> int:
     return (connection.execute(last).scalar() or 0) + 1
 
 
-def _drop_kept(connection: Connection, run: str, prompts: Sequence[str]) -> list[str]:
+def _drop_served_prompts(connection: Connection, run: str, prompts: Sequence[str]) -> list[str]:
     """Deletes what was kept; returns the replies that went with it."""
     replies: list[str] = []
     for names in _parts(prompts):

@@ -182,16 +182,16 @@ class Catalog:
         elif self.states.stands_in:
             entries.append(_entry(self, RELEASED, self.policies[0], scope))
         elif self.released_mixture is not None:
-            entries.append(_model(RELEASED, *self._about_mixture(self.released_mixture)))
+            entries.append(_model(RELEASED, *self._mixture_summary(self.released_mixture)))
         if self.mixture and scope.covers(self.needed_scope(MIXTURE)):
-            entries.append(_model(MIXTURE, *self._about_mixture(MIXTURE)))
-        entries += [_model(name, *self._about_mixture(name)) for name in self.tails]
+            entries.append(_model(MIXTURE, *self._mixture_summary(MIXTURE)))
+        entries += [_model(name, *self._mixture_summary(name)) for name in self.tails]
         if scope.covers(Scope.INSPECT):
             entries += [_entry(self, f"{ROUND}{number}", self.policies[number], scope) for number in self.rounds]
             entries += [_entry(self, REFERENCE, self.policies[0], scope)] if 0 in self.policies else []
         return entries
 
-    def _about_mixture(self, name: str) -> tuple[dict[str, Any], int]:
+    def _mixture_summary(self, name: str) -> tuple[dict[str, Any], int]:
         """What is said of it, and when its last round was finished."""
         rounds = self.rounds_of(name)
         newest = self.policies[rounds[-1]]
@@ -242,7 +242,7 @@ def read_catalog(store: Store, mixture_max: int | None = None) -> Catalog:
     states = released_now(history, certified, weights, mixture_max=mixture_max)
     multipliers = {step.round: step.multiplier_before for step in reversed(journal.dual_steps())}
     of_weights = {certificate.sha256: certificate for certificate in reversed(certified)}
-    created = _created(store)
+    created = _creation_times(store)
     policies: dict[int, ServedPolicy] = {}
     for number, entry in versions.items():
         policies[number] = ServedPolicy(
@@ -284,7 +284,7 @@ def _tails(
     return tails
 
 
-def _created(store: Store) -> dict[int, int]:
+def _creation_times(store: Store) -> dict[int, int]:
     """Seconds since the epoch, by round; 0 is the reference."""
     rounds = select(round_table.c.round, round_table.c.finished_ms).where(
         round_table.c.run == store.run, round_table.c.finished_ms.is_not(None)

@@ -93,12 +93,12 @@ class ApiKeys:
         files = {scope.value: run / name for scope, name in KEY_FILES.items()}
 
         def add(connection: Connection) -> None:
-            for scope in _wanting(self._valid(connection)):
+            for scope in _missing_scopes(self._valid(connection)):
                 secret, row = self._new(f"{scope}-{os.urandom(3).hex()}", scope, OWNERS_LIMITS)
                 self._add(connection, row)
                 write_secret(files[scope.value], secret + "\n")
 
-        if _wanting(self.valid()):  # a journal that may not be written is no hindrance where the keys are there
+        if _missing_scopes(self.valid()):  # a journal that may not be written is no hindrance where the keys are there
             self._store.write(add)
         return files
 
@@ -113,7 +113,7 @@ class ApiKeys:
 
     def _add(self, connection: Connection, row: Mapping[str, Any]) -> None:
         name = row["name"]
-        if connection.execute(select(api_key.c.name).where(self._named(name))).first():
+        if connection.execute(select(api_key.c.name).where(self._has_name(name))).first():
             raise UserError(f"there is a key called {name!r} already, revoked or not: choose another name")
         connection.execute(insert(api_key).values(**row))
         record_event(connection, self._store.clock(), "serving", "key.create", name, scope=row["scope"])
@@ -125,12 +125,14 @@ class ApiKeys:
         fresh: dict[str, Any] = {}
 
         def apply(connection: Connection) -> None:
-            old = connection.execute(select(api_key).where(self._named(name) & self._valid_at(now))).mappings().first()
+            old = (
+                connection.execute(select(api_key).where(self._has_name(name) & self._valid_at(now))).mappings().first()
+            )
             if old is None:
                 raise UserError(f"there is no valid key called {name!r}")
             ends = min(now + grace_ms, old["expires_ms"] or now + grace_ms)
             aside = {"name": f"{name[:80]}~{old['key_prefix']}", "expires_ms": ends}
-            connection.execute(update(api_key).where(self._named(name)).values(**aside))
+            connection.execute(update(api_key).where(self._has_name(name)).values(**aside))
             lasts = None if old["expires_ms"] is None else now + old["expires_ms"] - old["created_ms"]
             fresh["secret"], fresh["row"] = _with_secret({**old, "created_ms": now, "expires_ms": lasts})
             connection.execute(insert(api_key).values(**fresh["row"]))
@@ -144,7 +146,7 @@ class ApiKeys:
 
         def apply(connection: Connection) -> None:
             now = self._store.clock()
-            valid = self._named(name) & self._valid_at(now)
+            valid = self._has_name(name) & self._valid_at(now)
             if connection.execute(update(api_key).where(valid).values(revoked_ms=now)).rowcount == 0:
                 raise UserError(f"there is no valid key called {name!r}")
             record_event(connection, now, "serving", "key.revoke", name)
@@ -164,11 +166,11 @@ class ApiKeys:
     def _valid_at(self, now_ms: int) -> Any:
         return api_key.c.revoked_ms.is_(None) & (api_key.c.expires_ms.is_(None) | (api_key.c.expires_ms > now_ms))
 
-    def _named(self, name: str) -> Any:
+    def _has_name(self, name: str) -> Any:
         return (api_key.c.run == self._store.run) & (api_key.c.name == name)
 
 
-def _wanting(valid: Mapping[str, ApiKey]) -> list[Scope]:
+def _missing_scopes(valid: Mapping[str, ApiKey]) -> list[Scope]:
     """Which of a run's first keys are not there."""
     return [scope for scope in KEY_FILES if scope not in {key.scope for key in valid.values()}]
 

@@ -129,13 +129,13 @@ class Evaluation:
             return {}
         before = self._world.table(base.version)
         reward = implicit_score(before, oracle.reference, oracle.beta)
-        slopes = _named("reward", *slope_and_correlation(reward, oracle.reward, self._world.rest))
+        slopes = _slope_metrics("reward", *slope_and_correlation(reward, oracle.reward, self._world.rest))
         costs = [("", self._world.cost_logits), *((f"{limit.name}/", limit.cost) for limit in oracle.further)]
         for link, (prefix, truth) in zip(chain, costs, strict=False):
             after = self._world.table(link.version)
             if link.multiplier and link.version.sha256 != base.version.sha256:
                 cost = implicit_score(before, after, cost_temperature(oracle.beta, link.multiplier))
-                slopes |= _named("cost", *slope_and_correlation(cost, truth, self._world.rest), prefix)
+                slopes |= _slope_metrics("cost", *slope_and_correlation(cost, truth, self._world.rest), prefix)
             base, before = link, after
         return slopes
 
@@ -200,5 +200,5 @@ def slope_and_correlation(score: Array, truth: Array, rest: int | None = None) -
     return together / spread, together / float(np.sqrt(spread * score_spread))
 
 
-def _named(stage: str, slope: float, correlation: float, prefix: str = "") -> dict[str, float]:
+def _slope_metrics(stage: str, slope: float, correlation: float, prefix: str = "") -> dict[str, float]:
     return {f"{prefix}fit/slope_{stage}": slope, f"{prefix}fit/correlation_{stage}": correlation}

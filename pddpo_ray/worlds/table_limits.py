@@ -77,17 +77,17 @@ class TableLimits:
         for column, entry in enumerate(self.stated):
             if entry.source.kind not in ("world", "model"):  # a run's own model then says what it thinks instead
                 continue
-            for row in self._asked(column, answers, seed):
+            for row in self._rows_within_budget(column, answers, seed):
                 answer, other, cell = answers[row], opponents[row], (row, column)
                 if not entry.wins:
-                    measured.values[cell] = self._drawn(column, answer, seed)
+                    measured.values[cell] = self._answer_value(column, answer, seed)
                 elif other is not None:
-                    measured.values[cell] = self._won(column, answer, other, seed)
+                    measured.values[cell] = self._win_share(column, answer, other, seed)
                 if entry.limit.quantity.versus == "reference" and other is not None:
-                    measured.against[cell] = self._drawn(column, other, seed)
+                    measured.against[cell] = self._answer_value(column, other, seed)
         return measured
 
-    def _asked(self, column: int, answers: Sequence[Response], seed: int) -> Sequence[int]:
+    def _rows_within_budget(self, column: int, answers: Sequence[Response], seed: int) -> Sequence[int]:
         """Rows of the answers within the limit's budget and prompts; all, where it has no budget."""
         entry = self.stated[column]
         if entry.asking.answers is None:
@@ -96,14 +96,14 @@ class TableLimits:
         prompts = [answers[row].prompt.id for row in rows]
         return [rows[index] for index in within_budget(entry.limit.name, prompts, entry.asking.answers, seed)]
 
-    def _drawn(self, column: int, answer: Response, seed: int) -> float:
+    def _answer_value(self, column: int, answer: Response, seed: int) -> float:
         """One answer's mean, or the share of its labels that say yes."""
         entry, truth = self.stated[column], float(self.single[(column, *self.cell(answer))])
         if entry.limit.quantity.kind == "mean":
             return truth
         return self._share(entry, float(expit(truth)) if entry.limit.quantity.kind == "logit" else truth, seed, answer)
 
-    def _won(self, column: int, answer: Response, other: Response, seed: int) -> float:
+    def _win_share(self, column: int, answer: Response, other: Response, seed: int) -> float:
         """How often labellers prefer an answer to the reference's."""
         entry, rewards = self.stated[column], self.single[column]
         chance = float(expit(rewards[self.cell(answer)] - rewards[self.cell(other)]))

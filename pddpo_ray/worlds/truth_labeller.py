@@ -20,11 +20,11 @@ class WorldLabeller:
     """
 
     def __init__(self, reward: Score, costs: Mapping[str, Score], *, about: str = HARM, noise: float = 0.0) -> None:
-        self._reward, self._costs, self._about, self._noise = reward, dict(costs), about, noise
+        self._reward, self._costs, self._cost_name, self._noise = reward, dict(costs), about, noise
 
     def safety(self, items: Sequence[Response], labels_each: int, seed: int) -> list[SafetyLabels]:
         """`labels_each` independent labels of every answer."""
-        cost, verdicts = self._costs[self._about], []
+        cost, verdicts = self._costs[self._cost_name], []
         for item in items:
             unsafe = generator_of(seed, "safety", item.id).random(labels_each) < self._chance(cost(item))
             verdicts.append(SafetyLabels(item, tuple(Verdict.UNSAFE if bit else Verdict.SAFE for bit in unsafe)))

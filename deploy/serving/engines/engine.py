@@ -78,7 +78,7 @@ class PolicyEngine:
         self._store = ArtifactStore(settings.store)
         self._shapes = model_tensors(Path(settings.model))
         self._tokenizer = tokenizer_fingerprint(Path(settings.model))
-        self._checked: set[str] = set()
+        self._checked_hashes: set[str] = set()
         self._adapters: dict[str, Any] = {}
         self._adapter_lock = asyncio.Lock()
         self.gate = Gate(self._load)
@@ -225,9 +225,9 @@ class PolicyEngine:
     async def _checked_folder(self, policy: ServedPolicy) -> Path:
         """The version's folder, after names, shapes, tokenizer and hash were compared (once per version)."""
         folder = await asyncio.to_thread(self._store.folder, policy.version.path)
-        if policy.version.sha256 not in self._checked:
+        if policy.version.sha256 not in self._checked_hashes:
             await asyncio.to_thread(self._compare_files, policy, folder)
-            self._checked.add(policy.version.sha256)
+            self._checked_hashes.add(policy.version.sha256)
         return folder
 
     def _compare_files(self, policy: ServedPolicy, folder: Path) -> None:
@@ -306,17 +306,17 @@ def watched_engine(settings: EngineSettings) -> Any:
 
     class WatchedEngine(AsyncLLMEngine):  # type: ignore[misc]
         verified_at = -1e9
-        _held: str | None = None
+        _held_version: str | None = None
 
         def holds(self, version: str | None) -> None:
-            self._held = version
+            self._held_version = version
 
         def generate(self, prompt: Any, parameters: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
             LENGTHS.get([]).append(parameters.max_tokens)
-            return self._watched(super().generate(prompt, parameters, *args, **kwargs))
+            return self._verify_outputs(super().generate(prompt, parameters, *args, **kwargs))
 
-        async def _watched(self, outputs: AsyncIterator[Any]) -> AsyncIterator[Any]:
-            version = self._held
+        async def _verify_outputs(self, outputs: AsyncIterator[Any]) -> AsyncIterator[Any]:
+            version = self._held_version
             async for output in outputs:
                 if output.finished:
                     demand_version(output, version)

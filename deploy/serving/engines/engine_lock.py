@@ -26,7 +26,7 @@ class Gate:
     def __init__(self, load: Callable[[ServedPolicy], Awaitable[None]]) -> None:
         self._load = load
         self._waiting: dict[Key, list[tuple[ServedPolicy, asyncio.Future[None]]]] = {}
-        self._inside = 0
+        self._holder_count = 0
         self._loading: asyncio.Task[None] | None = None
         self.current: ServedPolicy | None = None
         self.loads = 0
@@ -38,13 +38,13 @@ class Gate:
         try:
             yield
         finally:
-            self._inside -= 1
+            self._holder_count -= 1
             self._turn()
 
     async def _enter(self, policy: ServedPolicy) -> None:
         loaded = self.current is not None and key_of(self.current) == key_of(policy)
         if loaded and not self._waiting and self._loading is None:
-            self._inside += 1
+            self._holder_count += 1
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(key_of(policy), []).append((policy, turn))
@@ -58,7 +58,7 @@ class Gate:
     def _give_up(self, key: Key, turn: asyncio.Future[None]) -> None:
         """A client left while it waited, or in the very moment in which it was let in."""
         if turn.done() and not turn.cancelled() and turn.exception() is None:
-            self._inside -= 1
+            self._holder_count -= 1
             self._turn()
             return
         entries = [entry for entry in self._waiting.get(key, []) if entry[1] is not turn]
@@ -69,7 +69,7 @@ class Gate:
 
     def _turn(self) -> None:
         """Starts the next batch if the engine is free."""
-        if self._inside or self._loading is not None or not self._waiting:
+        if self._holder_count or self._loading is not None or not self._waiting:
             return
         key = next(iter(self._waiting))
         self._loading = asyncio.get_running_loop().create_task(self._switch(key, self._waiting[key][0][0]))
@@ -91,7 +91,7 @@ class Gate:
             if failure is not None:
                 turn.set_exception(failure)
             else:
-                self._inside += 1
+                self._holder_count += 1
                 turn.set_result(None)
         self._turn()
 

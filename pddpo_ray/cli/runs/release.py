@@ -52,7 +52,7 @@ def release(
     with _releases(run, journal, to_read=round_ is None) as releases:
         if round_ is not None:
             hours = None if over is None else milliseconds("--over", over) / HOUR_MS
-            releases.release(round_, by=_who(), reason=reason, force=force, hours=hours)
+            releases.release(round_, by=_user_name(), reason=reason, force=force, hours=hours)
         elif over is not None:
             raise UserError("--over says how long a release takes: name its round too, e.g. `pddpo release RUN 7`")
         _show(releases, as_json)
@@ -66,7 +66,7 @@ def rollback(run: RUN, reason: REASON = "", journal: DATABASE = None, as_json: J
     Or stop a staged release; the round before it serves again.
     """
     with _releases(run, journal) as releases:
-        releases.rollback(by=_who(), reason=reason)
+        releases.rollback(by=_user_name(), reason=reason)
         _show(releases, as_json)
 
 
@@ -78,7 +78,7 @@ def _releases(run: Path, journal: str | None, *, to_read: bool = False) -> Itera
         yield Releases(store)
 
 
-def _who() -> str:
+def _user_name() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError):

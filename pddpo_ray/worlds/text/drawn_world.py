@@ -58,7 +58,7 @@ def build_drawn_world(spec: DrawnWorldSpec, reference_log_probs: Array, grammar:
     """Draw truths until the world is well posed for this reference [X, Y]. Raises UserError."""
     limit = spec.family.limit
     if isinstance(limit, RateLimitConfig):
-        _rates_reach(limit.at_most, spec.cost_max)
+        _demand_reachable_rate(limit.at_most, spec.cost_max)
     elif not -spec.cost_max < limit.at_most < spec.cost_max:
         raise UserError(
             f"world.family.limit.at_most={limit.at_most:g}: costs lie between -{spec.cost_max:g} and {spec.cost_max:g} "
@@ -66,13 +66,13 @@ def build_drawn_world(spec: DrawnWorldSpec, reference_log_probs: Array, grammar:
         )
     reference = reference_table(reference_log_probs)
     for attempt in range(spec.attempts):
-        world = _calibrated(spec, grammar, reference, attempt)
+        world = _calibrated_world(spec, grammar, reference, attempt)
         if world is not None:
             return world
     raise not_well_posed(spec.attempts, spec.seed)
 
 
-def _rates_reach(at_most: float, cost_max: float) -> None:
+def _demand_reachable_rate(at_most: float, cost_max: float) -> None:
     """UserError if sigmoid(-cost_max) is over at_most / 2."""
     lowest = float(expit(-cost_max))
     if lowest > at_most / 2:
@@ -88,7 +88,7 @@ def _logit_level(spec: DrawnWorldSpec) -> float:
     return 0.0 if isinstance(spec.family.limit, RateLimitConfig) else spec.family.limit.at_most
 
 
-def _calibrated(spec: DrawnWorldSpec, grammar: Grammar, reference: Array, attempt: int) -> TextWorld | None:
+def _calibrated_world(spec: DrawnWorldSpec, grammar: Grammar, reference: Array, attempt: int) -> TextWorld | None:
     rng = np.random.default_rng([spec.seed, attempt, 41])
     rare = rare_phrases(spec.family, spec.seed)
     groups = _groups(spec.family, grammar)
@@ -111,7 +111,7 @@ def _calibrated(spec: DrawnWorldSpec, grammar: Grammar, reference: Array, attemp
         low, high = np.array(spec.covered_gap_range) * spec.reward_max / 2
         if not low <= world.covered_gap <= high:
             return None
-        further = _further(spec, world, rng)
+        further = _further_limits(spec, world, rng)
     except InfeasibleError:
         return None
     return None if further is None else replace(world, further=further)
@@ -126,7 +126,7 @@ def _reward(spec: DrawnWorldSpec, grammar: Grammar, rare: tuple[RarePhrase, ...]
         if phrase.worth != "neutral"
     }
     total = sum(value for phrase, value in worth.items() if phrase.worth == "good")
-    table = _common(grammar, spec.reward_spread * spec.noise, rng) + _added(grammar, worth)
+    table = _common_effects(grammar, spec.reward_spread * spec.noise, rng) + _rare_effects(grammar, worth)
     if spec.family.meaning:
         fits = grammar.answer_features[:, WAY] == grammar.prompt_features[:, :1]
         fit, tempting = rng.uniform(*spec.good_reward), rng.uniform(*spec.bad_reward)
@@ -144,17 +144,17 @@ def _cost(
 ) -> Array:
     """Costs before the constant that calibration adds. Good phrases have the cost that their seed draws. -> [X, Y]"""
     worth = {phrase: rng.uniform(*spec.bad_cost) for phrase in rare if phrase.worth == "bad"}
-    table = _common(grammar, spec.cost_spread * spec.noise, rng) + _added(grammar, worth)
+    table = _common_effects(grammar, spec.cost_spread * spec.noise, rng) + _rare_effects(grammar, worth)
     if spec.family.meaning:
         table += rng.uniform(*spec.bad_cost) * _careless(grammar)
     if groups is not None:
         for group in range(spec.family.groups):
-            effects = _common(grammar, spec.group_spread, rng) + rng.normal(0.0, spec.group_spread)
+            effects = _common_effects(grammar, spec.group_spread, rng) + rng.normal(0.0, spec.group_spread)
             table += effects * (groups == group)[:, None]
     return np.asarray(0.5 * spec.cost_max * table)
 
 
-def _common(grammar: Grammar, spread: float, rng: np.random.Generator) -> Array:
+def _common_effects(grammar: Grammar, spread: float, rng: np.random.Generator) -> Array:
     """Slots, topics and pairs with the variance shares of SPREAD, mean 0. -> [X, Y]"""
     slots = len(grammar.slots)
     pairs = slots * (slots - 1) / 2
@@ -163,7 +163,7 @@ def _common(grammar: Grammar, spread: float, rng: np.random.Generator) -> Array:
     return table - table.mean()
 
 
-def _added(grammar: Grammar, worth: dict[RarePhrase, float]) -> Array:
+def _rare_effects(grammar: Grammar, worth: dict[RarePhrase, float]) -> Array:
     """What rare phrases add, the same for every prompt. -> [Y]"""
     total = np.zeros(len(grammar.answer_features))
     for phrase, value in worth.items():
@@ -226,14 +226,14 @@ def _rate_limit(
     return (oracle, logits) if lowest <= 0.5 * at_most else None
 
 
-def _further(spec: DrawnWorldSpec, world: TextWorld, rng: np.random.Generator) -> tuple[Limit, ...] | None:
+def _further_limits(spec: DrawnWorldSpec, world: TextWorld, rng: np.random.Generator) -> tuple[Limit, ...] | None:
     """Further costs, logits under the first one's limit (0 where that is a rate), each above it at the optimum of the
     limits before it; None where they fight."""
     limits: tuple[Limit, ...] = ()
     at_most = _logit_level(spec)
     for number in range(spec.family.further_costs):
         oracle = replace(world.oracle, further=limits)
-        raw = 0.5 * spec.cost_max * _common(world.grammar, spec.cost_spread, rng)
+        raw = 0.5 * spec.cost_max * _common_effects(world.grammar, spec.cost_spread, rng)
         best = oracle.optimum.policy
         excess = 0.1 * spec.cost_max
         shift = _root(

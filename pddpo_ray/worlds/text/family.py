@@ -63,14 +63,14 @@ def drawn_grammar(family: DrawnFamilyConfig, seed: int) -> Grammar:
     rare = {(phrase.slot, phrase.value) for phrase in rare_phrases(family, seed)}
     slots = []
     for index, (name, size) in enumerate(zip(("opening", *middle, "closing"), sizes, strict=True)):
-        words = _some(rng, pools[name], size)
+        words = _random_entries(rng, pools[name], size)
         phrases = tuple(Phrase(text, (index, value) in rare) for value, text in enumerate(words))
         slots.append(Slot(str(name), phrases))
-    topics = _some(rng, TOPICS, family.topics)
-    situations = _some(rng, SITUATIONS, family.situations)
+    topics = _random_entries(rng, TOPICS, family.topics)
+    situations = _random_entries(rng, SITUATIONS, family.situations)
     if family.meaning:
         slots[WAY] = Slot("way", tuple(Phrase(WAYS[topic]) for topic in topics))
-        care = (*_some(rng, CARELESS, CARES // 2), *_some(rng, CAREFUL, CARES // 2))
+        care = (*_random_entries(rng, CARELESS, CARES // 2), *_random_entries(rng, CAREFUL, CARES // 2))
         slots[CARE] = Slot("care", tuple(map(Phrase, care)))
     return Grammar(topics=topics, situations=situations, slots=tuple(slots), question=str(rng.choice(QUESTIONS)))
 
@@ -129,6 +129,6 @@ def rare_phrases(family: DrawnFamilyConfig, seed: int) -> tuple[RarePhrase, ...]
     return tuple(RarePhrase(spots[spot][0], spots[spot][1], worth) for spot, worth in zip(indices, worths, strict=True))
 
 
-def _some(rng: np.random.Generator, pool: Sequence[str], count: int) -> tuple[str, ...]:
+def _random_entries(rng: np.random.Generator, pool: Sequence[str], count: int) -> tuple[str, ...]:
     """`count` different entries in random order."""
     return tuple(itertools.islice((pool[index] for index in rng.permutation(len(pool))), count))

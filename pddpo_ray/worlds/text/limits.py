@@ -82,7 +82,7 @@ def _single(world: TextWorld, entry: StatedLimit, source: Source | None) -> Arra
     if entry.limit.quantity.kind == "kl":
         return np.zeros_like(world.oracle.reference)
     if entry.source.kind in OWN:
-        return _own(world, entry)
+        return _world_values(world, entry)
     if source is None or entry.asks_people or entry.source.kind not in ENUMERABLE or entry.wins:
         return np.full(world.oracle.reward.shape, np.nan)
     return of_texts(world.grammar, entry, source)
@@ -98,7 +98,7 @@ def of_texts(grammar: Grammar, stated: StatedLimit, source: Source) -> Array:
     return np.broadcast_to(table, (len(prompts), table.shape[1]))
 
 
-def _own(world: TextWorld, entry: StatedLimit) -> Array:
+def _world_values(world: TextWorld, entry: StatedLimit) -> Array:
     """What the world's `cost`, or one of its further costs, says about every outcome. [X, Y + 1]"""
     logits = {"cost": world.logits, **{limit.name: limit.cost for limit in world.further}}
     kind, name = entry.limit.quantity.kind, entry.compared_as

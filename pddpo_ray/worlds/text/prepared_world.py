@@ -125,12 +125,12 @@ def prepare_text_world(config: Config, reference_folder: Path | None = None) -> 
     if not isinstance(settings, TextWorldConfig):
         raise UserError("this is no recipe of a text world; use world.kind=text")
     grammar = grammar_of(settings)
-    _fits_the_recipe(config, settings.family, grammar)
+    _demand_fit(config, settings.family, grammar)
     folder = reference_folder or cached_reference(_reference_spec(settings), cache_folder(settings.cache), grammar)
     temperature = config.policy.temperature
     log_probs = _reference_log_probs(folder, grammar, temperature)
     learner = None if settings.learner == "network" else _learner(settings, log_probs, grammar)
-    return PreparedTextWorld(_built(config, settings, log_probs, grammar), folder, temperature, learner)
+    return PreparedTextWorld(_build_world(config, settings, log_probs, grammar), folder, temperature, learner)
 
 
 def _learner(settings: TextWorldConfig, log_probs: Array, grammar: Grammar) -> Learner:
@@ -152,13 +152,13 @@ def _reference_spec(settings: TextWorldConfig) -> ReferenceSpec:
     return ReferenceSpec(seed=settings.seed, spread=reference_spread(settings.seed), **settings.reference.model_dump())
 
 
-def _built(config: Config, settings: TextWorldConfig, log_probs: Array, grammar: Grammar) -> TextWorld:
+def _build_world(config: Config, settings: TextWorldConfig, log_probs: Array, grammar: Grammar) -> TextWorld:
     """The world of the recipe, drawn and calibrated for this reference."""
     spec = DrawnWorldSpec(settings.seed, config.beta, config.reward_max, config.dual.cost_max, family=settings.family)
     return build_drawn_world(spec, log_probs, grammar)
 
 
-def _fits_the_recipe(config: Config, family: DrawnFamilyConfig, grammar: Grammar) -> None:
+def _demand_fit(config: Config, family: DrawnFamilyConfig, grammar: Grammar) -> None:
     """Answers end within `max_tokens`. A limit on a rate needs a run that estimates rates, at the same level."""
     longest = sum(max(map(len, phrases)) for phrases in grammar.phrase_ids)
     if not isinstance(config.rollout, TabularRollout) and longest > config.rollout.max_tokens:
@@ -199,15 +199,15 @@ class _Tables:
     def __init__(self, grammar: Grammar, reference_folder: Path, store: ArtifactStore, temperature: float) -> None:
         self._grammar, self._folder, self._store = grammar, reference_folder, store
         self._temperature = temperature
-        self._recent: dict[str, Array] = {}
+        self._recent_tables: dict[str, Array] = {}
         self._model: object | None = None
 
     def __call__(self, policy: PolicyVersion) -> Array:
-        if policy.sha256 not in self._recent:
-            for old in list(self._recent)[:-4]:
-                del self._recent[old]
-            self._recent[policy.sha256] = with_rest(self._score(policy))
-        return self._recent[policy.sha256]
+        if policy.sha256 not in self._recent_tables:
+            for old in list(self._recent_tables)[:-4]:
+                del self._recent_tables[old]
+            self._recent_tables[policy.sha256] = with_rest(self._score(policy))
+        return self._recent_tables[policy.sha256]
 
     def _score(self, policy: PolicyVersion) -> Array:
         from transformers import AutoConfig, LlamaForCausalLM

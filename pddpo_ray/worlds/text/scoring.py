@@ -73,14 +73,14 @@ def _leaves(model: Any, start: _Beginnings, slots: Sequence[Sequence[tuple[int, 
         return torch.cat([_leaves(model, part, slots) for part in parts])
     if len(slots) == 1:
         return _ends(model, start, slots[0])
-    return _leaves(model, _extended(model, start, slots[0]), slots[1:])
+    return _leaves(model, _extend_beginnings(model, start, slots[0]), slots[1:])
 
 
-def _extended(model: Any, start: _Beginnings, phrases: Sequence[tuple[int, ...]]) -> _Beginnings:
+def _extend_beginnings(model: Any, start: _Beginnings, phrases: Sequence[tuple[int, ...]]) -> _Beginnings:
     """Every beginning followed by every phrase."""
     from transformers import DynamicCache
 
-    words, real = _padded(phrases)
+    words, real = _pad_phrases(phrases)
     count, before = len(phrases), len(start.total)
     cache = [
         (keys.repeat_interleave(count, dim=0), values.repeat_interleave(count, dim=0)) for keys, values in start.cache
@@ -134,7 +134,7 @@ def _layers(output: Any) -> list[tuple[Tensor, Tensor]]:
     return [(layer.keys, layer.values) for layer in output.past_key_values.layers]
 
 
-def _padded(phrases: Sequence[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
+def _pad_phrases(phrases: Sequence[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
     """Phrases of a slot, padded on the right, and which words are real. -> [n, W], [n, W]"""
     width = max(map(len, phrases))
     words = torch.zeros((len(phrases), width), dtype=torch.long)

@@ -146,7 +146,7 @@ def test_an_entrance_measures_served_answers_on_cpus(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(deployment, "watched_limits", watched_limits)
-    deployment._watched(SimpleNamespace(measure=0.1), recipe())
+    deployment._measurable_limits(SimpleNamespace(measure=0.1), recipe())
     assert places == ["cpu"]
 
 

@@ -152,7 +152,7 @@ def test_the_alarm_of_the_new_round_stops_its_stage_alone(tmp_path: Path) -> Non
         now = caller.endpoint.releases.now()
         assert (now.current, now.stage, now.state(2)) == (1, None, "withdrawn")
         assert now.reasons[2].startswith("alarm: unsafe is broken by what")
-        caller.endpoint._alarmed(Watched(new, "unsafe"), Alarm(0.05, 0.05))
+        caller.endpoint._take_back_release(Watched(new, "unsafe"), Alarm(0.05, 0.05))
         assert caller.endpoint.releases.now().current == 1, "it is not served any more: nothing to take back"
     finally:
         caller.close()
