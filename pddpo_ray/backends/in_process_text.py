@@ -105,8 +105,8 @@ def text_world_backends(
         recall=recall,
     )
     if isinstance(prepared, PreparedRealText):
-        return _under_limits_on_files(config, prepared, backends)
-    return _under_limits(config, store, prepared, backends)
+        return _add_file_limits(config, prepared, backends)
+    return _add_limits(config, store, prepared, backends)
 
 
 def world_under_limits(config: Config, prepared: PreparedTextWorld) -> tuple[TableLimits, Sources]:
@@ -129,7 +129,7 @@ def opened_sources(config: Config) -> Sources:
     return [source_in_run(limit, config.judge.options) for limit in config.stated]
 
 
-def _with_reward(
+def _add_reward(
     config: Config, backends: Backends, prompts: Sequence[Prompt], *, labels: Measure | None = None,
     outside: Callable[[Response], bool] = lambda answer: False,
 ) -> Backends:  # fmt: skip
@@ -143,7 +143,7 @@ def _with_reward(
     return replace(backends, reward=reward, measured_by={**backends.measured_by, **measures.versions})
 
 
-def _under_limits_on_files(config: Config, prepared: PreparedRealText, backends: Backends) -> Backends:
+def _add_file_limits(config: Config, prepared: PreparedRealText, backends: Backends) -> Backends:
     """Limits on real text: each is measured by its source, and nobody knows the truth."""
     limits, sets = config.stated, prepared.sets
     weights, factors = on_prompts(limits, sets, np.full(len(prepared.prompts), 1.0 / len(prepared.prompts)))
@@ -159,7 +159,7 @@ def _under_limits_on_files(config: Config, prepared: PreparedRealText, backends:
     run_limits = held_limits(limits, [range_of(limit, config.dual.cost_max) for limit in limits], factors, prompts)
     # certificates measure their own prompts under the limits on all prompts and on the sets that hold them
     acting = [
-        {**run_limit.factors, **_certified_on(prepared, limit.limit.quantity.over)}
+        {**run_limit.factors, **_certification_factors(prepared, limit.limit.quantity.over)}
         for run_limit, limit in zip(run_limits, limits, strict=True)
     ]
     measures = SourceMeasures(limits, opened_sources(config), acting, config.dual.cost_max)
@@ -172,10 +172,10 @@ def _under_limits_on_files(config: Config, prepared: PreparedRealText, backends:
         measured_by=measures.versions,
     )
     all_prompts = [*prepared.prompts, *prepared.served, *(item.pair.prompt for item in prepared.pairs)]
-    return _with_reward(config, backends, all_prompts)
+    return _add_reward(config, backends, all_prompts)
 
 
-def _certified_on(prepared: PreparedRealText, over: str | None) -> dict[tuple[int, ...], float]:
+def _certification_factors(prepared: PreparedRealText, over: str | None) -> dict[tuple[int, ...], float]:
     """By prompt of the certification set, 1 where a limit on this set (None: on all prompts) acts on it, else 0."""
     sets = prepared.certified_sets
     return {prompt.token_ids: float(over is None or over in sets[prompt.id]) for prompt in prepared.certification}
@@ -193,7 +193,7 @@ def _view(config: Config, prepared: PreparedTextWorld, store: ArtifactStore, tru
     return prepared.view(store, truth.oracle(config.beta), stages_of_costs=labelled_by_feedback(config.stated))
 
 
-def _under_limits(config: Config, store: ArtifactStore, prepared: PreparedTextWorld, backends: Backends) -> Backends:
+def _add_limits(config: Config, store: ArtifactStore, prepared: PreparedTextWorld, backends: Backends) -> Backends:
     """The same under stated limits: who measures, which prompts count, and the truth.
 
     Raises UserError where the world shows that the limits cannot be kept.
@@ -225,4 +225,4 @@ def _under_limits(config: Config, store: ArtifactStore, prepared: PreparedTextWo
     )
     reward = config.computed_reward
     labels = None if reward is None or reward.source.kind != "world" else own_reward(world.oracle, world.cell, reward)
-    return _with_reward(config, backends, world.prompts, labels=labels, outside=outside)
+    return _add_reward(config, backends, world.prompts, labels=labels, outside=outside)

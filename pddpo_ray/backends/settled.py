@@ -32,14 +32,14 @@ def settled(config: Config, machine: Machine) -> Config:
     """
     dtype = config.model.dtype
     if dtype == "auto":
-        dtype = number_type(device_of(config, machine), _parameters(config))
+        dtype = number_type(device_of(config, machine), _parameter_count(config))
     model, rollout = config.model.model_copy(update={"dtype": dtype}), config.rollout
     if dtype == "bfloat16" and "canary_tolerance" not in rollout.model_fields_set:
         rollout = rollout.model_copy(update={"canary_tolerance": _tolerance(config)})
     return config.model_copy(update={"model": model, "rollout": rollout})
 
 
-def _parameters(config: Config) -> int:
+def _parameter_count(config: Config) -> int:
     """Parameters of the named model; 0 for a world's small one."""
     if config.model.reference is None:
         return 0

@@ -129,7 +129,7 @@ class OptimisticExplorer:
     ) -> None:
         self._features, self._beta, self._multiplier = features, beta, multiplier
         self._seed, self._k, self._s0, self._picks = seed, k, s0, picks
-        self._fitted = weight == "fitted"
+        self._has_fitted_weight = weight == "fitted"
         self._weight = FISHER_WEIGHT if weight == "fitted" else weight
         self._rows: dict[str, Array] = {}
         self._kind, self._comparator, self._weights = bonus, comparator, weights
@@ -139,7 +139,7 @@ class OptimisticExplorer:
         self._baseline: dict[str, Sequence[Response]] = {}
         self._centres: dict[str, Array] = {}
         self._pool: dict[str, Array] = {}
-        self._seen: set[str] = set()
+        self._observed_ids: set[str] = set()
         self._metrics: dict[str, float] = {}
         self.meet(baseline)
 
@@ -178,12 +178,12 @@ class OptimisticExplorer:
         log = _Log()
         # once: they may live in another process
         multiplier, beta = self._multiplier(), self._beta() if callable(self._beta) else self._beta
-        rows = self._centred(responses_of(candidates))
+        rows = self._centred_features(responses_of(candidates))
         parts = np.split(rows, np.cumsum([len(c.responses) for c in candidates])[:-1])
         pairs = [
             pair
             for candidate_set, part in zip(candidates, parts, strict=True)
-            for pair in self._choose_one(candidate_set, part, multiplier, beta, log)
+            for pair in self._pick_pairs(candidate_set, part, multiplier, beta, log)
         ]
         self._metrics = log.summary() | {
             "explore/pairs": float(len(pairs)),
@@ -199,7 +199,7 @@ class OptimisticExplorer:
             return list(pairs)
         generator = self._generator("select", [pair.id for pair in pairs])
         self._uncertainty.start_batch(generator)
-        rows = self._centred([response for pair in pairs for response in (pair.first, pair.second)])
+        rows = self._centred_features([response for pair in pairs for response in (pair.first, pair.second)])
         first, second = rows[::2], rows[1::2]
         indices = choose_pairs(
             lambda: self._uncertainty.distances(first - second),
@@ -216,7 +216,7 @@ class OptimisticExplorer:
 
         `streams` names the labels that exist, where reward and cost were not both answered.
         """
-        new_pairs = [pair for pair in pairs if pair.id not in self._seen]
+        new_pairs = [pair for pair in pairs if pair.id not in self._observed_ids]
         if not new_pairs:
             return
         features = self._features([response for pair in new_pairs for response in (pair.first, pair.second)])
@@ -225,15 +225,15 @@ class OptimisticExplorer:
             # first pair stands in. What is learnt from a comparison, the difference, does not depend on it.
             centre = self._centres.setdefault(pair.prompt.id, (first + second) / 2)
             first, second = first - centre, second - centre
-            self._seen.add(pair.id)
-            if self._fitted:
+            self._observed_ids.add(pair.id)
+            if self._has_fitted_weight:
                 self._rows[pair.id] = first - second
             self._uncertainty.observe(pair.prompt.id, first, second, streams)
 
     def learn(self, labelled: Callable[[], Sequence[LabelledPair]]) -> None:
         """Refits the design matrices to all labels so far where `weight` is `fitted`. Pairs that have no label of a
         stream yet count with 1/4."""
-        if not self._fitted or not self._rows:
+        if not self._has_fitted_weight or not self._rows:
             return
         assert isinstance(self._uncertainty, EllipticalBonus)
         labels_by_id = {item.pair.id: (item.helpful, item.label(HARM)) for item in labelled()}
@@ -246,24 +246,24 @@ class OptimisticExplorer:
     def bonuses(self, responses: Sequence[Response]) -> tuple[Array, Array]:
         """Reward and cost bonus of any answers under everything observed so far (bonus in the loss). -> [n], [n]"""
         self._uncertainty.start_batch(self._generator("bonuses", []))
-        rows = self._centred(responses)
+        rows = self._centred_features(responses)
         values = [
             self._uncertainty.bonuses(response.prompt.id, row[None])
             for response, row in zip(responses, rows, strict=True)
         ]
         return np.array([float(r[0]) for r, _ in values]), np.array([float(c[0]) for _, c in values])
 
-    def _choose_one(
+    def _pick_pairs(
         self, candidates: CandidateSet, rows: Array, multiplier: float, beta: float, log: _Log
     ) -> list[Pair]:
         generator = self._generator("choose", [response.id for response in candidates.responses])
         pairs = []
         mask = np.zeros(len(rows), dtype=bool)
         for pick in range(self._picks):
-            weights = self._behaviour(candidates, rows, multiplier, beta, mask, log)
+            weights = self._behaviour_weights(candidates, rows, multiplier, beta, mask, log)
             choice = int(generator.choice(len(rows), p=weights))
             mask |= [response.token_ids == candidates.responses[choice].token_ids for response in candidates.responses]
-            other = self._other(candidates, rows, choice, generator)
+            other = self._choose_comparator(candidates, rows, choice, generator)
             if other is None:
                 continue
             response, other_row = other
@@ -274,7 +274,7 @@ class OptimisticExplorer:
             pairs.append(Pair(f"{candidates.responses[choice].id}/{response.id}/{pick}", *sides))
         return pairs
 
-    def _behaviour(
+    def _behaviour_weights(
         self,
         candidates: CandidateSet,
         rows: Array,
@@ -307,7 +307,7 @@ class OptimisticExplorer:
         log.add(reward, cost, saturation(reward, rows, k=self._k, s0=self._s0), tau, ess)
         return weights
 
-    def _other(
+    def _choose_comparator(
         self, candidates: CandidateSet, rows: Array, chosen: int, generator: np.random.Generator
     ) -> tuple[Response, Array] | None:
         """The comparator y' of the chosen candidate with its centred features; None where no text differs."""
@@ -326,7 +326,7 @@ class OptimisticExplorer:
         index = options[int(generator.integers(len(options)))]
         return pool[index], self._pool[candidates.prompt.id][index]
 
-    def _centred(self, responses: Sequence[Response]) -> Array:
+    def _centred_features(self, responses: Sequence[Response]) -> Array:
         """phi - phi_base(x). -> [n, q]"""
         return self._features(responses) - np.stack([self._centres[response.prompt.id] for response in responses])
 

@@ -55,7 +55,7 @@ def ascend_all(
             )
     joint_names, lines = set[str](), tuple[str, ...]()
     if covariance is not None and any(isinstance(limit.rule, DampedNewton) for limit in state.limits):
-        state = replace(state, covariances=_with_covariance(state, covariance))
+        state = replace(state, covariances=_newest_covariances(state, covariance))
         joint_names = {limit.name for limit in state.limits if isinstance(limit.rule, DampedNewton)}
     next_state = state
     if joint_names:
@@ -84,7 +84,7 @@ def ascend_all(
     return next_state, JointStep(tuple(steps), lines)
 
 
-def _with_covariance(state: DualState, covariance: Array) -> tuple[tuple[float, tuple[tuple[float, ...], ...]], ...]:
+def _newest_covariances(state: DualState, covariance: Array) -> tuple[tuple[float, tuple[tuple[float, ...], ...]], ...]:
     newest = temperature_of(state.limits, 0.0), tuple(map(tuple, covariance.tolist()))
     return (*state.covariances, newest)[-COVARIANCE_ROUNDS:]
 
@@ -124,14 +124,14 @@ class LocalDual:
     def __init__(self, state: DualState) -> None:
         self._state = state
         self._steps: dict[int, JointStep] = {}
-        self._first = {limit.name: limit.multiplier for limit in state.limits}
+        self._first_multipliers = {limit.name: limit.multiplier for limit in state.limits}
 
     def restore(self, taken: Iterable[Estimates]) -> None:
         for estimates in taken:
             self.step(estimates)
 
     def multipliers(self, round_: int) -> Mapping[str, float]:
-        current = dict(self._first)
+        current = dict(self._first_multipliers)
         for number, joint_step in sorted(self._steps.items()):
             for step in joint_step.steps:
                 if number + step.estimate.rounds_late < round_:
@@ -159,7 +159,7 @@ class DualController:
     """
 
     def __init__(self, owner: DualOwner, journal: Journal, held: Callable[[], Mapping[str, str]] = dict) -> None:
-        self._owner, self._journal, self._held = owner, journal, held
+        self._owner, self._journal, self._hold_reasons = owner, journal, held
         owner.restore(journalled_estimates(journal))
         self._messages: dict[str, str | None] = {}
 
@@ -180,7 +180,7 @@ class DualController:
 
     def step(self, estimates: Sequence[CostEstimate], covariance: Array | None = None) -> dict[str, float]:
         """One step of all estimated limits, together where their covariance is known; returns the next multipliers."""
-        payload = self._journal.once(PHASE, lambda: self._taken(tuple(estimates), covariance))
+        payload = self._journal.once(PHASE, lambda: self._take_step(tuple(estimates), covariance))
         for line in payload["moved"]:
             logger.info("round %d: multiplier of %s", self._journal.round, line)
         self._messages = {name: record["message"] for name, record in payload["limits"].items()}
@@ -205,17 +205,17 @@ class DualController:
                 steps.append(
                     DualStep(estimate.constraint, estimate, value, value if following is None else following, 0.0)
                 )
-            return {**self._record(JointStep(tuple(steps)), None), "observed": True}
+            return {**self._record_step(JointStep(tuple(steps)), None), "observed": True}
 
         self._journal.once(PHASE, observed)
 
-    def _taken(self, estimates: tuple[CostEstimate, ...], covariance: Array | None) -> dict[str, Any]:
+    def _take_step(self, estimates: tuple[CostEstimate, ...], covariance: Array | None) -> dict[str, Any]:
         names = {estimate.constraint for estimate in estimates}
-        reasons = {name: reason for name, reason in self._held().items() if name in names}
+        reasons = {name: reason for name, reason in self._hold_reasons().items() if name in names}
         joint_step = self._owner.step(Estimates(self._journal.round, estimates, covariance, reasons))
-        return {**self._record(joint_step, covariance), **({"held": reasons} if reasons else {})}
+        return {**self._record_step(joint_step, covariance), **({"held": reasons} if reasons else {})}
 
-    def _record(self, joint_step: JointStep, covariance: Array | None) -> dict[str, Any]:
+    def _record_step(self, joint_step: JointStep, covariance: Array | None) -> dict[str, Any]:
         first = next(iter(self.multipliers))
         for step in joint_step.steps:
             estimate, prefix = step.estimate, "" if step.constraint == first else f"{step.constraint}/"

@@ -36,26 +36,26 @@ class DueLabels:
     ) -> Iterator[tuple[int, Sequence[Response]]]:
         """The answers whose measures are taken now, round by round, and how many rounds late they are."""
         now = self._journal.round
-        for number in self._due(SAFETY, lambda: arrived(self._asked())):
-            yield now - number, self._asked()
+        for number in self._due_rounds(SAFETY, lambda: arrived(self._round_answers())):
+            yield now - number, self._round_answers()
 
     def pairs(self, pairs: Sequence[Pair]) -> Iterator[Sequence[Pair]]:
         """The pairs whose labels are taken now, round by round; this round's are asked."""
         self._feedback.open_comparisons(pairs)
 
         def arrived() -> bool:
-            return self._feedback.comparisons_arrived(self._compared())
+            return self._feedback.comparisons_arrived(self._round_pairs())
 
-        for _ in self._due(PAIRS, arrived):
-            yield self._compared()
+        for _ in self._due_rounds(PAIRS, arrived):
+            yield self._round_pairs()
 
-    def _due(self, phase: str, arrived: Callable[[], bool]) -> Iterator[int]:
+    def _due_rounds(self, phase: str, arrived: Callable[[], bool]) -> Iterator[int]:
         """Rounds whose labels are taken in this one. The journal stands at each of them in turn."""
         now = self._journal.round
-        due = self._journal.once(phase, lambda: list(self._at_each(self._decided(now, phase, arrived))))
-        yield from self._at_each(iter(due))
+        due = self._journal.once(phase, lambda: list(self._visit_rounds(self._choose_due_rounds(now, phase, arrived))))
+        yield from self._visit_rounds(iter(due))
 
-    def _decided(self, now: int, phase: str, arrived: Callable[[], bool]) -> Iterator[int]:
+    def _choose_due_rounds(self, now: int, phase: str, arrived: Callable[[], bool]) -> Iterator[int]:
         taken_rounds = {number for entry in self._journal.phases(like=phase) for number in entry.payload}
         for number in range(1, now + 1):
             if number in taken_rounds:
@@ -65,7 +65,7 @@ class DueLabels:
                 return
             yield number
 
-    def _at_each(self, numbers: Iterator[int]) -> Iterator[int]:
+    def _visit_rounds(self, numbers: Iterator[int]) -> Iterator[int]:
         now = self._journal.round
         try:
             for number in numbers:
@@ -74,10 +74,10 @@ class DueLabels:
         finally:
             self._journal.round = now
 
-    def _asked(self) -> list[Response]:
+    def _round_answers(self) -> list[Response]:
         return self._journal.samples(self._journal.round, "cost")
 
-    def _compared(self) -> list[Pair]:
+    def _round_pairs(self) -> list[Pair]:
         return self._journal.pair_questions(self._journal.round)
 
 

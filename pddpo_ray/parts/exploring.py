@@ -53,25 +53,25 @@ class ExplorationController:
 
     def read_back(self) -> None:
         for number in range(self._journal.next_round):
-            self._meet(number)
+            self._meet_prompts(number)
             pairs = self._journal.pair_questions(number)
             if pairs:
                 self.update(pairs)
 
     def choose(self, candidates: Sequence[CandidateSet]) -> list[Pair]:
         """Pairs to be labelled, with ids that are unique in the run."""
-        self._meet(self._journal.round)
-        self._journal.once("explore", lambda: self._choose(candidates))
+        self._meet_prompts(self._journal.round)
+        self._journal.once("explore", lambda: self._choose_pairs(candidates))
         return self._journal.pair_questions(self._journal.round)
 
     def update(self, pairs: Sequence[Pair]) -> None:
         """The pairs enter the design matrices: their answers count as known from the next round on."""
         self._explorer.update(pairs)
 
-    def _meet(self, round_: int) -> None:
+    def _meet_prompts(self, round_: int) -> None:
         self._explorer.meet(by_prompt(self._journal.samples(round_, "baseline")))
 
-    def _choose(self, candidates: Sequence[CandidateSet]) -> int:
+    def _choose_pairs(self, candidates: Sequence[CandidateSet]) -> int:
         round_ = self._journal.round
         self._explorer.learn(lambda: [entry.labelled for entry in self._journal.pairs()])
         chosen_pairs = self._explorer.choose(candidates)

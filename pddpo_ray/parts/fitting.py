@@ -139,7 +139,7 @@ class TrainerController:
         else:
             command = self._command(objective, rows, link, round_)
             result = self._execute(command)
-            _warn(command, result.metrics)
+            _warn_of_doubtful_fit(command, result.metrics)
         self._journal.add_version(
             result.version,
             objective.stage,
@@ -280,7 +280,7 @@ def _in_parts(compute: Callable[[Sequence[Response]], Array], responses: Sequenc
     return np.concatenate(parts)
 
 
-def _warn(command: FitCommand, metrics: Mapping[str, float]) -> None:
+def _warn_of_doubtful_fit(command: FitCommand, metrics: Mapping[str, float]) -> None:
     """Warns of a doubtful fit: weights hardly moved, both sides of its pairs fell, the loss grew, or the held-out
     pairs' loss did not fall."""
     stage, result = command.objective.stage, command.result

@@ -51,7 +51,7 @@ class FeedbackController:
         self._seed = seed
         self._source = source
         self._attempts = attempts
-        self._excluded = excluded
+        self._excluded_share = excluded
 
     def prepare(self) -> None:
         """What labels is made ready before round 1; most labellers are."""
@@ -67,7 +67,7 @@ class FeedbackController:
 
     def safety_arrived(self, items: Sequence[Response], labels_each: int) -> bool:
         """Whether all labellers that can tell have the labels that `safety` collects; False where none can."""
-        return self._arrived(lambda key, labeller: labeller.safety_arrived(items, labels_each, self._safety_seed(key)))
+        return self._is_ready(lambda key, labeller: labeller.safety_arrived(items, labels_each, self._safety_seed(key)))
 
     def open_comparisons(self, pairs: Sequence[Pair]) -> None:
         """Sends the questions that `compare` collects to labellers that can begin before the run waits."""
@@ -77,16 +77,16 @@ class FeedbackController:
 
     def comparisons_arrived(self, pairs: Sequence[Pair]) -> bool:
         """As `safety_arrived`, of comparisons."""
-        return self._arrived(lambda key, labeller: labeller.comparisons_arrived(pairs, self._compare_seed(key)))
+        return self._is_ready(lambda key, labeller: labeller.comparisons_arrived(pairs, self._compare_seed(key)))
 
-    def _arrived(self, has_labels: Callable[[str, LateLabeller], bool]) -> bool:
+    def _is_ready(self, has_labels: Callable[[str, LateLabeller], bool]) -> bool:
         late = {name: labeller for name, labeller in self._labellers.items() if isinstance(labeller, LateLabeller)}
         return bool(late) and all(has_labels(name, labeller) for name, labeller in late.items())
 
     def collect_safety(self, items: Sequence[Response], labels_each: int, name: str) -> None:
         """Journals exactly `labels_each` safe-or-unsafe labels of every item under the cost of this name. Raises
         RunError that names the items without labels."""
-        self._journal.once(self._safety_phase(name), lambda: self._add_safety(items, labels_each, name))
+        self._journal.once(self._safety_phase(name), lambda: self._add_safety_labels(items, labels_each, name))
 
     def safety(self, items: Sequence[Response], labels_each: int, name: str) -> list[SafetyLabels]:
         """The same, read back."""
@@ -101,7 +101,7 @@ class FeedbackController:
         None where the labeller gave none; RunError where nothing that it said about any of them could be read.
         """
         phase = f"safety-{constraint}-{batch}"
-        self._journal.once(phase, lambda: self._add_safety(items, labels_each, constraint, may_lack=True))
+        self._journal.once(phase, lambda: self._add_safety_labels(items, labels_each, constraint, may_lack=True))
         ids = [item.id for item in items]
         return numbers_of(labels_of_answers(self._journal, [self._journal.round], constraint, ids).values[:, 0])
 
@@ -120,13 +120,15 @@ class FeedbackController:
     def _compare_seed(self, name: str, attempt: int = 0) -> int:
         return seed_of(self._seed, self._journal.round, "compare", name, attempt)
 
-    def _add_safety(
+    def _add_safety_labels(
         self, items: Sequence[Response], labels_each: int, name: str, *, may_lack: bool = False
     ) -> dict[str, list[str]]:
-        self._journal.add_safety(self._labelled(items, labels_each, name, may_lack), self._source)
+        self._journal.add_safety(self._label_items(items, labels_each, name, may_lack), self._source)
         return {"ids": [item.id for item in items]}
 
-    def _labelled(self, items: Sequence[Response], labels_each: int, name: str, may_lack: bool) -> list[SafetyLabels]:
+    def _label_items(
+        self, items: Sequence[Response], labels_each: int, name: str, may_lack: bool
+    ) -> list[SafetyLabels]:
         """Labels of every item, MISSING where there is none, which are counted."""
         counted = self._ask_for_safety(items, labels_each, name, may_lack=may_lack)
         labelled = []
@@ -160,7 +162,7 @@ class FeedbackController:
             open_items = [item for item in items if len(counted[item.id]) < labels_each and item.id not in missing_ids]
             if not open_items:
                 break
-        may_stay = len(open_items) <= self._excluded * len(items) or (may_lack and len(open_items) < len(items))
+        may_stay = len(open_items) <= self._excluded_share * len(items) or (may_lack and len(open_items) < len(items))
         # what refuses everything is no source of labels; a person's decision gives no reason
         if may_stay and (may_lack or not reason or any(counted.values())):
             return counted
@@ -168,7 +170,7 @@ class FeedbackController:
         missing = sum(labels_each - len(counted[item.id]) for item in short_items)
         raise RunError(
             f"round {self._journal.round}: {missing} safety labels for {name} are missing from {self._source}"
-            f" after {self._attempts} attempts, on {_few([item.id for item in short_items])}"
+            f" after {self._attempts} attempts, on {_names_text([item.id for item in short_items])}"
             f"{f' ({self._source} {reason})' if reason else ''}: correct that, then resume"
         )
 
@@ -203,18 +205,18 @@ class FeedbackController:
             open_pairs = [pair for pair in pairs if pair.id not in answers]
             if not open_pairs:
                 return answers
-        if len(open_pairs) <= self._excluded * len(pairs):
+        if len(open_pairs) <= self._excluded_share * len(pairs):
             # What one question said stays; the other is a failed label, which no training row is made of.
             failures = {pair.id: LabelledPair(pair, Verdict.FAILED, {name: Verdict.FAILED}) for pair in open_pairs}
             return failures | {name: item for name, item in items.items() if name in failures} | answers
         why = next((f" ({self._source} {items[pair.id].reason})" for pair in open_pairs if items[pair.id].reason), "")
         raise RunError(
             f"round {self._journal.round}: {len(open_pairs)} of {len(pairs)} pairs for {name} have no answer from"
-            f" {self._source} after {self._attempts} attempts: {_few([pair.id for pair in open_pairs])}{why}"
+            f" {self._source} after {self._attempts} attempts: {_names_text([pair.id for pair in open_pairs])}{why}"
         )
 
 
-def _few(names: Sequence[str], shown: int = 5) -> str:
+def _names_text(names: Sequence[str], shown: int = 5) -> str:
     surplus = len(names) - shown
     return ", ".join(names[:shown]) + (f" and {surplus} more" if surplus > 0 else "")
 
@@ -236,17 +238,17 @@ class MixedComparisons(FeedbackController):
         self, people: Labeller, models: ScoredLabeller, journal: Journal, *, unsure: int, random: int, seed: int
     ) -> None:
         super().__init__({HARM: people}, journal, seed=seed, source=PEOPLE, models=models)
-        self._unsure, self._count = unsure, unsure + random
+        self._unsure_count, self._pair_count = unsure, unsure + random
 
     def open_comparisons(self, pairs: Sequence[Pair]) -> None:
-        super().open_comparisons(self._shown(pairs))
+        super().open_comparisons(self._pairs_for_people(pairs))
 
     def comparisons_arrived(self, pairs: Sequence[Pair]) -> bool:
-        return super().comparisons_arrived(self._shown(pairs))
+        return super().comparisons_arrived(self._pairs_for_people(pairs))
 
     def _collect_comparisons(self, pairs: Sequence[Pair]) -> int:
         """People's answers where they are asked, the model's for all other pairs; the journal tells them apart."""
-        shown_pairs = self._shown(pairs)
+        shown_pairs = self._pairs_for_people(pairs)
         model_pairs = [pair for pair in pairs if pair.id not in {item.id for item in shown_pairs}]
         answers = self._ask_to_compare(shown_pairs, HARM) if shown_pairs else {}
         labels = (
@@ -259,7 +261,7 @@ class MixedComparisons(FeedbackController):
         self._journal.add_metrics({"mixed/pairs_asked": float(len(shown_pairs))})
         return len(pairs)
 
-    def _shown(self, pairs: Sequence[Pair]) -> list[Pair]:
+    def _pairs_for_people(self, pairs: Sequence[Pair]) -> list[Pair]:
         """The pairs that people are asked about. A model's certainty of a pair is the smaller of its differences
         in reward and in cost."""
         if not pairs:
@@ -268,4 +270,4 @@ class MixedComparisons(FeedbackController):
         scores = np.stack([self.models.rewards(sides), self.models.costs(sides)]).reshape(2, 2, len(pairs))
         margins = np.abs(scores[:, 0] - scores[:, 1]).min(axis=0).tolist()
         seed = seed_of(self._seed, self._journal.round, "screen-pairs")
-        return [pairs[index] for index in asked_first("pairs", margins, self._unsure, self._count, seed)]
+        return [pairs[index] for index in asked_first("pairs", margins, self._unsure_count, self._pair_count, seed)]

@@ -100,22 +100,22 @@ class LimitsController:
         people: PeopleOfLimits | None = None,
     ) -> None:
         self._people, self._due, self._feedback = people, due, feedback
-        self._labelled = [limit.name for limit in limits if limit.stated.labelled]
+        self._labelled_names = [limit.name for limit in limits if limit.stated.labelled]
         self._labels_each = max(limit.labels_each for limit in limits)
-        self._begun: dict[int, tuple[list[Response | None], Callable[[], MeasuredValues]]] = {}
+        self._measures_by_round: dict[int, tuple[list[Response | None], Callable[[], MeasuredValues]]] = {}
         self._journal, self._limits, self._measure, self._dual = journal, tuple(limits), measure, dual
         self._beta, self._by_covariance = beta, by_covariance
         self._drift, self._log_probs = drift, log_probs
         self._reference, self._seed, self._window = reference, seed, window
-        self._each = answers_each([limit.stated for limit in limits])
+        self._answers_each = answers_each([limit.stated for limit in limits])
         self._stage: tuple[PolicyVersion, PolicyVersion] | None = None
         prompts = limits[0].factors
         self._factors = {prompt: np.array([limit.factors[prompt] for limit in limits]) for prompt in prompts}
-        self._stated = [limit.stated for limit in limits]
+        self._stated_limits = [limit.stated for limit in limits]
         scored = any(limit.stated.limit.quantity.kind == "mean" for limit in limits)
         self._phase, phases = (ANSWERS, "measure-%") if self.by_sources or scored else (SAFETY, SAFETY)
-        group_sizes = {self._phase: self._each}
-        self._measured = MeasuredAnswers(journal, self._stated, clip_of(limits), phases, group_sizes, newest)
+        group_sizes = {self._phase: self._answers_each}
+        self._answers = MeasuredAnswers(journal, self._stated_limits, clip_of(limits), phases, group_sizes, newest)
 
     # --- learning -----------------------------------------------------------------------------------------------
 
@@ -148,7 +148,7 @@ class LimitsController:
             return policy
         weights = np.array([multipliers[limit.name] if limit.by_values else 0.0 for limit in self._limits])
         scale = value_scale(weights, self._ranges())
-        rows, margins = value_pairs(self._measured.teaching, weights, self._factors, scale)
+        rows, margins = value_pairs(self._answers.teaching, weights, self._factors, scale)
         if not rows:
             if any(limit.by_values for limit in self._limits):
                 logger.warning(
@@ -169,7 +169,7 @@ class LimitsController:
 
     def measure_before(self, answers: Sequence[Response]) -> None:
         """Answers of the offline pairs, by the limits' own sources. Prompts that no set holds have no limit."""
-        self._remember(OFFLINE, [answer for answer in answers if answer.prompt.token_ids in self._factors])
+        self._add_measures(OFFLINE, [answer for answer in answers if answer.prompt.token_ids in self._factors])
 
     @property
     def by_sources(self) -> bool:
@@ -179,7 +179,7 @@ class LimitsController:
     @property
     def before(self) -> list[MeasuredAnswer]:
         """The measured answers of the offline pairs."""
-        return self._measured.of(0, OFFLINE)
+        return self._answers.of(0, OFFLINE)
 
     def measure_pairs(self, pairs: Sequence[Pair]) -> None:
         """Both answers of the round's explored pairs. They teach; estimates leave them out.
@@ -189,63 +189,63 @@ class LimitsController:
         if not self.by_sources:
             return
         answers = {answer.id: answer for pair in pairs for answer in (pair.first, pair.second)}
-        self._remember(PAIRS, [answer for name, answer in answers.items() if name not in self._measured.known])
+        self._add_measures(PAIRS, [answer for name, answer in answers.items() if name not in self._answers.known])
 
     def open(self, answers: Sequence[Response]) -> None:
         """Opens people's questions about the round's answers; machines' numbers may decide which."""
-        if self._labelled:
+        if self._labelled_names:
             self._feedback.open_safety(answers, self._labels_each)
         if self._people is not None:
-            self._people.open_round(*self._asked_of_people(answers))
+            self._people.open_round(*self._people_inputs(answers))
 
     def step(self, answers: Sequence[Response]) -> None:
         """Measures the answers that are due, estimates every limit and moves all multipliers together.
 
         Late measures move them once they arrive, those of several rounds one after another.
         """
-        batches = [(0, answers)] if self._due is None else self._due.answers(answers, self._arrived)
+        batches = [(0, answers)] if self._due is None else self._due.answers(answers, self._is_measurable)
         for rounds_late, due_answers in batches:
-            estimates, covariance = self._estimated(due_answers)
+            estimates, covariance = self._estimate_costs(due_answers)
             late = [replace(estimate, rounds_late=rounds_late) for estimate in estimates] if rounds_late else estimates
             self._dual.step(late, covariance)
 
-    def _arrived(self, answers: Sequence[Response]) -> bool:
+    def _is_measurable(self, answers: Sequence[Response]) -> bool:
         """Whether the round's answers can be measured without a wait; a world's measures are as late as allowed."""
         if any(limit.stated.source.kind == "world" for limit in self._limits):
             return False
-        people_ready = self._people is None or self._people.arrived(*self._asked_of_people(answers))
-        return people_ready and (not self._labelled or self._feedback.safety_arrived(answers, self._labels_each))
+        people_ready = self._people is None or self._people.arrived(*self._people_inputs(answers))
+        return people_ready and (not self._labelled_names or self._feedback.safety_arrived(answers, self._labels_each))
 
-    def _asked_of_people(self, answers: Sequence[Response]) -> AskedOfPeople:
-        references, measured = self._by_machines_once(ANSWERS, answers)
+    def _people_inputs(self, answers: Sequence[Response]) -> AskedOfPeople:
+        references, measured = self._references_and_measures(ANSWERS, answers)
         return measured(), answers, references, ANSWERS, seed_of(self._seed, self._journal.round, ANSWERS)
 
     def estimates(self, answers: Sequence[Response]) -> list[CostEstimate]:
-        return self._estimated(answers)[0]
+        return self._estimate_costs(answers)[0]
 
     def observe(self, answers: Sequence[Response], multiplier: float | None = None) -> None:
         self._dual.observe(self.estimates(answers), multiplier=multiplier)
 
-    def _estimated(self, answers: Sequence[Response]) -> tuple[list[CostEstimate], Array]:
+    def _estimate_costs(self, answers: Sequence[Response]) -> tuple[list[CostEstimate], Array]:
         """Estimates of all limits, and the covariance of their costs within prompts. -> [I], [I, I]"""
-        for name in self._labelled:
+        for name in self._labelled_names:
             self._feedback.collect_safety(answers, self._labels_each, name)
         if self._phase == SAFETY:
-            self._measured.keep(SAFETY, answers)
+            self._answers.keep(SAFETY, answers)
         else:
-            self._remember(ANSWERS, answers)
-        newest = self._newest()
+            self._add_measures(ANSWERS, answers)
+        newest = self._newest_answers()
         if self._by_covariance:
             # nothing is learned from labels of feedback, and a few repetitions may say that all of a rate is noise:
             # the step would go as far as it is trusted, whatever the excess
             repeatable = np.array([not (limit.on_drift or limit.stated.labelled) for limit in self._limits])
-            newest = with_repeated_noise(newest, self._measured.all, repeatable)
+            newest = with_repeated_noise(newest, self._answers.all, repeatable)
         try:
-            return cost_estimates(self._limits, newest, self._factors, self._learned(answers))
+            return cost_estimates(self._limits, newest, self._factors, self._learned_costs(answers))
         except ValueError as problem:
             raise RunError(f"round {self._journal.round}: {problem}; draw more (feedback.responses)") from problem
 
-    def _learned(self, answers: Sequence[Response]) -> LearnedCosts | None:
+    def _learned_costs(self, answers: Sequence[Response]) -> LearnedCosts | None:
         """Costs of the answers as the round's value stage learned them; None where no step needs them."""
         noisy = np.array([limit.of_one_opinion for limit in self._limits])
         if self._stage is None or self._window is not None or not (noisy.any() and self._by_covariance):
@@ -258,34 +258,34 @@ class LimitsController:
         weights = np.array([multipliers[limit.name] if limit.by_values else 0.0 for limit in self._limits])
         return LearnedCosts(np.where(np.isfinite(values), values, np.nan), weights, noisy)
 
-    def _newest(self) -> list[MeasuredAnswer]:
+    def _newest_answers(self) -> list[MeasuredAnswer]:
         """The round's measured answers, or the newest of all rounds so far where a window is given."""
         rounds = range(1, self._journal.round + 1) if self._window else (self._journal.round,)
-        answers = [answer for number in rounds for answer in self._measured.of(number, self._phase)]
+        answers = [answer for number in rounds for answer in self._answers.of(number, self._phase)]
         if self._window is not None:
-            answers = self._measured.not_withdrawn(answers)
+            answers = self._answers.not_withdrawn(answers)
         return answers if self._window is None else answers[-self._window :]
 
-    def _remember(self, phase: str, answers: Sequence[Response]) -> None:
-        references, measured = self._by_machines_once(phase, answers)
-        self._journal.once(phase, lambda: self._with_people_and_counts(phase, answers, references, measured()))
+    def _add_measures(self, phase: str, answers: Sequence[Response]) -> None:
+        references, measured = self._references_and_measures(phase, answers)
+        self._journal.once(phase, lambda: self._journal_measurements(phase, answers, references, measured()))
         if phase == ANSWERS:
-            del self._begun[self._journal.round]
-        self._measured.keep(phase, answers)
+            del self._measures_by_round[self._journal.round]
+        self._answers.keep(phase, answers)
 
-    def _by_machines_once(
+    def _references_and_measures(
         self, phase: str, answers: Sequence[Response]
     ) -> tuple[list[Response | None], Callable[[], MeasuredValues]]:
         """The reference's answers and what machines measure. For a round's estimates both are made once and used again:
         when people are asked, and when their labels arrive."""
         number = self._journal.round
-        if phase != ANSWERS or number not in self._begun:
+        if phase != ANSWERS or number not in self._measures_by_round:
             references = self._references(phase, answers)
-            result = references, self._by_machines(phase, answers, references)
+            result = references, self._machine_measures(phase, answers, references)
             if phase != ANSWERS:
                 return result
-            self._begun[number] = result
-        return self._begun[number]
+            self._measures_by_round[number] = result
+        return self._measures_by_round[number]
 
     def _references(self, phase: str, answers: Sequence[Response]) -> list[Response | None]:
         """A fresh answer of the reference beside each answer that a limit compares with it; [] where none does.
@@ -300,7 +300,7 @@ class LimitsController:
             acting = [limit for limit in self._limits if limit.factors[prompt] > 0]
             differs = any(limit.difference for limit in acting)
             few = phase == OFFLINE and count[prompt] < REFERENCES
-            if any(limit.stated.wins and self._compared(limit, phase) for limit in acting) or (
+            if any(limit.stated.wins and self._is_compared(limit, phase) for limit in acting) or (
                 differs and (phase == ANSWERS or few)
             ):
                 rows.append(row)
@@ -313,11 +313,11 @@ class LimitsController:
             references[row] = reference
         return references
 
-    def _compared(self, limit: HeldLimit, phase: str) -> bool:
+    def _is_compared(self, limit: HeldLimit, phase: str) -> bool:
         """Whether the phase's answers are compared with the reference's: people do it in estimates or on a budget."""
         return phase == ANSWERS or limit.stated.source.kind != "people" or limit.stated.asking.answers is not None
 
-    def _by_machines(
+    def _machine_measures(
         self, phase: str, answers: Sequence[Response], references: Sequence[Response | None]
     ) -> Callable[[], MeasuredValues]:
         """What machines measure. Where people are asked about the same answers it is in the journal before they are."""
@@ -329,7 +329,7 @@ class LimitsController:
             return measure
 
         def journalled() -> int:
-            self._journal.add_measurements(phase, records_of(self._stated, answers, measure()), answers)
+            self._journal.add_measurements(phase, records_of(self._stated_limits, answers, measure()), answers)
             return len(answers)
 
         self._journal.once(f"{MACHINE}{phase}", journalled)
@@ -337,9 +337,11 @@ class LimitsController:
         return lambda: self._tables(self._journal.measurements(number, phase), answers)
 
     def _tables(self, records: Sequence[Measurement], answers: Sequence[Response]) -> MeasuredValues:
-        return tables_of(records, [limit.limit.name for limit in self._stated], [answer.id for answer in answers])
+        return tables_of(
+            records, [limit.limit.name for limit in self._stated_limits], [answer.id for answer in answers]
+        )
 
-    def _with_people_and_counts(
+    def _journal_measurements(
         self, phase: str, answers: Sequence[Response], references: Sequence[Response | None], measured: MeasuredValues
     ) -> dict[str, Any]:
         seed, labels = seed_of(self._seed, self._journal.round, phase), list[Measurement]()
@@ -351,7 +353,7 @@ class LimitsController:
             if limit.on_drift and phase == ANSWERS:
                 measured.values[:, index] = self._drifts(limit.name, answers)
         cells = {(record.answer, record.limit) for record in self._journal.measurements(self._journal.round, phase)}
-        by_machines = records_of(self._stated, answers, measured)
+        by_machines = records_of(self._stated_limits, answers, measured)
         new_records = [*(record for record in by_machines if (record.answer, record.limit) not in cells), *labels]
         self._journal.add_measurements(phase, new_records, answers)
         self._journal.add_metrics(self._counts(phase, self._tables([*by_machines, *labels], answers)))

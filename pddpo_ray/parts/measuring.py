@@ -57,14 +57,14 @@ class SourceMeasures:
         labels: Measure | None = None,
         outside: Callable[[Response], bool] = lambda answer: False,
     ) -> None:
-        self._stated, self._sources, self._acting = tuple(stated), tuple(sources), tuple(acting)
-        self._cost_max, self._labels, self._outside = cost_max, labels, outside
+        self._limits, self._sources, self._factors = tuple(stated), tuple(sources), tuple(acting)
+        self._cost_max, self._labels, self._is_outside = cost_max, labels, outside
 
     @property
     def versions(self) -> dict[str, str]:
         """What decides the values of each limit's source, by the limit's name."""
         versions = {}
-        for limit, source in zip(self._stated, self._sources, strict=True):
+        for limit, source in zip(self._limits, self._sources, strict=True):
             if limit.labelled:
                 continue
             version = str(limit.source) if source is None else source.version
@@ -77,24 +77,24 @@ class SourceMeasures:
         self, answers: Sequence[Response], seed: int, references: Sequence[Response | None] = ()
     ) -> MeasuredValues:
         """Values of all answers under all limits. Raises RunError where more fail than may."""
-        result = MeasuredValues.nothing(len(answers), len(self._stated))
+        result = MeasuredValues.nothing(len(answers), len(self._limits))
         labels = None if self._labels is None else self._labels(answers, seed, references)
         partners = references or [None] * len(answers)
         for column, source in enumerate(self._sources):
-            if self._stated[column].source.kind in BY_OTHERS:
+            if self._limits[column].source.kind in BY_OTHERS:
                 continue
             rows = [
-                row for row, answer in enumerate(answers) if self._acting[column].get(answer.prompt.token_ids, 0.0) > 0
+                row for row, answer in enumerate(answers) if self._factors[column].get(answer.prompt.token_ids, 0.0) > 0
             ]
             if source is None:
                 assert labels is not None
                 result.values[rows, column] = labels.values[rows, column]
                 result.against[rows, column] = labels.against[rows, column]
             else:
-                self._ask(column, source, answers, partners, rows, seed, result)
+                self._fill_column(column, source, answers, partners, rows, seed, result)
         return result
 
-    def _ask(
+    def _fill_column(
         self,
         column: int,
         source: Source,
@@ -108,7 +108,7 @@ class SourceMeasures:
 
         Under a limit on a difference to the reference its answers are measured in the same call, each once.
         """
-        limit = self._stated[column]
+        limit = self._limits[column]
         if limit.wins:
             rows = [row for row in rows if partners[row] is not None]
         prompts = [answers[row].prompt.id for row in rows]
@@ -138,7 +138,7 @@ class SourceMeasures:
         name, worst = limit.limit.name, limit.worst
         outside_value = Unmeasured("is no text of the grammar") if worst is None else worst
         values: list[float | Unmeasured] = [outside_value] * len(pairs)
-        indices = [index for index, (answer, _) in enumerate(pairs) if not self._outside(answer)]
+        indices = [index for index, (answer, _) in enumerate(pairs) if not self._is_outside(answer)]
         items = [_answer(*pairs[index], limit) for index in indices]
         measured = ask(name, source, items, replace(limit.asking, answers=None), seed=seed)
         if measured.failed:
@@ -331,9 +331,9 @@ class MeasuredAnswers:
         together: Mapping[str, int] | None = None,
         newest: bool = False,
     ) -> None:
-        self._journal, self._stated, self._cost_max, self._newest = journal, tuple(stated), cost_max, newest
-        self._together = together or {}
-        self._by_phase: dict[tuple[int, str], list[MeasuredAnswer]] = {}
+        self._journal, self._limits, self._cost_max, self._newest_only = journal, tuple(stated), cost_max, newest
+        self._group_sizes = together or {}
+        self._answers: dict[tuple[int, str], list[MeasuredAnswer]] = {}
         self._prompt_names: dict[Tokens, str] = {}
         self.known: set[str] = set()
         """Ids of the answers."""
@@ -346,27 +346,27 @@ class MeasuredAnswers:
         """Answers of a phase whose measurements the journal holds; of its present round, or of `number`."""
         round_ = self._journal.round if number is None else number
         records, ids = self._journal.measurements(round_, phase), [answer.id for answer in answers]
-        table = table_of(records, self._stated, ids, self._cost_max)
-        group_size = self._together.get(phase)
+        table = table_of(records, self._limits, ids, self._cost_max)
+        group_size = self._group_sizes.get(phase)
         draws = [f"{round_}-{row // group_size}" if group_size else f"{phase}-{name}" for row, name in enumerate(ids)]
         self.known.update(ids)
         self._prompt_names |= {answer.prompt.token_ids: answer.prompt.id for answer in answers}
-        self._by_phase[round_, phase] = measured_answers(table, answers, draws, round_)
+        self._answers[round_, phase] = measured_answers(table, answers, draws, round_)
 
     def of(self, number: int, phase: str) -> list[MeasuredAnswer]:
-        return self._by_phase.get((number, phase), [])
+        return self._answers.get((number, phase), [])
 
     @property
     def all(self) -> list[MeasuredAnswer]:
         """Every one so far, in order of rounds."""
-        return self.not_withdrawn(answer for key in sorted(self._by_phase) for answer in self._by_phase[key])
+        return self.not_withdrawn(answer for key in sorted(self._answers) for answer in self._answers[key])
 
     @property
     def teaching(self) -> list[MeasuredAnswer]:
         """Those that a fit learns from: every one, or those of the last round that has any."""
-        if not self._newest:
+        if not self._newest_only:
             return self.all
-        last = max((number for (number, _), answers in self._by_phase.items() if answers), default=0)
+        last = max((number for (number, _), answers in self._answers.items() if answers), default=0)
         return [answer for answer in self.all if answer.round == last]
 
     def not_withdrawn(self, measured: Iterable[MeasuredAnswer]) -> list[MeasuredAnswer]:

@@ -83,16 +83,16 @@ class People:
 
     def open_safety(self, items: Sequence[Response], labels_each: int, seed: int) -> None:
         """Opens the questions that `safety` waits for, so that people can begin; not while the backlog is too long."""
-        self._people.arrived(self._safety(items, labels_each))
+        self._people.arrived(self._safety_batch(items, labels_each))
 
     def safety_arrived(self, items: Sequence[Response], labels_each: int, seed: int) -> bool:
         """Whether `safety` has nothing to wait for."""
-        return self._people.arrived(self._safety(items, labels_each))
+        return self._people.arrived(self._safety_batch(items, labels_each))
 
     def safety(self, items: Sequence[Response], labels_each: int, seed: int) -> list[SafetyLabels]:
         """`labels_each` labels of different people for every answer; MISSING where a lead decided to do without. The
         seed is not used. Raises as `PeopleLabeller.ask` does."""
-        batch = self._safety(items, labels_each)
+        batch = self._safety_batch(items, labels_each)
         answers = self._people.ask(batch).by_item(batch)
         labelled = []
         for item in items:
@@ -108,7 +108,7 @@ class People:
 
     def comparisons_arrived(self, pairs: Sequence[Pair], seed: int) -> bool:
         """Whether `compare` has nothing to wait for."""
-        return not pairs or self._people.arrived(self._pairs(pairs))
+        return not pairs or self._people.arrived(self._pair_batch(pairs))
 
     def compare(self, pairs: Sequence[Pair], seed: int) -> list[LabelledPair]:
         """One label of every pair: what a lead decided where people differ, else the first that arrived. A tie is an
@@ -117,16 +117,16 @@ class People:
         Where a round's candidates are all alike it has no pair, and nobody is asked."""
         if not pairs:
             return []
-        answers = self._people.ask(self._pairs(pairs))
+        answers = self._people.ask(self._pair_batch(pairs))
         choices = dict(reversed(answers.given)) | dict(answers.decided)
-        return [_labelled(pair, choices.get(pair.id)) for pair in pairs]
+        return [_labelled_pair(pair, choices.get(pair.id)) for pair in pairs]
 
-    def _safety(self, items: Sequence[Response], labels_each: int) -> Batch:
+    def _safety_batch(self, items: Sequence[Response], labels_each: int) -> Batch:
         risks = self._risks(items)
         questions = [safety_question(item, risk=risk) for item, risk in zip(items, risks, strict=True)]
         return Batch(f"safety{self._part_of()}", questions, labels_each)
 
-    def _pairs(self, pairs: Sequence[Pair]) -> Batch:
+    def _pair_batch(self, pairs: Sequence[Pair]) -> Batch:
         first, second = (self._risks([getattr(pair, side) for pair in pairs]) for side in ("first", "second"))
         questions = [pair_question(pair, risk=max(risks)) for pair, *risks in zip(pairs, first, second, strict=True)]
         # safety questions come first: they want several different people
@@ -138,7 +138,7 @@ class People:
         return [float(risk) for risk in self._risk_of(items)]
 
 
-def _labelled(pair: Pair, answer: Given | None) -> LabelledPair:
+def _labelled_pair(pair: Pair, answer: Given | None) -> LabelledPair:
     if answer is None:
         return LabelledPair(pair, Verdict.MISSING, {HARM: Verdict.MISSING})
     if contradicts_itself(answer):

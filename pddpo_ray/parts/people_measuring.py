@@ -101,11 +101,11 @@ class PeopleOfLimits:
         risk_of: RiskOf | None = None,
         go_on: str = "pddpo train --run RUN --resume",
     ) -> None:
-        self._journal, self._stated, self._acting, self._risk_of = journal, tuple(stated), tuple(acting), risk_of
+        self._journal, self._limits, self._factors, self._risk_of = journal, tuple(stated), tuple(acting), risk_of
         self._cost_max, self._seed = config.dual.cost_max, config.seed
-        self._mixtures = bool(config.certificate.mixtures)
+        self._has_mixtures = bool(config.certificate.mixtures)
         self._questions = {column: query for column, limit in enumerate(stated) if (query := peoples_question(limit))}
-        self._budgeted = [
+        self._budgeted_columns = [
             column
             for column in self._questions
             if stated[column].audited is None
@@ -114,7 +114,7 @@ class PeopleOfLimits:
         ]
         self._labellers = {
             column: reached(
-                _until(config.people, stated[column]),
+                _settings_with_deadline(config.people, stated[column]),
                 journal,
                 partial(
                     estimate_from_shares,
@@ -131,7 +131,7 @@ class PeopleOfLimits:
 
     def asked(self, *, for_estimates: bool) -> bool:
         """Whether people are asked about answers of the estimates, or about those that only teach."""
-        return bool(self._questions if for_estimates else self._budgeted)
+        return bool(self._questions if for_estimates else self._budgeted_columns)
 
     def of_round(
         self, measured: MeasuredValues, answers: Sequence[Response], references: References, phase: str, seed: int
@@ -141,15 +141,15 @@ class PeopleOfLimits:
         `references` are the reference's answers beside them; [] where none is compared.
         """
         records: list[Measurement] = []
-        chances, asked_rows, questions = self._of_round(measured, answers, references, seed)
-        self._open(questions, phase)
+        chances, asked_rows, questions = self._round_questions(measured, answers, references, seed)
+        self._open_batches(questions, phase)
         for column, rows in asked_rows.items():
             if not rows:
                 continue
-            labels = self._ask(column, questions[column], phase, chances.get(column))
-            if self._stated[column].audited is not None:
-                names, ids = [self._stated[column].limit.name], [answers[row].id for row in rows]
-                self._say(column, measured.values[rows, column], tables_of(labels, names, ids))
+            labels = self._ask_people(column, questions[column], phase, chances.get(column))
+            if self._limits[column].audited is not None:
+                names, ids = [self._limits[column].limit.name], [answers[row].id for row in rows]
+                self._log_bias(column, measured.values[rows, column], tables_of(labels, names, ids))
             records += labels
         return records
 
@@ -157,38 +157,38 @@ class PeopleOfLimits:
         self, measured: MeasuredValues, answers: Sequence[Response], references: References, phase: str, seed: int
     ) -> None:
         """Opens the batches that `of_round` waits for, so that people can begin."""
-        self._open(self._of_round(measured, answers, references, seed)[2], phase)
+        self._open_batches(self._round_questions(measured, answers, references, seed)[2], phase)
 
     def arrived(
         self, measured: MeasuredValues, answers: Sequence[Response], references: References, phase: str, seed: int
     ) -> bool:
         """Whether `of_round` has nothing to wait for."""
-        questions = self._of_round(measured, answers, references, seed)[2]
+        questions = self._round_questions(measured, answers, references, seed)[2]
         return all(
             self._labellers[column].arrived(self._batch(column, group, phase))
             for column, group in questions.items()
             if group
         )
 
-    def _of_round(
+    def _round_questions(
         self, measured: MeasuredValues, answers: Sequence[Response], references: References, seed: int
     ) -> tuple[dict[int, Chances], dict[int, list[int]], dict[int, list[Question]]]:
         """By limit: the chances with which answers are audited, by id, the rows that people are asked about, and the
         questions."""
-        chances, rows = self._audited_in_round(measured, answers, seed)
-        rows |= {
-            column: self._asked_in_round(column, answers, seed) for column in self._questions if column not in rows
-        }
+        chances, rows = self._draw_audits(measured, answers, seed)
+        rows |= {column: self._rows_to_ask(column, answers, seed) for column in self._questions if column not in rows}
         return chances, rows, self._questions_about(rows, answers, references)
 
     def of_budget(
         self, answers: Sequence[Response], references: References, phase: str, seed: int
     ) -> list[Measurement]:
         """What people say of answers that only teach: where a limit has a budget (`answers`) for them."""
-        asked_rows = {column: self._asked_in_round(column, answers, seed) for column in self._budgeted}
+        asked_rows = {column: self._rows_to_ask(column, answers, seed) for column in self._budgeted_columns}
         questions = self._questions_about(asked_rows, answers, references)
-        self._open(questions, phase)
-        return [label for column, group in questions.items() if group for label in self._ask(column, group, phase)]
+        self._open_batches(questions, phase)
+        return [
+            label for column, group in questions.items() if group for label in self._ask_people(column, group, phase)
+        ]
 
     def _questions_about(
         self, asked_rows: Mapping[int, Sequence[int]], answers: Sequence[Response], references: References
@@ -198,12 +198,13 @@ class PeopleOfLimits:
         risks = [UNKNOWN_RISK] * len(answers) if self._risk_of is None else self._risk_of(answers)
         return {
             column: [
-                replace(_about(self._questions[column], answers[row], partners[row]), risk=risks[row]) for row in rows
+                replace(_question(self._questions[column], answers[row], partners[row]), risk=risks[row])
+                for row in rows
             ]
             for column, rows in asked_rows.items()
         }
 
-    def _audited_in_round(
+    def _draw_audits(
         self, measured: MeasuredValues, answers: Sequence[Response], seed: int
     ) -> tuple[dict[int, Chances], dict[int, list[int]]]:
         """By audited limit, the chances of answers to be shown to people, and the rows that are.
@@ -214,10 +215,10 @@ class PeopleOfLimits:
         chances: dict[int, Chances] = {}
         asked_rows: dict[int, list[int]] = {}
         for column in self._questions:
-            limit = self._stated[column]
+            limit = self._limits[column]
             if limit.audited is not None:
-                rows = self._auditable(column, measured, answers)
-                drawn_from = self._acted_on(column, answers) if self._mixtures else rows
+                rows = self._auditable_rows(column, measured, answers)
+                drawn_from = self._rows_of_limit(column, answers) if self._has_mixtures else rows
                 # a chance of a yes of a half is where a source is least sure
                 margins = np.abs(measured.values[drawn_from, column] - 0.5).tolist()
                 draws = asked_first(f"{limit.limit.name}, audited", margins, limit.unsure, limit.audited, seed)
@@ -226,24 +227,24 @@ class PeopleOfLimits:
                 chances[column] = {answers[row].id: by_row[row] for row in asked_rows[column]}
         return chances, asked_rows
 
-    def _asked_in_round(self, column: int, answers: Sequence[Response], seed: int) -> list[int]:
+    def _rows_to_ask(self, column: int, answers: Sequence[Response], seed: int) -> list[int]:
         """Rows of the answers that people are asked about, as the source of a limit."""
-        limit, name = self._stated[column], self._stated[column].limit.name
-        rows = self._acted_on(column, answers)
+        limit, name = self._limits[column], self._limits[column].limit.name
+        rows = self._rows_of_limit(column, answers)
         prompts = [answers[row].prompt.id for row in rows]
         return [rows[index] for index in within_budget(name, prompts, limit.asking.answers, seed)]
 
-    def _auditable(self, column: int, measured: MeasuredValues, answers: Sequence[Response]) -> list[int]:
+    def _auditable_rows(self, column: int, measured: MeasuredValues, answers: Sequence[Response]) -> list[int]:
         """Answers with a number by the machine: one without counts as the worst, whatever people say."""
-        return [row for row in self._acted_on(column, answers) if np.isfinite(measured.values[row, column])]
+        return [row for row in self._rows_of_limit(column, answers) if np.isfinite(measured.values[row, column])]
 
-    def _acted_on(self, column: int, answers: Sequence[Response]) -> list[int]:
-        acting = self._acting[column]
+    def _rows_of_limit(self, column: int, answers: Sequence[Response]) -> list[int]:
+        acting = self._factors[column]
         return [row for row, answer in enumerate(answers) if acting.get(answer.prompt.token_ids, 0.0) > 0]
 
-    def _say(self, column: int, machine: Array, audited: MeasuredValues) -> None:
+    def _log_bias(self, column: int, machine: Array, audited: MeasuredValues) -> None:
         """Logs and journals how far the machine is off from people."""
-        limit, people = self._stated[column], audited.people[:, 0]
+        limit, people = self._limits[column], audited.people[:, 0]
         label_mask = np.isfinite(people)
         even_mask = label_mask & drawn_evenly(limit, audited.chance[:, 0])
         of_machine, of_people = (self._costs(column, values[even_mask]) for values in (machine, people))
@@ -263,7 +264,7 @@ class PeopleOfLimits:
     ) -> None:
         """Journals what people say of a certificate's draws, beside what machines do: of all under a limit of `shares`,
         or where they audit a share q of them, of those that an independent coin shows them."""
-        names = [limit.limit.name for limit in self._stated]
+        names = [limit.limit.name for limit in self._limits]
         columns = {column: shares[names[column]] for column in self._questions if names[column] in shares}
         phase, ids = f"{DRAWS}{place}", [answer.id for answer in answers]
         by_machines = self._journal.measurements(self._journal.round, phase)
@@ -271,25 +272,25 @@ class PeopleOfLimits:
         shown_rows = {
             column: [
                 row
-                for row, coin in enumerate(self._tossed(len(answers), names[column], place, share))
+                for row, coin in enumerate(self._shown_mask(len(answers), names[column], place, share))
                 if coin and (share is None or np.isfinite(measured.values[row, column]))
             ]
             for column, share in columns.items()
         }
         questions = self._questions_about(shown_rows, answers, references)
-        self._open(questions, f"draws-{place}")
+        self._open_batches(questions, f"draws-{place}")
         for column, share in columns.items():
 
             def add(column: int = column, share: float | None = share) -> int:
                 group = questions[column]
                 chances = None if share is None else dict.fromkeys((question.item for question in group), share)
-                labels = self._ask(column, group, f"draws-{place}", chances) if group else []
+                labels = self._ask_people(column, group, f"draws-{place}", chances) if group else []
                 self._journal.add_measurements(phase, labels, answers)
                 return len(group)
 
             self._journal.once(f"people-{place}-{names[column]}", add)
 
-    def _tossed(self, count: int, limit: str, place: str, share: float | None) -> list[bool]:
+    def _shown_mask(self, count: int, limit: str, place: str, share: float | None) -> list[bool]:
         """Which draws people are shown: by coins that follow from the seed; all, where they are the source."""
         if share is None:
             return [True] * count
@@ -298,17 +299,17 @@ class PeopleOfLimits:
 
     # --- asking ---------------------------------------------------------------------------------------------------
 
-    def _open(self, questions: Mapping[int, Sequence[Question]], phase: str) -> None:
+    def _open_batches(self, questions: Mapping[int, Sequence[Question]], phase: str) -> None:
         """All batches at once, so that people need not wait for each other."""
         for column, group in questions.items():
             if group:
                 self._labellers[column].arrived(self._batch(column, group, phase))
 
-    def _ask(
+    def _ask_people(
         self, column: int, questions: Sequence[Question], phase: str, chances: Chances | None = None
     ) -> list[Measurement]:
         """People's labels of each question, and those that they did not give. `chances`: of an audit."""
-        batch, name = self._batch(column, questions, phase), self._stated[column].limit.name
+        batch, name = self._batch(column, questions, phase), self._limits[column].limit.name
         first = 0 if chances is None else 1  # of an audit the machine's own comes before
         records = []
         for item, votes in self._labellers[column].ask(batch).by_item(batch).items():
@@ -319,13 +320,13 @@ class PeopleOfLimits:
         return records
 
     def _batch(self, column: int, questions: Sequence[Question], phase: str) -> Batch:
-        return Batch(f"{phase}-{self._stated[column].limit.name}", questions, self._questions[column].labels_each)
+        return Batch(f"{phase}-{self._limits[column].limit.name}", questions, self._questions[column].labels_each)
 
     def _costs(self, column: int, values: Array) -> Array:
-        return costs_of_values(self._stated[column], values, self._cost_max)[0]
+        return costs_of_values(self._limits[column], values, self._cost_max)[0]
 
 
-def _about(question: PeoplesQuestion, answer: Response, reference: Response | None) -> Question:
+def _question(question: PeoplesQuestion, answer: Response, reference: Response | None) -> Question:
     """The question about one answer; `reference` is the reference's to the same prompt, where they are compared."""
     if question.better:
         assert reference is not None
@@ -380,7 +381,7 @@ def bias_of(stated: StatedLimit, machine: Array, people: Array, cost_max: float)
     return Bias(float(differences.mean()), low, high, len(differences))
 
 
-def _until(settings: QueueConfig, limit: StatedLimit) -> QueueConfig:
+def _settings_with_deadline(settings: QueueConfig, limit: StatedLimit) -> QueueConfig:
     """The settings with the limit's deadline, if any."""
     seconds = limit.asking.seconds
     return settings if seconds is None else settings.model_copy(update={"deadline_s": seconds})

@@ -27,20 +27,20 @@ class Preferences:
     ) -> None:
         self._journal = journal
         self._verdicts = verdicts
-        self._compared = tuple(compared)
-        self._labelled: list[tuple[int, LabelledPair]] = [
+        self._comparisons = tuple(compared)
+        self._pairs: list[tuple[int, LabelledPair]] = [
             (entry.round, entry.labelled) for entry in journal.pairs() if entry.round < journal.next_round
         ]
 
     @property
     def labelled(self) -> list[LabelledPair]:
         """All pairs with their labels, usable or not."""
-        return [item for _, item in self._of_rounds]
+        return [item for _, item in self._remaining_pairs]
 
     @property
-    def _of_rounds(self) -> list[tuple[int, LabelledPair]]:
+    def _remaining_pairs(self) -> list[tuple[int, LabelledPair]]:
         withdrawn_ids = self._journal.withdrawn
-        return [(number, item) for number, item in self._labelled if item.pair.prompt.id not in withdrawn_ids]
+        return [(number, item) for number, item in self._pairs if item.pair.prompt.id not in withdrawn_ids]
 
     @property
     def reward(self) -> list[PairRow]:
@@ -50,21 +50,21 @@ class Preferences:
     @property
     def cost(self) -> list[PairRow]:
         """D^c of a run that learns from one comparison: `chosen` is the cheaper answer. Raises RunError of several."""
-        if len(self._compared) > 1:
+        if len(self._comparisons) > 1:
             raise RunError(
-                f"preferences.cost is of one comparison, and pairs are compared by {', '.join(self._compared)}: name"
+                f"preferences.cost is of one comparison, and pairs are compared by {', '.join(self._comparisons)}: name"
                 " one, preferences.cost_of(NAME)"
             )
-        return self.cost_of(self._compared[0])
+        return self.cost_of(self._comparisons[0])
 
     def cost_of(self, comparison: str) -> list[PairRow]:
         """D^c of one comparison: `chosen` is the cheaper answer. Raises RunError of one that nobody makes."""
-        if comparison not in self._compared:
-            raise RunError(f"no pair is compared by {comparison}, only by {', '.join(self._compared)}")
+        if comparison not in self._comparisons:
+            raise RunError(f"no pair is compared by {comparison}, only by {', '.join(self._comparisons)}")
         return self._rows(lambda item, number: cost_rows(item, number, comparison))
 
     def _rows(self, rows_of: Callable[[LabelledPair, int], list[PairRow]]) -> list[PairRow]:
-        rows = [row for number, item in self._of_rounds for row in rows_of(item, number)]
+        rows = [row for number, item in self._remaining_pairs for row in rows_of(item, number)]
         if self._verdicts is None:
             return rows
         weight = self._verdicts.weight
@@ -74,16 +74,16 @@ class Preferences:
     def extend(self, labelled: Sequence[LabelledPair]) -> None:
         """Adds the pairs of this round, all at once; a second call doubles none."""
         number = self._journal.round
-        self._journal.once("preferences", lambda: self._counted(number, labelled))
-        other_pairs = [(round_, item) for round_, item in self._labelled if round_ != number]
+        self._journal.once("preferences", lambda: self._count_rows(number, labelled))
+        other_pairs = [(round_, item) for round_, item in self._pairs if round_ != number]
         # By round: a restarted run adds round 0 again after the later ones, and minibatches depend on the order.
-        self._labelled = sorted([*other_pairs, *((number, item) for item in labelled)], key=lambda entry: entry[0])
+        self._pairs = sorted([*other_pairs, *((number, item) for item in labelled)], key=lambda entry: entry[0])
 
-    def _counted(self, number: int, labelled: Sequence[LabelledPair]) -> dict[str, int]:
+    def _count_rows(self, number: int, labelled: Sequence[LabelledPair]) -> dict[str, int]:
         """How many rows of each data set the pairs make."""
         counts = {f"labels/{kind}": count for kind, count in verdict_counts(labelled).items()}
         self._journal.add_metrics({"labels/pairs": len(labelled), **counts})
-        rows = {name: sum(len(cost_rows(item, number, name)) for item in labelled) for name in self._compared}
+        rows = {name: sum(len(cost_rows(item, number, name)) for item in labelled) for name in self._comparisons}
         return {"reward": sum(len(reward_rows(item, number)) for item in labelled), **rows}
 
 

@@ -26,7 +26,7 @@ class WithUsersPrompts:
     """
 
     def __init__(self, own: Prompts, served: Sequence[Prompt], journal: Journal, *, share: float, seed: int) -> None:
-        self._own, self._served, self._journal = own, {prompt.id: prompt for prompt in served}, journal
+        self._recipe_prompts, self._prompts, self._journal = own, {prompt.id: prompt for prompt in served}, journal
         self._share, self._seed = share, seed
         self._draws: Counter[int] = Counter()
 
@@ -35,21 +35,21 @@ class WithUsersPrompts:
         round_ = self._journal.round
         self._draws[round_] += 1
         phase = f"{PROMPTS}-{self._draws[round_]}"
-        draw = self._journal.once(phase, lambda: {"count": count, "ids": self._chosen(count, self._draws[round_])})
-        own_prompts = self._own.draw(count - len(draw["ids"]))
-        stored = self._journal.prompts() if self._gone(draw["ids"]) else {}
-        return [*(self._served.get(name) or stored.get(name) or own_prompts[0] for name in draw["ids"]), *own_prompts]
+        draw = self._journal.once(phase, lambda: {"count": count, "ids": self._choose_ids(count, self._draws[round_])})
+        own_prompts = self._recipe_prompts.draw(count - len(draw["ids"]))
+        stored = self._journal.prompts() if self._has_withdrawn(draw["ids"]) else {}
+        return [*(self._prompts.get(name) or stored.get(name) or own_prompts[0] for name in draw["ids"]), *own_prompts]
 
-    def _gone(self, names: Sequence[str]) -> bool:
+    def _has_withdrawn(self, names: Sequence[str]) -> bool:
         """Whether one was withdrawn since a killed process drew it: its place stays, without its text."""
-        return any(name not in self._served for name in names)
+        return any(name not in self._prompts for name in names)
 
-    def _chosen(self, count: int, draw: int) -> list[str]:
+    def _choose_ids(self, count: int, draw: int) -> list[str]:
         payloads = [entry.payload for entry in self._journal.phases(like=f"{PROMPTS}-%")]
         times = Counter(name for payload in payloads for name in payload["ids"])
         total = count + sum(payload["count"] for payload in payloads)
         quota = min(round(self._share * total) - times.total(), count - 1)
-        names = sorted(self._served.keys() - self._journal.withdrawn)
+        names = sorted(self._prompts.keys() - self._journal.withdrawn)
         order = generator(self._seed, PROMPTS, self._journal.round, draw).permutation(len(names))
         ranking = sorted((times[names[index]], place, names[index]) for place, index in enumerate(order))
         return [name for _, _, name in ranking[: max(0, quota)]]
@@ -61,7 +61,7 @@ class UsersVerdicts:
     def __init__(self, journal: Journal, pairs: Sequence[LabelledPair], weight: float) -> None:
         self._journal, self.weight = journal, weight
         self._pairs: Mapping[str, LabelledPair] = {item.pair.id: item for item in pairs}
-        self._taken: dict[int, list[str]] = {
+        self._names_by_round: dict[int, list[str]] = {
             entry.round: entry.payload["pairs"] for entry in journal.phases(like=VERDICTS)
         }
 
@@ -70,15 +70,15 @@ class UsersVerdicts:
         number = self._journal.round
         if not self.weight or not number:
             return []
-        if number not in self._taken:
-            past_names = {name for names in self._taken.values() for name in names}
+        if number not in self._names_by_round:
+            past_names = {name for names in self._names_by_round.values() for name in names}
             new_names = [name for name in self._pairs if name not in past_names]
-            self._taken[number] = self._journal.once(VERDICTS, lambda: {"pairs": new_names})["pairs"]
-            self._journal.add_metrics({"labels/users_pairs": float(len(self._taken[number]))})
+            self._names_by_round[number] = self._journal.once(VERDICTS, lambda: {"pairs": new_names})["pairs"]
+            self._journal.add_metrics({"labels/users_pairs": float(len(self._names_by_round[number]))})
         withdrawn_ids = self._journal.withdrawn
         return [
             (round_, self._pairs[name])
-            for round_, names in sorted(self._taken.items())
+            for round_, names in sorted(self._names_by_round.items())
             for name in names
             if name in self._pairs and self._pairs[name].pair.prompt.id not in withdrawn_ids
         ]

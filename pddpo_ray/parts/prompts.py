@@ -65,30 +65,30 @@ class Prompts:
     def draw(self, count: int) -> list[Prompt]:
         """The next `count` prompts. The start of every draw is journalled as a phase of its round."""
         number = self._draws[self._journal.round] = self._draws.get(self._journal.round, 0) + 1
-        span = self._journal.once(f"{PHASE}-{number}", lambda: {"start": self._end(), "count": count})
-        return [self._at(span["start"], index) for index in range(span["count"])]
+        span = self._journal.once(f"{PHASE}-{number}", lambda: {"start": self._last_end(), "count": count})
+        return [self._prompt_at(span["start"], index) for index in range(span["count"])]
 
-    def _end(self) -> int:
+    def _last_end(self) -> int:
         """Where the last journalled draw ended."""
         draws = [entry.payload for entry in self._journal.phases(like=f"{PHASE}-%")]
         return max((draw["start"] + draw["count"] for draw in draws), default=0)
 
-    def _at(self, start: int, index: int) -> Prompt:
+    def _prompt_at(self, start: int, index: int) -> Prompt:
         position = start + index
         if self._sets is not None:
             name, turn = self._sets.at(index if self._independent else position)
             members = self._sets.members[name]
             if self._independent:
-                return self._prompts[members[self._drawn(cumulated(np.ones(len(members))), position)]]
-            return self._prompts[members[self._in_epochs(turn, len(members), name)]]
+                return self._prompts[members[self._draw_index(cumulated(np.ones(len(members))), position)]]
+            return self._prompts[members[self._epoch_index(turn, len(members), name)]]
         if self._prior is not None:
-            return self._prompts[self._drawn(self._prior, position)]
-        return self._prompts[self._in_epochs(position, len(self._prompts))]
+            return self._prompts[self._draw_index(self._prior, position)]
+        return self._prompts[self._epoch_index(position, len(self._prompts))]
 
-    def _drawn(self, below: Array, position: int) -> int:
+    def _draw_index(self, below: Array, position: int) -> int:
         return int(drawn_at(below, generator(self._seed, "prompts", position).random()))
 
-    def _in_epochs(self, position: int, count: int, *name: str) -> int:
+    def _epoch_index(self, position: int, count: int, *name: str) -> int:
         """Which of `count` prompts comes at a position: each once per epoch, every epoch in an order of its own."""
         epoch, index = divmod(position, count)
         key = "/".join((*name, str(epoch)))

@@ -86,13 +86,13 @@ def number_question(response: Response, bounds: tuple[float, float], *, asks: st
 
 def better_question(response: Response, reference: Response, *, asks: str | None = None) -> Question:
     """Which of two answers to one prompt is better? By what a limit asks, or on the whole."""
-    provenance, turns, prompt = _written_by(response, reference), _turns(response.prompt), response.prompt.text
+    provenance, turns, prompt = _policy_versions(response, reference), _turns(response.prompt), response.prompt.text
     return Question("better", response.id, prompt, response.text, reference.text, provenance, asks=asks, turns=turns)
 
 
 def pair_question(pair: Pair, *, risk: float = UNKNOWN_RISK) -> Question:
     """Which of two answers is more helpful, which is more harmful?"""
-    provenance, turns = _written_by(pair.first, pair.second), _turns(pair.prompt)
+    provenance, turns = _policy_versions(pair.first, pair.second), _turns(pair.prompt)
     return Question("pair", pair.id, pair.prompt.text, pair.first.text, pair.second.text, provenance, risk, turns=turns)
 
 
@@ -100,7 +100,7 @@ def _turns(prompt: Prompt) -> Turns:
     return tuple((turn.role, turn.content) for turn in prompt.messages) if len(prompt.messages) > 1 else ()
 
 
-def _written_by(first: Response, second: Response) -> dict[str, Any]:
+def _policy_versions(first: Response, second: Response) -> dict[str, Any]:
     return {"policy_version": first.policy_version, "second_policy_version": second.policy_version}
 
 

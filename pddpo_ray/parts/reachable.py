@@ -34,7 +34,7 @@ def note_reachable(
     """Journals what is reachable, and warns where no choice among the answers keeps the limits."""
     columns = [index for index, limit in enumerate(held) if not (limit.on_drift or limit.stated.asks_people)]
     limits = [held[index] for index in columns]
-    answers = [replace(answer, costs=answer.costs[columns]) for answer in _less_reference(measured)]
+    answers = [replace(answer, costs=answer.costs[columns]) for answer in _subtract_reference(measured)]
     payload = journal.once(PHASE, lambda: _payload(limits, reached(limits, answers, prior)))
     for line in payload["warnings"]:
         logger.warning("before round 1: %s", line)
@@ -50,9 +50,9 @@ def reached(
     """
     if not held:
         return None
-    noisy = np.array([_noisy(limit) for limit in held])
+    noisy = np.array([_is_noisy(limit) for limit in held])
     by_prompt: dict[Tokens, list[tuple[Array, Array]]] = {}
-    for (prompt, _), costs in _by_text(answer for answer in measured if answer.prompt in prior).items():
+    for (prompt, _), costs in _costs_by_text(answer for answer in measured if answer.prompt in prior).items():
         acting = np.array([limit.factors.get(prompt, 0.0) > 0 for limit in held])
         used = np.where(acting, np.array(costs), 0.0)
         if np.isfinite(used).all() and (len(used) > 1 or not (noisy & acting).any()):
@@ -79,7 +79,7 @@ def reached(
     )
 
 
-def _less_reference(measured: Sequence[MeasuredAnswer]) -> list[MeasuredAnswer]:
+def _subtract_reference(measured: Sequence[MeasuredAnswer]) -> list[MeasuredAnswer]:
     """Costs less the mean of what the reference's answers to the same prompt cost; nan where it gave none."""
     against: dict[Tokens, list[Array]] = {}
     for answer in measured:
@@ -91,11 +91,11 @@ def _less_reference(measured: Sequence[MeasuredAnswer]) -> list[MeasuredAnswer]:
     return [replace(answer, costs=answer.costs - means[answer.prompt], against=0.0) for answer in measured]
 
 
-def _noisy(limit: HeldLimit) -> bool:
+def _is_noisy(limit: HeldLimit) -> bool:
     return limit.stated.wins or (limit.stated.limit.quantity.kind != "mean" and limit.stated.source.kind in LABELLED)
 
 
-def _by_text(measured: Iterable[MeasuredAnswer]) -> dict[tuple[Tokens, Tokens], list[Array]]:
+def _costs_by_text(measured: Iterable[MeasuredAnswer]) -> dict[tuple[Tokens, Tokens], list[Array]]:
     texts: dict[tuple[Tokens, Tokens], list[Array]] = {}
     for answer in measured:
         texts.setdefault((answer.prompt, answer.answer), []).append(answer.costs)

@@ -50,12 +50,12 @@ class RewardController:
     def __init__(self, journal: Journal, reward: ComputedReward, *, seed: int, newest: bool = False) -> None:
         self._journal, self._reward, self._seed = journal, reward, seed
         # a reward is no logit, and so has no box
-        self._measured = MeasuredAnswers(journal, [reward.stated], math.inf, PAIRS, newest=newest)
+        self._answers = MeasuredAnswers(journal, [reward.stated], math.inf, PAIRS, newest=newest)
 
     def stage(self, reference: PolicyVersion, weight_of_kl: float) -> tuple[Objective, list[PairRow]]:
         """The regression of log policy / reference on measured differences: its minimiser over all policies is
         reference * exp(reward / weight_of_kl). Raises RunError where no prompt has two measured answers."""
-        measured = self._measured.teaching
+        measured = self._answers.teaching
         factors = {answer.prompt: np.ones(1) for answer in measured}
         span = self._reward.span
         rows, margins = value_pairs(measured, np.ones(1), factors, span)
@@ -69,18 +69,18 @@ class RewardController:
 
     def measure_before(self, answers: Sequence[Response]) -> None:
         """Answers of the offline pairs."""
-        self._remember(OFFLINE, list({answer.id: answer for answer in answers}.values()))
+        self._add_measures(OFFLINE, list({answer.id: answer for answer in answers}.values()))
 
     def measure_pairs(self, pairs: Sequence[Pair]) -> None:
         """Both answers of the round's explored pairs; one that was in a pair before is not asked about again."""
         answers = {answer.id: answer for pair in pairs for answer in (pair.first, pair.second)}
-        self._remember(PAIRS, [answer for name, answer in answers.items() if name not in self._measured.known])
+        self._add_measures(PAIRS, [answer for name, answer in answers.items() if name not in self._answers.known])
 
-    def _remember(self, phase: str, answers: Sequence[Response]) -> None:
-        self._journal.once(phase, lambda: self._ask(phase, answers))
-        self._measured.keep(phase, answers)
+    def _add_measures(self, phase: str, answers: Sequence[Response]) -> None:
+        self._journal.once(phase, lambda: self._journal_measurements(phase, answers))
+        self._answers.keep(phase, answers)
 
-    def _ask(self, phase: str, answers: Sequence[Response]) -> dict[str, Any]:
+    def _journal_measurements(self, phase: str, answers: Sequence[Response]) -> dict[str, Any]:
         measured = self._reward.measure(answers, seed_of(self._seed, self._journal.round, phase))
         rewards = measured.values[:, 0]
         numbers = rewards[np.isfinite(rewards)]

@@ -89,7 +89,7 @@ class RolloutController:
         largest_batch: int = LARGEST_BATCH,
         besides: Sequence[Wanted] = (),
     ) -> None:
-        self._besides = tuple(besides)
+        self._extra_orders = tuple(besides)
         self._engines = tuple(engines)
         self._journal = journal
         self._seed = seed
@@ -99,35 +99,35 @@ class RolloutController:
         self._log_probs = log_probs
         self._verify = verify
         self._largest_batch = largest_batch
-        self._verified: dict[str, int] = {}
-        self._published: set[int] = set()
-        self._announced: set[tuple[int, int]] = set()
+        self._verified_versions: dict[str, int] = {}
+        self._published_versions: set[int] = set()
+        self._announcements: set[tuple[int, int]] = set()
         self._pool: dict[str, list[Response]] | None = None
 
     # --- delivery -----------------------------------------------------------------------------------------------
 
     def publish(self, policy: PolicyVersion) -> None:
         """Hands a version to every engine and verifies it there. Raises RunError before anything could be sampled."""
-        first_time = (self._journal.round, policy.number) not in self._announced
-        self._published.add(policy.number)
-        self._announced.add((self._journal.round, policy.number))
+        first_time = (self._journal.round, policy.number) not in self._announcements
+        self._published_versions.add(policy.number)
+        self._announcements.add((self._journal.round, policy.number))
         if first_time:
             # The round's own policy is the phase that every report knows; others are named.
             phase = "publish" if policy.name == f"policy-{self._journal.round}" else f"publish-{policy.name}"
-            self._journal.once(phase, lambda: self._hold(policy))
+            self._journal.once(phase, lambda: self._deliver_to_engines(policy))
         # Engines forget what the journal does not: after a restart a finished phase is no delivery.
-        self._hold(policy)
+        self._deliver_to_engines(policy)
 
-    def _hold(self, policy: PolicyVersion) -> int:
+    def _deliver_to_engines(self, policy: PolicyVersion) -> int:
         """Delivers the version to every engine that lacks it and verifies it. Returns their number."""
-        if policy.number not in self._published:
+        if policy.number not in self._published_versions:
             raise RunError(
                 f"{policy.name} was not published: nothing is sampled from a version without a delivery check"
             )
         engines = [
             engine
             for engine in self._engines
-            if engine.version != policy.number or self._verified.get(engine.name) != policy.number
+            if engine.version != policy.number or self._verified_versions.get(engine.name) != policy.number
         ]
         began = time.monotonic()
         for engine in engines:
@@ -137,7 +137,7 @@ class RolloutController:
         return len(engines)
 
     def _deliver(self, engine: RolloutEngine, policy: PolicyVersion) -> None:
-        self._verified.pop(engine.name, None)
+        self._verified_versions.pop(engine.name, None)
         delivery = engine.deliver(policy)
         try:
             check = self._verify(engine, delivery, policy)
@@ -145,7 +145,7 @@ class RolloutController:
             # For the record; the phase that fails keeps nothing of its own.
             self._journal.add_at_once(lambda: self._journal.add_delivery(delivery, False, None))
             raise
-        self._verified[engine.name] = policy.number
+        self._verified_versions[engine.name] = policy.number
         self._journal.add_delivery(delivery, True, check.canary_difference)
 
     # --- sampling -----------------------------------------------------------------------------------------------
@@ -159,22 +159,22 @@ class RolloutController:
         """
         orders = [Wanted("cost", prompts, each)]
         if pair_prompts and not self._proposal.listed:
-            orders.append(self._own_candidates(pair_prompts))
+            orders.append(self._candidate_order(pair_prompts))
         self._journal.once("sample", lambda: len(self._draw_and_add(orders, policy, self._decoding)))
         if policy.number != self._reference.number:
-            self._ask_besides(policy)
+            self._draw_extra_answers(policy)
         return self._journal.samples(self._journal.round, "cost")
 
     def ask_reference_besides(self) -> None:
         """What every policy is asked in addition, asked of the reference."""
-        if self._besides and not self._journal.is_finished(BESIDES):
+        if self._extra_orders and not self._journal.is_finished(BESIDES):
             self.publish(self._reference)
-        self._ask_besides(self._reference)
+        self._draw_extra_answers(self._reference)
 
-    def _ask_besides(self, policy: PolicyVersion) -> None:
+    def _draw_extra_answers(self, policy: PolicyVersion) -> None:
         """In batches of its own, so that no other draw depends on it."""
-        if self._besides:
-            orders = self._besides
+        if self._extra_orders:
+            orders = self._extra_orders
             self._journal.once(BESIDES, lambda: len(self._draw_and_add(orders, policy, self._decoding)))
 
     def pool(
@@ -208,11 +208,11 @@ class RolloutController:
             for prompt, entry in zip(prompts, payload, strict=True)
         ]
 
-    def _own_candidates(self, prompts: Sequence[Prompt]) -> Wanted:
+    def _candidate_order(self, prompts: Sequence[Prompt]) -> Wanted:
         return Wanted("candidate", prompts, self._proposal.candidates - self._proposal.from_reference)
 
     def _propose(self, prompts: Sequence[Prompt], policy: PolicyVersion) -> list[dict[str, list[str] | list[float]]]:
-        sets = self._listed(prompts, policy) if self._proposal.listed else self._drawn_sets(prompts, policy)
+        sets = self._list_sets(prompts, policy) if self._proposal.listed else self._draw_sets(prompts, policy)
         answers = [response for responses in sets for response in responses]
         log_policy = [float(value) for value in self._log_probs(policy, answers)]
         log_proposal = [float(value) for value in self._log_probs(self._reference, answers)]
@@ -226,7 +226,7 @@ class RolloutController:
             for responses, (begin, end) in zip(sets, pairwise(ends), strict=True)
         ]
 
-    def _listed(self, prompts: Sequence[Prompt], policy: PolicyVersion) -> list[list[Response]]:
+    def _list_sets(self, prompts: Sequence[Prompt], policy: PolicyVersion) -> list[list[Response]]:
         """All answers to each prompt, in the journal as the round's candidates."""
         self._draw_baseline(prompts)
         sets = [
@@ -239,9 +239,9 @@ class RolloutController:
         self._journal.add_samples("candidate", [response for responses in sets for response in responses])
         return sets
 
-    def _drawn_sets(self, prompts: Sequence[Prompt], policy: PolicyVersion) -> list[list[Response]]:
+    def _draw_sets(self, prompts: Sequence[Prompt], policy: PolicyVersion) -> list[list[Response]]:
         """The policy's own candidates for each prompt, and those of the reference."""
-        order, count = self._own_candidates(prompts), self._proposal.from_reference
+        order, count = self._candidate_order(prompts), self._proposal.from_reference
         answers = self._journal.samples(self._journal.round, order.purpose)
         if not answers:
             answers = self._draw_and_add([order], policy, self._decoding)
@@ -252,10 +252,10 @@ class RolloutController:
         self._draw_baseline(prompts)
         if count and not self._proposal.pool:
             decoding = replace(self._decoding, temperature=self._proposal.temperature)
-            self._published.add(self._reference.number)
+            self._published_versions.add(self._reference.number)
             proposals = self._draw_and_add([Wanted("proposal", prompts, count)], self._reference, decoding)
         else:
-            proposals = self._from_pool(prompts, count)
+            proposals = self._pick_proposals(prompts, count)
         return [
             [*answers[index * order.n : (index + 1) * order.n], *proposals[index * count : (index + 1) * count]]
             for index in range(len(prompts))
@@ -268,11 +268,11 @@ class RolloutController:
         known_ids = {answer.prompt.id for answer in self._journal.samples(purpose="baseline")}
         new_prompts = list({prompt.id: prompt for prompt in prompts if prompt.id not in known_ids}.values())
         if new_prompts:
-            self._published.add(self._reference.number)
+            self._published_versions.add(self._reference.number)
             decoding = replace(self._decoding, top_p=self._proposal.baseline_top_p)
             self._draw_and_add([Wanted("baseline", new_prompts, self._proposal.baseline)], self._reference, decoding)
 
-    def _from_pool(self, prompts: Sequence[Prompt], count: int) -> list[Response]:
+    def _pick_proposals(self, prompts: Sequence[Prompt], count: int) -> list[Response]:
         """`count` answers per prompt out of the pool of proposals, without repetition within a round's set."""
         if not count:
             return []
@@ -295,14 +295,14 @@ class RolloutController:
 
     def _draw_and_add(self, orders: Sequence[Wanted], policy: PolicyVersion, decoding: Decoding) -> list[Response]:
         """Draws from a published policy in one batch per engine and journals the answers. -> those, prompt by prompt"""
-        self._hold(policy)
+        self._deliver_to_engines(policy)
         round_, began = self._journal.round, time.monotonic()
         requests = [
             _Request(prompt, seed_of(self._seed, *(() if order.alike else (round_,)), order.purpose, index), order.n)
             for order in orders
             for index, prompt in enumerate(order.prompts)
         ]
-        replies = zip(requests, self._spread(requests, decoding), strict=True)
+        replies = zip(requests, self._spread_requests(requests, decoding), strict=True)
         seconds = time.monotonic() - began
         answers: dict[str, list[Response]] = {}
         for order in orders:
@@ -334,14 +334,14 @@ class RolloutController:
         if seconds > 0 and whole:
             self._journal.add_metrics({"rollout/tokens_per_second": total / seconds})
 
-    def _spread(self, requests: Sequence[_Request], decoding: Decoding) -> list[list[Draw]]:
+    def _spread_requests(self, requests: Sequence[_Request], decoding: Decoding) -> list[list[Draw]]:
         """Sends batches of about the same size to the engines in turn; each works through its own in order."""
         batches = _batches(requests, len(self._engines), self._largest_batch)
         draws: list[list[list[Draw]]] = [[] for _ in batches]
 
         def work(engine: int) -> None:
             for number in range(engine, len(batches), len(self._engines)):
-                draws[number] = self._ask(self._engines[engine], batches[number], decoding)
+                draws[number] = self._ask_engine(self._engines[engine], batches[number], decoding)
 
         if len(self._engines) == 1:
             work(0)
@@ -350,7 +350,7 @@ class RolloutController:
                 list(threads.map(work, range(len(self._engines))))
         return [answers for batch in draws for answers in batch]
 
-    def _ask(self, engine: RolloutEngine, requests: Sequence[_Request], decoding: Decoding) -> list[list[Draw]]:
+    def _ask_engine(self, engine: RolloutEngine, requests: Sequence[_Request], decoding: Decoding) -> list[list[Draw]]:
         counts = [request.n for request in requests]
         answers = engine.sample(
             [request.prompt for request in requests], [request.seed for request in requests], counts, decoding

@@ -79,7 +79,7 @@ class ScorerTraining:
     ) -> None:
         self._journal, self._store, self._reference = journal, store, reference
         self._settings, self._seed, self._phase, self._by_prompt = settings, seed, phase, by_prompt
-        self._stored: dict[Kind, tuple[str, str]] = {}
+        self._files: dict[Kind, tuple[str, str]] = {}
         self._open = open_scorer or (lambda name, make: make())
         self._recall: Recall = recall or (lambda key, compute: compute())
 
@@ -90,7 +90,7 @@ class ScorerTraining:
 
     def stored(self, data: Data, kinds: Sequence[Kind] = KINDS) -> dict[Kind, tuple[str, str]]:
         """(path, sha256) of the models, trained if they are not; the first call fixes which kinds there are."""
-        if not self._stored:
+        if not self._files:
             payloads = {entry.phase: entry.payload for entry in self._journal.phases(self._journal.round)}
             if self._phase in payloads:  # also by this process: a certificate at the run's end has its own feedback
                 payload = payloads[self._phase]
@@ -98,12 +98,12 @@ class ScorerTraining:
                 # Collecting the data has phases of its own, so it comes before the phase that trains.
                 labelled, unsafe = data()
                 payload = self._journal.once(self._phase, lambda: self._train(labelled, unsafe, kinds))
-            self._stored = {kind: (payload[kind]["path"], payload[kind]["sha256"]) for kind in kinds}
-        return self._stored
+            self._files = {kind: (payload[kind]["path"], payload[kind]["sha256"]) for kind in kinds}
+        return self._files
 
     def opened(self, kind: Kind, make: MakeScorer | None = None) -> AnswerScorer:
         """A model, in this process or wherever the run's scorers live; the trained one, unless `make` makes another."""
-        return self._open(f"{kind}-model", make or partial(stored_scorer, str(self._store.root), *self._stored[kind]))
+        return self._open(f"{kind}-model", make or partial(stored_scorer, str(self._store.root), *self._files[kind]))
 
     def _train(
         self, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool], kinds: Sequence[Kind]
@@ -191,7 +191,7 @@ class ScorerOrder:
         ]
         work = store.scratch(f"scorer-{key_of([key, rows])[:16]}")
         record: dict[str, Any] = recall(
-            ["scorer", key, rows], lambda: _made_in(work, lambda: self._train(labelled, unsafe, store, work))
+            ["scorer", key, rows], lambda: _resume_or_train(work, lambda: self._train(labelled, unsafe, store, work))
         )
         return record
 
@@ -237,7 +237,7 @@ class ScorerOrder:
         return {"path": path, "sha256": sha256, "metrics": metrics}
 
 
-def _made_in(work: Path, train: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _resume_or_train(work: Path, train: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """The result of a process that died, or of training now; the work folder keeps only the result."""
     result = work / "made.json"
     if not result.exists():

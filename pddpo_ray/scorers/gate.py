@@ -57,7 +57,7 @@ def check_scorers(
     """
     assert isinstance(config.feedback, ModelFeedback)
     named_kinds = [kind for kind in KINDS if getattr(config.feedback, kind) is not None]
-    payload = journal.once(PHASE, lambda: _looked_at(config, journal, models, unsafe, named_kinds, by_prompt))
+    payload = journal.once(PHASE, lambda: _check_models(config, journal, models, unsafe, named_kinds, by_prompt))
     for kind, trials in known_trials(journal).items():
         logger.info("%s model: %s", kind, trials)
     if SPREAD in payload:
@@ -87,7 +87,7 @@ def check_limits(config: Config, journal: Journal) -> None:
     }
     if not paths:
         return
-    journal.once(LIMITS, lambda: _of_limits(config, journal, paths))
+    journal.once(LIMITS, lambda: _limit_trials(config, journal, paths))
     for name, trials in known_trials(journal).items():
         if name in paths:
             logger.info("score model of %s: %s", name, trials)
@@ -142,10 +142,10 @@ def at_chance(journal: JournalReader) -> dict[str, str]:
 def held_multiplier(journal: JournalReader) -> str | None:
     """Why the multiplier stays where it is; None where the cost model is better than chance."""
     line = at_chance(journal).get("cost")
-    return line and _stays(line)
+    return line and _hold_message(line)
 
 
-def _stays(line: str, advice: str = ADVICE) -> str:
+def _hold_message(line: str, advice: str = ADVICE) -> str:
     return f"{line}; its multiplier stays where it is: {advice}"
 
 
@@ -158,13 +158,13 @@ def held_limits(config: Config, journal: JournalReader) -> dict[str, str]:
     for limit in config.stated:
         name = limit.limit.name
         if reason := lines.get(of_limit(name)):
-            messages[name] = _stays(reason, ADVICE_OF_LIMIT)
+            messages[name] = _hold_message(reason, ADVICE_OF_LIMIT)
         elif "cost" in lines and limit.by_comparisons and limit.audited is None:
-            messages[name] = _stays(lines["cost"])
+            messages[name] = _hold_message(lines["cost"])
     return messages
 
 
-def _of_limits(config: Config, journal: Journal, paths: Mapping[str, str]) -> dict[str, Any]:
+def _limit_trials(config: Config, journal: Journal, paths: Mapping[str, str]) -> dict[str, Any]:
     """Trials of the score models that measure limits: what their training held out, or what is known of the same model
     as the run's reward or cost model."""
     run_trials = known_trials(journal)
@@ -175,7 +175,7 @@ def _of_limits(config: Config, journal: Journal, paths: Mapping[str, str]) -> di
     }
     payload: dict[str, Any] = {}
     for name, path in paths.items():
-        trials = _of_its_training(path) or run_trials.get(kinds_by_path.get(path, ""))
+        trials = _training_trials(path) or run_trials.get(kinds_by_path.get(path, ""))
         if trials is None:
             logger.warning("%s: nothing says whether its score model is any good (no %s in %s)", name, REPORT, path)
         else:
@@ -183,7 +183,7 @@ def _of_limits(config: Config, journal: Journal, paths: Mapping[str, str]) -> di
     return payload
 
 
-def _looked_at(
+def _check_models(
     config: Config,
     journal: Journal,
     models: ScoredLabeller,
@@ -195,8 +195,8 @@ def _looked_at(
     labelled = [entry.labelled for entry in journal.pairs(0)]
     payload: dict[str, Any] = {}
     for kind in named_kinds:
-        own_trials = _of_its_training(getattr(config.feedback, kind).path)
-        trials = own_trials or _compared(
+        own_trials = _training_trials(getattr(config.feedback, kind).path)
+        trials = own_trials or _compare_with_labels(
             kind, models, labelled, unsafe, by_prompt, seed_of(config.seed, "scorer-gate", kind)
         )
         if trials.count:
@@ -212,13 +212,13 @@ def _looked_at(
     return {**payload, SPREAD: spread.as_json(), "answers": len(answers)}
 
 
-def _of_its_training(path: str) -> Trials | None:
+def _training_trials(path: str) -> Trials | None:
     """What `pddpo scorer train` held out: it may have learned from this run's pairs. None for another model."""
     report = Path(path) / REPORT
     return Trials.of(json.loads(report.read_text(encoding="utf-8"))[HELD_OUT]) if report.is_file() else None
 
 
-def _compared(
+def _compare_with_labels(
     kind: Kind,
     models: ScoredLabeller,
     labelled: Sequence[LabelledPair],

@@ -381,7 +381,7 @@ FIXED = (
     # --- exploration, seeds, what a fit sees ------------------------------------------------------------------------
     mutant(
         "the bonus' sign",
-        "exploration/explorer OptimisticExplorer._behaviour",
+        "exploration/explorer OptimisticExplorer._behaviour_weights",
         "optimism = (self._reward_weight * reward + multiplier",
         "optimism = -(self._reward_weight * reward + multiplier",
         "test_answers_in_no_pair_are_chosen_more_often_than_covered_ones",
@@ -431,7 +431,7 @@ FIXED = (
     ),
     mutant(
         "features are not centred on the baseline",
-        "exploration/explorer OptimisticExplorer._centred",
+        "exploration/explorer OptimisticExplorer._centred_features",
         "return self._features(responses) - np.stack(",
         "return self._features(responses) + 0.0 * np.stack(",
         "test_pairs_of_a_round_enter_both_the_choice_and_the_bonus_in_the_loss",

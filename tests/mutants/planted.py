@@ -77,7 +77,7 @@ PLANTED = (
     ),
     fault(
         "labels a round later than the bound",
-        "pddpo_ray/parts/due_labels DueLabels._decided",
+        "pddpo_ray/parts/due_labels DueLabels._choose_due_rounds",
         "number > now - self._rounds_late",
         "number > now - self._rounds_late - 1",
         "unit/loop/test_late_labels",

@@ -69,8 +69,8 @@ class LossBonuses(ExplorationController):
         super().update(pairs)
         self._bonus.update(pairs)
 
-    def _meet(self, round_: int) -> None:
-        super()._meet(round_)
+    def _meet_prompts(self, round_: int) -> None:
+        super()._meet_prompts(round_)
         self._bonus.meet(by_prompt(self._journal.samples(round_, "baseline")))
 
     def loss_bonus(self, stage: Stage, rows: Sequence[PairRow], labelled: Sequence[LabelledPair]) -> LossBonus:

@@ -128,7 +128,7 @@ class RateLimit:
 class RateByLabels(LimitsController):
     """One rate from a label of each answer, which no journal keeps; nothing was asked where nobody reads it."""
 
-    def _estimated(self, answers: Sequence[Response]) -> tuple[list[CostEstimate], Array]:
+    def _estimate_costs(self, answers: Sequence[Response]) -> tuple[list[CostEstimate], Array]:
         labelled = self._feedback.safety(answers, 1, HARM)
         unsafe = np.array([one.labels[0] is Verdict.UNSAFE for one in labelled], dtype=np.float64)
         value, error = mean_with_error(unsafe) if len(unsafe) > 1 else (0.0, 0.0)

@@ -177,8 +177,10 @@ class Labelled(LimitsController):
 
     told: Callable[[Any], Any]
 
-    def _estimated(self, answers: Any) -> Any:
-        return [self.told(self._feedback.safety(answers, self._labels_each, name)) for name in self._labelled], None
+    def _estimate_costs(self, answers: Any) -> Any:
+        return [
+            self.told(self._feedback.safety(answers, self._labels_each, name)) for name in self._labelled_names
+        ], None
 
 
 def by_labels(known: dict[str, Any], estimate: Any, window: Any = None) -> LimitsController:

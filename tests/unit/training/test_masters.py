@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.errors import RunError
-from pddpo_ray.parts.fitting import _warn
+from pddpo_ray.parts.fitting import _warn_of_doubtful_fit
 from pddpo_ray.records import Objective, PairRow, PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.masters import MASTERS, forget_older, write_beside
@@ -251,9 +251,9 @@ def test_one_line_names_the_learning_rate_of_a_fit_that_hardly_moves(
 ) -> None:
     asked = replace(command(reference), result="reward-4")
     with caplog.at_level(logging.WARNING):
-        _warn(asked, {"fit/moved": 0.2})
+        _warn_of_doubtful_fit(asked, {"fit/moved": 0.2})
         assert not caplog.records
-        _warn(asked, {"fit/moved": 0.0022})
+        _warn_of_doubtful_fit(asked, {"fit/moved": 0.0022})
     (line,) = caplog.messages
     assert line.startswith("reward-4: the fit changed 0.22 % of the policy's numbers as they are published")
     assert "learning rate 1e-06" in line
