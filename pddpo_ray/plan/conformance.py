@@ -64,7 +64,7 @@ class Step:
 def steps_of(source: str, engines: Sequence[EngineName]) -> Iterator[Step]:
     """Each step's outcome for a model (folder or hub name), as it ends; the first failure is the last."""
     with tempfile.TemporaryDirectory(prefix="pddpo-model-") as folder:
-        way = _Way(source, Path(folder))
+        way = _StepState(source, Path(folder))
         order: list[tuple[str, Callable[[], str]]] = [("load", way.load), ("render", way.render)]
         order += [(f"deliver to {name}", partial(way.deliver, name)) for name in engines]
         order += [("train", way.train)]
@@ -86,7 +86,7 @@ def _reason(error: Exception) -> str:
     return text if isinstance(error, PddpoError) else f"{type(error).__name__}: {text}"
 
 
-class _Way:
+class _StepState:
     """The state that one step leaves to the next."""
 
     def __init__(self, source: str, folder: Path) -> None:
@@ -133,27 +133,27 @@ class _Way:
         return f"a question of {len(prompt.token_ids)} tokens, {how}; answers end with {ends}{findings}"
 
     def deliver(self, name: EngineName) -> str:
-        return self._delivered(name, self.reference)
+        return self._deliver_and_verify(name, self.reference)
 
     def merge(self, name: EngineName) -> str:
-        return self._delivered(name, self.policy)
+        return self._deliver_and_verify(name, self.policy)
 
-    def _delivered(self, name: EngineName, policy: PolicyVersion) -> str:
+    def _deliver_and_verify(self, name: EngineName, policy: PolicyVersion) -> str:
         if name not in self._engines:
             self._engines[name] = _engine(name, self._base, self._store, self._canaries)
         engine = self._engines[name]
         tokenizer = tokenizer_fingerprint(self._base)
-        expected = self._own(policy)
+        expected = self._trainer_log_probs(policy)
         check = verify(engine, engine.deliver(policy), policy, self._canaries, expected, tokenizer=tokenizer)
         return f"{check.tensors} tensors, log-probabilities differ by {check.canary_difference:.1e} a token"
 
-    def _own(self, policy: PolicyVersion) -> Array:
+    def _trainer_log_probs(self, policy: PolicyVersion) -> Array:
         if not hasattr(self, "_trainer"):
-            self._trainer, self._how = _trainer(self._base, self._store, self.reference)
+            self._trainer, self._trainer_description = _trainer(self._base, self._store, self.reference)
         return self._trainer.log_probs(policy, self._canaries)
 
     def train(self) -> str:
-        before = self._own(self.reference)
+        before = self._trainer_log_probs(self.reference)
         answers = [canary.token_ids for canary in self._canaries]
         question = self._canaries[0].prompt.token_ids
         rows = (PairRow("a", question, answers[0], answers[2]), PairRow("b", question, answers[1], answers[3]))
@@ -164,29 +164,29 @@ class _Way:
         objective = Objective("reward", self.reference, 0.1)
         command = FitCommand(1, Start(self.reference), objective, rows, settings, 1, "policy-1")
         self.policy = self._trainer.execute(command).version
-        moved = float(np.abs(self._own(self.policy) - before).max())
+        moved = float(np.abs(self._trainer_log_probs(self.policy) - before).max())
         if not moved > MOVED:
             raise RunError(f"one step moved no answer by more than {moved:.1e} nats: nothing was learned")
-        return f"{self._how}; one step moved an answer by {moved:.3f} nats"
+        return f"{self._trainer_description}; one step moved an answer by {moved:.3f} nats"
 
     def export(self) -> str:
         from transformers import AutoModelForCausalLM, GenerationConfig
 
         model = AutoModelForCausalLM.from_pretrained(self._store.folder(self.policy.path))
         model.generation_config = GenerationConfig(**self._renderer.sampling(1.0))
-        model.save_pretrained(self._exported)
-        load_tokenizer(self._base).save_pretrained(self._exported)
-        size = sum(file.stat().st_size for file in self._exported.iterdir())
+        model.save_pretrained(self._export_folder)
+        load_tokenizer(self._base).save_pretrained(self._export_folder)
+        size = sum(file.stat().st_size for file in self._export_folder.iterdir())
         return f"a plain folder of {size / 2**20:,.1f} MiB"
 
     @property
-    def _exported(self) -> Path:
+    def _export_folder(self) -> Path:
         return self._folder / "exported"
 
     def reload(self) -> str:
         from transformers import AutoModelForCausalLM
 
-        model = AutoModelForCausalLM.from_pretrained(self._exported).eval()
+        model = AutoModelForCausalLM.from_pretrained(self._export_folder).eval()
         sums = []
         for canary in self._canaries:
             ids = torch.tensor([[*canary.prompt.token_ids, *canary.token_ids]])
@@ -196,9 +196,14 @@ class _Way:
             sums.append(float(chosen[len(canary.prompt.token_ids) - 1 :].sum()))
         lengths = [len(canary.token_ids) for canary in self._canaries]
         difference = check_canaries(
-            np.array(sums), self._own(self.policy), lengths, FLOAT32_TOLERANCE, what="the exported model: ", stop=""
+            np.array(sums),
+            self._trainer_log_probs(self.policy),
+            lengths,
+            FLOAT32_TOLERANCE,
+            what="the exported model: ",
+            stop="",
         )
-        if fingerprint(load_tokenizer(self._exported)) != tokenizer_fingerprint(self._base):
+        if fingerprint(load_tokenizer(self._export_folder)) != tokenizer_fingerprint(self._base):
             raise RunError("the exported tokenizer gives other token ids than the model's own")
         return f"log-probabilities differ by {difference:.1e} a token, the same tokenizer"
 

@@ -168,11 +168,11 @@ def _with_scorecard(config: Config, once: Work, prompts: int, *, first: bool = F
         log_probs=once.log_probs + pairs + (0 if first else 2 * answers),
         scored=once.scored + (own_scores + len(card.used)) * answers,
         scorers=once.scorers + first * trained,
-        scorer_pairs=once.scorer_pairs + first * trained * _scorer_pairs(config, _kept_pairs(config)),
+        scorer_pairs=once.scorer_pairs + first * trained * _scorer_pairs(config, _held_out_pairs(config)),
     )
 
 
-def _kept_pairs(config: Config) -> int:
+def _held_out_pairs(config: Config) -> int:
     """Pairs that `data.held_out` keeps from the run, estimated from the run's own pairs."""
     assert config.data is not None
     return round(config.offline.pairs * config.data.held_out / (1.0 - config.data.held_out))
@@ -188,7 +188,7 @@ def _work_of_a_round(config: Config, prompts: int, first: bool) -> Work:
     if newest:
         fitted += _pairs_of(trainer.of_stage(stages[1]), config.feedback.responses // 2)
     elif own_count:
-        fitted += _pairs_of_own(config, own_count, prompts, stages[1])
+        fitted += _pairs_of_own_answers(config, own_count, prompts, stages[1])
     else:
         fitted += _pairs_of(trainer.of_stage(stages[1]), offline)
     new = 0 if first or not config.online else config.pairs_asked
@@ -234,7 +234,7 @@ def rows_of_own(own: int, prompts: int) -> int:
     return own * max(1, own // max(1, prompts) - 1) // 2
 
 
-def _pairs_of_own(config: Config, own_count: int, prompts: int, stage: Stage) -> int:
+def _pairs_of_own_answers(config: Config, own_count: int, prompts: int, stage: Stage) -> int:
     """Pairs of texts in the stage that own answers teach: its steps read every answer of their pairs once."""
     rows = rows_of_own(own_count, prompts)
     return round(_pairs_of(config.trainer.of_stage(stage), rows) * own_count / 2 / rows)

@@ -33,7 +33,7 @@ class NamedFiles:
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _FilesReport:
     """What one setting's files hold, as far as a dry run reads them."""
 
     named: NamedFiles
@@ -60,7 +60,7 @@ def file_rows(config: Config) -> list[tuple[str, str]]:
     if config.prompts:
         prompts_of_sets(config, data)
     renderer = _renderer(config, data)
-    reports = [_look(source, data, renderer) for source in named_files(config, data) if source.files]
+    reports = [_inspect_files(source, data, renderer) for source in named_files(config, data) if source.files]
     if renderer is not None:
         _demand_fitting(reports, data)
     findings = [] if renderer is None else [("data.template", finding) for finding in renderer.findings()]
@@ -96,7 +96,7 @@ def _demand_columns(data: DataConfig) -> None:
         if fields and field not in fields:
             raise UserError(
                 f"data.columns: none of the first {MOST:,} rows of {', '.join(files)} has the field {field}, which is"
-                f" to be read as {name}; the fields are {_listed(fields)}"
+                f" to be read as {name}; the fields are {_fields_text(fields)}"
             )
 
 
@@ -109,7 +109,7 @@ def _renderer(config: Config, data: DataConfig) -> Renderer | None:
     return renderer_of(folder, data)
 
 
-def _look(source: NamedFiles, data: DataConfig, renderer: Renderer | None) -> _Seen:
+def _inspect_files(source: NamedFiles, data: DataConfig, renderer: Renderer | None) -> _FilesReport:
     tokens = None if renderer is None else Tokens(renderer, data)
     lines, fitting, whole = [], 0, True
     for name in source.files:
@@ -120,16 +120,16 @@ def _look(source: NamedFiles, data: DataConfig, renderer: Renderer | None) -> _S
         sample = glance(name, source.settings, MOST)
         _demand_useful(source, name, sample)
         whole &= sample.rows < MOST
-        text = _said(sample)
+        text = _sample_text(sample)
         if tokens is not None:
-            count = _fitting(source, name, sample, tokens)
-            text += "" if count == sample.good else f"; {_within(source, data)}: {count}"
+            count = _count_fitting_rows(source, name, sample, tokens)
+            text += "" if count == sample.good else f"; {_length_limits_text(source, data)}: {count}"
             fitting += count
         lines.append((name, text))
-    return _Seen(source, lines, fitting, whole, tokens)
+    return _FilesReport(source, lines, fitting, whole, tokens)
 
 
-def _demand_fitting(reports: Sequence[_Seen], data: DataConfig) -> None:
+def _demand_fitting(reports: Sequence[_FilesReport], data: DataConfig) -> None:
     """UserError where files were read to their ends, and no prompt of a setting, or no pair at all, can be used."""
     pairs = [report for report in reports if report.named.dimension is not None]
     if pairs and all(report.whole and not report.fitting for report in pairs) and pairs[0].tokens is not None:
@@ -144,9 +144,9 @@ def _demand_useful(source: NamedFiles, name: str, sample: Glance) -> None:
     if sample.good if source.dimension is None else sample.helpful + sample.harmless:
         return
     lacks = "holds a prompt" if source.dimension is None else f"says which of two answers is {_MORE[source.dimension]}"
-    wrong = _counted(sample)
+    wrong = _problems_text(sample)
     if "unknown-format" in sample.kinds:
-        fields = _listed(field_names(name, source.settings, MOST))
+        fields = _fields_text(field_names(name, source.settings, MOST))
         wrong = f"its fields: {fields}" + (f"; a prompt stands in {_PROMPTS}" if source.dimension is None else "")
     raise UserError(
         f"{source.key}: none of the first {sample.rows} rows of {name} {lacks}{f' ({wrong})' if wrong else ''};"
@@ -158,7 +158,7 @@ _MORE = {"helpful": "more helpful", "harmless": "less harmful"}
 _PROMPTS = ", ".join(f"`{name}`" for name in HEADS)
 
 
-def _fitting(source: NamedFiles, name: str, sample: Glance, tokens: Tokens) -> int:
+def _count_fitting_rows(source: NamedFiles, name: str, sample: Glance, tokens: Tokens) -> int:
     """Rows that the template renders and that are short enough."""
     try:
         prompts = tokens.all_prompts(sample.examples)
@@ -174,22 +174,22 @@ def _fitting(source: NamedFiles, name: str, sample: Glance, tokens: Tokens) -> i
     )
 
 
-def _within(source: NamedFiles, data: DataConfig) -> str:
+def _length_limits_text(source: NamedFiles, data: DataConfig) -> str:
     """The lengths that a row must fit."""
     answers = f" and data.answer_tokens={data.answer_tokens}" if source.dimension is not None else ""
     return f"fitting data.prompt_tokens={data.prompt_tokens}{answers}"
 
 
-def _said(sample: Glance) -> str:
-    wrong = _counted(sample)
+def _sample_text(sample: Glance) -> str:
+    wrong = _problems_text(sample)
     first = "the first " if sample.rows == MOST else ""
     return f"{sample.format}: {sample.good} of {first}{sample.rows} rows are good{f'; {wrong}' if wrong else ''}"
 
 
-def _counted(sample: Glance) -> str:
+def _problems_text(sample: Glance) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in sample.kinds.most_common())
 
 
-def _listed(names: frozenset[str]) -> str:
+def _fields_text(names: frozenset[str]) -> str:
     """At most ten names of fields."""
     return ", ".join(sorted(names)[:10]) + (", ..." if len(names) > 10 else "")

@@ -160,11 +160,11 @@ def _ray_facts(environment: Mapping[str, str]) -> RayFacts:
         token_path=str(token),
         token_mode=stat.S_IMODE(token.stat().st_mode) if token.is_file() else None,
         token_in_environment=bool(environment.get("RAY_AUTH_TOKEN")),
-        reachable=_reachable(address),
+        reachable=_is_reachable(address),
     )
 
 
-def _reachable(address: str) -> bool | None:
+def _is_reachable(address: str) -> bool | None:
     """Whether something answers at `host:port`, with or without a scheme; None when the address names no port."""
     match = re.fullmatch(r"(?:[a-z]+://)?\[?([^\[\]/]+?)\]?:(\d+)/?", address)
     if match is None:
@@ -204,11 +204,11 @@ def check_versions(facts: Facts) -> list[Finding]:
         version = facts.versions.get(requirement.name.lower().replace("_", "-"))
         if version is None and not optional:
             wrong.append(
-                Finding("versions", "fail", f"{requirement.name} is missing", f"pip install '{_plain(requirement)}'")
+                Finding("versions", "fail", f"{requirement.name} is missing", f"pip install '{_pip_text(requirement)}'")
             )
-        elif version is not None and not _satisfies(requirement, version):
+        elif version is not None and not _is_met_by(requirement, version):
             problem = f"{requirement.name} {version}, but {requirement.specifier} is needed"
-            wrong.append(Finding("versions", "fail", problem, f"pip install '{_plain(requirement)}'"))
+            wrong.append(Finding("versions", "fail", problem, f"pip install '{_pip_text(requirement)}'"))
     return wrong or [Finding("versions", "ok", f"{len(facts.requirements)} requirements hold")]
 
 
@@ -240,9 +240,9 @@ def _broken_pins(package: str, requirements: tuple[str, ...], versions: Mapping[
             continue
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
-        if not _satisfies(requirement, version):
+        if not _is_met_by(requirement, version):
             problem = f"{package} {versions[package]} wants {requirement.name}{requirement.specifier}, found {version}"
-            findings.append(Finding("pairs", "fail", problem, f"pip install '{_plain(requirement)}'"))
+            findings.append(Finding("pairs", "fail", problem, f"pip install '{_pip_text(requirement)}'"))
     return findings
 
 
@@ -376,7 +376,7 @@ def try_import(module: str) -> Finding:
 # --- versions --------------------------------------------------------------------------------------------------------
 
 
-def _satisfies(requirement: Requirement, version: str) -> bool:
+def _is_met_by(requirement: Requirement, version: str) -> bool:
     """Whether a version meets a requirement, both without local parts: 2.13.0+cpu meets ==2.13.0 and the reverse."""
     public = ",".join(re.sub(r"\+[\w.]+", "", part) for part in str(requirement.specifier).split(",") if part)
     specifier = Requirement(f"{requirement.name}{public}").specifier
@@ -386,7 +386,7 @@ def _satisfies(requirement: Requirement, version: str) -> bool:
         return False
 
 
-def _plain(requirement: Requirement) -> str:
+def _pip_text(requirement: Requirement) -> str:
     """A requirement as pip takes it on the command line: without marker and without a local version part."""
     extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
     return requirement.name + extras + re.sub(r"\+[\w.]+", "", str(requirement.specifier))

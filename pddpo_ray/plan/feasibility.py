@@ -36,13 +36,13 @@ def kept_in_world(config: Config) -> list[str]:
         case None:
             return []
         case TextWorldConfig() as world:
-            return _kept_in_texts(config, world)
+            return _text_world_lines(config, world)
         case world:
             limits = code_of("worlds", world.kind, "limits")
-            return [] if limits is None else _kept(limits(config), "all limits")
+            return [] if limits is None else _limit_lines(limits(config), "all limits")
 
 
-def _kept(limits: TableLimits, subject: str) -> list[str]:
+def _limit_lines(limits: TableLimits, subject: str) -> list[str]:
     """A line for each limit. `subject` names all of them."""
     limits.demand_feasible()
     reached = limits.reached
@@ -59,7 +59,7 @@ def _kept(limits: TableLimits, subject: str) -> list[str]:
     return lines
 
 
-def _kept_in_texts(config: Config, world: TextWorldConfig) -> list[str]:
+def _text_world_lines(config: Config, world: TextWorldConfig) -> list[str]:
     """What is reachable where the truth can be computed here, and why not elsewhere."""
     # here: a table's plan needs no torch
     from pddpo_ray.worlds.text.prepared_world import prepare_text_world, reference_is_there
@@ -69,9 +69,11 @@ def _kept_in_texts(config: Config, world: TextWorldConfig) -> list[str]:
     if answers > LARGEST:
         return [f"this world has {answers:,} answers, too many for a dry run to look at: {LEFT}"]
     trained = reference_is_there(world)
-    reasons = {entry.limit.name: reason for entry in config.stated if (reason := _why_left(entry, trained, answers))}
+    reasons = {
+        entry.limit.name: reason for entry in config.stated if (reason := _reason_left_out(entry, trained, answers))
+    }
     entries = [entry for entry in config.stated if entry.limit.name not in reasons]
-    sources = _opened(config, entries)
+    sources = _open_sources(config, entries)
     notes = [f"{name}: {reason}" for name, reason in reasons.items()]
     subject = "these limits" if reasons else "all limits"
     if not entries:
@@ -79,12 +81,12 @@ def _kept_in_texts(config: Config, world: TextWorldConfig) -> list[str]:
     if trained:
         prepared = prepare_text_world(config)
         truth = text_limits(prepared.world, entries, sources, config.prompt_sets, config.dual.cost_max)
-        return _kept(truth, subject) + notes
+        return _limit_lines(truth, subject) + notes
     measured = [source for source in sources if source is not None]
-    return _kept(limits_of_sentences(grammar, entries, measured, config.prompt_sets), subject) + notes
+    return _limit_lines(limits_of_sentences(grammar, entries, measured, config.prompt_sets), subject) + notes
 
 
-def _why_left(entry: StatedLimit, trained: bool, answers: int) -> str:
+def _reason_left_out(entry: StatedLimit, trained: bool, answers: int) -> str:
     """Why a dry run cannot say what is reachable under a limit on texts; empty where it can."""
     kind = entry.source.kind
     if entry.asks_people:
@@ -103,6 +105,6 @@ def _why_left(entry: StatedLimit, trained: bool, answers: int) -> str:
     return f"nobody knows what {entry.source} says of every answer; the run warns before round 1 by those it has"
 
 
-def _opened(config: Config, entries: Sequence[StatedLimit]) -> list[Source | None]:
+def _open_sources(config: Config, entries: Sequence[StatedLimit]) -> list[Source | None]:
     around = Surroundings(Path.cwd(), config.judge.options)
     return [None if entry.source.kind in OWN else single_source(entry, around) for entry in entries]

@@ -41,7 +41,7 @@ def measurements(config: Config) -> list[Measurements]:
         # a difference asks about the reference's answers too
         answers = config.feedback.responses * (2 if entry.limit.quantity.versus == "reference" else 1)
         before, fresh, pairs = (
-            _within(entry.asking.answers, round(count * share)) * each
+            _count_in_budget(entry.asking.answers, round(count * share)) * each
             for count in (2 * config.offline.pairs, answers, 2 * config.pairs_asked)
         )
         if entry.source.kind == "people" and (entry.asking.answers is None or entry.limit.quantity.kind == "logit"):
@@ -58,5 +58,5 @@ def measurements(config: Config) -> list[Measurements]:
     return lines
 
 
-def _within(budget: int | None, count: int) -> int:
+def _count_in_budget(budget: int | None, count: int) -> int:
     return count if budget is None else min(budget, count)

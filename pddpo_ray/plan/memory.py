@@ -225,7 +225,7 @@ def on_one_gpu(config: Config, needs: Sequence[Memory]) -> dict[str, float]:
     """Bytes that a GPU holds at a time, by whose it is: all of one process, both of parts that share it on purpose."""
     device_needs = [need for need in needs if need.where == "device"]
     if not isinstance(config.cluster, RayCluster):
-        return {"the run": _most(device_needs)} if device_needs else {}
+        return {"the run": _peak_bytes(device_needs)} if device_needs else {}
     each = {need.part: need.each for need in device_needs}
     if config.cluster.layout == "split" and config.cluster.gpu_share < 1 and len(each) > 1:
         each["a trainer and an engine"] = each.pop("trainer") + each.pop("rollout")
@@ -234,7 +234,7 @@ def on_one_gpu(config: Config, needs: Sequence[Memory]) -> dict[str, float]:
 
 def host_bytes(needs: Sequence[Memory]) -> float:
     """The most that this machine holds at a time: while scorers are trained, while a fit runs, or during a delivery."""
-    return _most([need for need in needs if need.where == "host"])
+    return _peak_bytes([need for need in needs if need.where == "host"])
 
 
 def by_process(needs: Sequence[Memory]) -> dict[str, float]:
@@ -250,11 +250,11 @@ def by_process(needs: Sequence[Memory]) -> dict[str, float]:
     for name, parts in groups.items():
         own_needs = [replace(need, count=1) for need in needs if need.part in parts and need.where == "host"]
         if own_needs:
-            most[name] = _most(own_needs)
+            most[name] = _peak_bytes(own_needs)
     return most
 
 
-def _most(parts: Sequence[Memory]) -> float:
+def _peak_bytes(parts: Sequence[Memory]) -> float:
     def held(selects: Callable[[Memory, str], bool]) -> float:
         return sum(
             need.count * size for need in parts for key, size in need.bytes_by_purpose.items() if selects(need, key)
@@ -333,7 +333,7 @@ def trainer_bytes(config: Config, shape: ModelShape, device: Device = "cpu") -> 
         ranks=ranks,
         activation_budget=None if budget is None else budget * GIB,
         device=device,
-        in_nf4=_in_nf4(config, shape),
+        in_nf4=_numbers_in_nf4(config, shape),
     )
     # while it works, Safe RLHF's two critics in float32: weights, gradients and both moments of AdamW
     critics = {"critics": 2 * 16.0 * shape.parameters} if config.algorithm == "safe-rlhf" else {}
@@ -353,13 +353,13 @@ def _sizes(shape: ModelShape, dtype: str, adapter_rank: int | None, device: str)
     return sizes_of_shape(architecture, dtype, adapter_rank, prompt, max(1, shape.text_tokens - prompt), device)
 
 
-def _in_nf4(config: Config, shape: ModelShape) -> int:
+def _numbers_in_nf4(config: Config, shape: ModelShape) -> int:
     return shape.linear_numbers if config.model.in_nf4 else 0
 
 
 def _narrow_base(config: Config, shape: ModelShape) -> dict[str, float]:
     """The base of 4 bits beside the whole weights that it stands for."""
-    narrow = weight_bytes(shape.parameters, _width(config), _in_nf4(config, shape))
+    narrow = weight_bytes(shape.parameters, _width(config), _numbers_in_nf4(config, shape))
     return {"base in NF4": narrow} if config.model.in_nf4 else {}
 
 

@@ -103,13 +103,13 @@ def shortage(config: Config, machine: Machine) -> str | None:
     if device == "cuda" and not machine.gpus:
         return "model.device=cuda, but this machine has no CUDA device; set model.device=cpu"
     if isinstance(config.cluster, RayCluster):
-        short = _short_of_units(config, machine, device)
+        short = _unit_shortage(config, machine, device)
         if short:
             return short
-    return _short_of_memory(settled(config, machine), machine, device)
+    return _memory_shortage(settled(config, machine), machine, device)
 
 
-def _short_of_units(config: Config, machine: Machine, device: Device) -> str | None:
+def _unit_shortage(config: Config, machine: Machine, device: Device) -> str | None:
     reserved = bundles(config, device)
     assert isinstance(config.cluster, RayCluster)
     cpus = config.cluster.cpus or machine.cpus
@@ -130,7 +130,7 @@ def _short_of_units(config: Config, machine: Machine, device: Device) -> str | N
     return None
 
 
-def _short_of_memory(config: Config, machine: Machine, device: Device) -> str | None:
+def _memory_shortage(config: Config, machine: Machine, device: Device) -> str | None:
     smallest = min((gpu.memory_bytes for gpu in machine.gpus), default=0)
     needs = memory(config, model_shape(config), device, smallest)
     host = host_bytes(needs)

@@ -70,10 +70,10 @@ def cost_scale(config: Config) -> CostScale:
         if not entry.labelled
     ]
     share = config.scorers.clip_share if isinstance(config.feedback, ModelFeedback) else None
-    return CostScale(_source(config), signal, clip, dict(config.thresholds), share, _seen(config), lines)
+    return CostScale(_source(config), signal, clip, dict(config.thresholds), share, _held_out_spread(config), lines)
 
 
-def _seen(config: Config) -> str | None:
+def _held_out_spread(config: Config) -> str | None:
     feedback = config.feedback
     if not isinstance(feedback, ModelFeedback) or feedback.cost is None or "cost" not in config.asked_models:
         return None
@@ -87,12 +87,12 @@ def _seen(config: Config) -> str | None:
 
 def _source(config: Config) -> str:
     if config.score_models is not None:
-        return _of_scorer(config.score_models.cost)
+        return _scorer_source(config.score_models.cost)
     opinions = {"judge": "the judge's opinion", "people": "people's opinion", "mixed": "the world's cost with errors"}
     return opinions.get(config.feedback.kind, "the world's cost")
 
 
-def _of_scorer(scorer: StoredScorerConfig | None) -> str:
+def _scorer_source(scorer: StoredScorerConfig | None) -> str:
     if scorer is None:
         return "the score of the cost model that is trained before round 1"
     turned = "" if (scorer.scale, scorer.shift) == (1.0, 0.0) else f" x {scorer.scale:g} + {scorer.shift:g}"

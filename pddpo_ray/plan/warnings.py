@@ -48,11 +48,11 @@ def warnings(config: Config, machine: Machine) -> list[str]:
     return [
         *(f"before the run: {problem}" for _, problem in missing_before(config)),
         *_limits_without_effect(config, lengths),
-        *_rows_unused(config, lengths),
-        *_devices_idle(config, machine),
+        *_unused_rows(config, lengths),
+        *_idle_devices(config, machine),
         *_wide_numbers(config, machine),
         *_models_off_gpus(config, machine),
-        *_limits_untold(config),
+        *_undersampled_limits(config),
         *_too_few_steps(config),
         *_scorers_at_chance(config),
     ]
@@ -98,7 +98,7 @@ def _limits_without_effect(config: Config, lengths: dict[str, Lengths]) -> Itera
             )
 
 
-def _rows_unused(config: Config, lengths: dict[str, Lengths]) -> Iterator[str]:
+def _unused_rows(config: Config, lengths: dict[str, Lengths]) -> Iterator[str]:
     data = config.data
     if data is None or not lengths:
         return
@@ -123,7 +123,7 @@ def _rows_unused(config: Config, lengths: dict[str, Lengths]) -> Iterator[str]:
             )
 
 
-def _devices_idle(config: Config, machine: Machine) -> Iterator[str]:
+def _idle_devices(config: Config, machine: Machine) -> Iterator[str]:
     total = len(machine.gpus)
     if not total or not runs_here(config) or config.policies != "language models":
         return
@@ -166,7 +166,7 @@ def _models_off_gpus(config: Config, machine: Machine) -> Iterator[str]:
             yield f"{key}: no GPU is reserved, and {took} on {cores} CPUs; {advice}"
 
 
-def _limits_untold(config: Config) -> Iterator[str]:
+def _undersampled_limits(config: Config) -> Iterator[str]:
     """Limits for which the certificate's draws or a round's answers are too few."""
     try:
         tested = tested_limits(config, {}, first_of_rounds(config))

@@ -183,7 +183,7 @@ def _explore(given: Given, prompts: int) -> Section:
     return section
 
 
-_WHAT = {
+_KIND_COMMENTS = {
     "rate": "share of answers of which its source says yes",
     "mean": "average over answers; bounds are of one answer, and a certificate needs them",
     "logit": "the paper's cost",
@@ -256,7 +256,7 @@ def _limits(given: Given, longest: int) -> Section:
             extras["dual"] = {"rho": price, "first": price}
         section[name] = (
             {**entry, **extras},
-            _WHAT[next(key for key in ("rate", "mean", "logit", "kl") if key in entry)],
+            _KIND_COMMENTS[next(key for key in ("rate", "mean", "logit", "kl") if key in entry)],
         )
     return section
 
@@ -274,11 +274,11 @@ def _spread(given: Given, rule: str, longest: int) -> float:
 
 def _answers(given: Given) -> int:
     """Enough for a round to hold some failures at the rarest limit."""
-    rarest = min((_rare(entry) for entry in given.wish.limits.values() if "rate" in entry), default=1.0)
+    rarest = min((_failure_share(entry) for entry in given.wish.limits.values() if "rate" in entry), default=1.0)
     return int(min(MOST_ANSWERS, max(FEWEST_ANSWERS, up(STEERED / max(rarest, 1e-6), 32))))
 
 
-def _rare(entry: Mapping[str, Any]) -> float:
+def _failure_share(entry: Mapping[str, Any]) -> float:
     side = "at_most" if "at_most" in entry else "at_least"
     written = str(entry[side])
     share = float(written.rstrip("% ")) / (100.0 if "%" in written else 1.0)
@@ -287,7 +287,7 @@ def _rare(entry: Mapping[str, Any]) -> float:
 
 def _certificate(given: Given) -> Section:
     # a level of 5 % with the first candidate's share: 4.6 / limit draws without a failure, three times that with some
-    rarest = min((_rare(entry) for entry in given.wish.limits.values() if "rate" in entry), default=0.05)
+    rarest = min((_failure_share(entry) for entry in given.wish.limits.values() if "rate" in entry), default=0.05)
     section: Section = {
         "certify": ("end", "the run tests its policies when its rounds are done"),
         "draws": (

@@ -111,9 +111,11 @@ class DeliveryCheck:
         self._canaries = tuple(canaries)
         self._tolerance = tolerance
         self._tokenizer = tokenizer
-        self._asked: tuple[str, Array] | None = None
+        self._version_log_probs: tuple[str, Array] | None = None
 
     def __call__(self, engine: RolloutEngine, delivery: Delivery, expected: PolicyVersion) -> VerifiedDelivery:
-        if self._asked is None or self._asked[0] != expected.sha256:
-            self._asked = (expected.sha256, self._log_probs(expected, self._canaries))
-        return verify(engine, delivery, expected, self._canaries, self._asked[1], self._tolerance, self._tokenizer)
+        if self._version_log_probs is None or self._version_log_probs[0] != expected.sha256:
+            self._version_log_probs = (expected.sha256, self._log_probs(expected, self._canaries))
+        return verify(
+            engine, delivery, expected, self._canaries, self._version_log_probs[1], self._tolerance, self._tokenizer
+        )

@@ -63,7 +63,7 @@ class TransformersEngine:
         self.name = name
         self._store = store
         self._batch_size = batch_size
-        self._expected = model_tensors(Path(model))
+        self._model_tensors = model_tensors(Path(model))
         self._tokenizer = load_tokenizer(Path(model))
         self.tokenizer = fingerprint(self._tokenizer)
         self._version = NO_VERSION
@@ -71,7 +71,7 @@ class TransformersEngine:
         self._model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).eval()
         self._model = self._model.to(device_for(device))
         divide_logits(self._model, temperature)
-        self._ends = stop_ids(self._tokenizer, Path(model))
+        self._stop_ids = stop_ids(self._tokenizer, Path(model))
 
     @property
     def version(self) -> int:
@@ -84,7 +84,7 @@ class TransformersEngine:
         begin = time.monotonic()
         folder = self._store.folder(policy.path)
         self._version = NO_VERSION
-        check_version(self._expected, self.tokenizer, folder, engine=self.name, version=policy.number)
+        check_version(self._model_tensors, self.tokenizer, folder, engine=self.name, version=policy.number)
         weights = self._model.state_dict()
         consumed = TensorStream()
         with torch.no_grad():
@@ -143,7 +143,7 @@ class TransformersEngine:
         totals = np.zeros(len(requests))
         line = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompt for prompt, _ in requests))}
         rows = [line[prompt] for prompt, _ in requests]
-        batch, logits = _read(self._model, list(line))
+        batch, logits = _read_texts(self._model, list(line))
         batch.choose(rows)
         logits = logits[rows].float().cpu()
         going, pace = list(range(len(requests))), LinePace()
@@ -155,7 +155,7 @@ class TransformersEngine:
             for answer, token, log_prob in zip(going, drawn.tolist(), _log_probs(logits, drawn).tolist(), strict=True):
                 answers[answer].append(token)
                 totals[answer] += log_prob
-            rows = [row for row, answer in enumerate(going) if answers[answer][-1] not in self._ends]
+            rows = [row for row, answer in enumerate(going) if answers[answer][-1] not in self._stop_ids]
             if not rows or not left:
                 break
             batch.choose(rows)
@@ -216,7 +216,7 @@ class _Batch:
             self.mask = self.mask[chosen]
 
 
-def _read(model: Any, texts: Sequence[tuple[int, ...]]) -> tuple[_Batch, torch.Tensor]:
+def _read_texts(model: Any, texts: Sequence[tuple[int, ...]]) -> tuple[_Batch, torch.Tensor]:
     """Texts in order of length, as one batch to continue, and the logits after each. -> batch, [B, V]
 
     They are read in groups, so that a short text is not padded to the longest, if the model's cache keeps every token;

@@ -60,13 +60,13 @@ class VllmEngine:
         prepare_process(settings.threads)
         self.name = name
         self._store = store
-        self._expected = model_tensors(Path(model))
+        self._model_tensors = model_tensors(Path(model))
         self._tokenizer = load_tokenizer(Path(model))
         self.tokenizer = fingerprint(self._tokenizer)
         self._stop_ids = list(stop_ids(self._tokenizer, Path(model)))
         self._version = NO_VERSION
         self._sleeps = settings.sleeps
-        self.llm = _start(Path(model), settings, self.start_options())
+        self.llm = _start_llm(Path(model), settings, self.start_options())
         self.llm.collective_rpc("divide_logits", args=(settings.temperature,))
 
     def start_options(self) -> dict[str, Any]:
@@ -95,12 +95,12 @@ class VllmEngine:
         begin = time.monotonic()
         folder = self._store.folder(policy.path)
         self._version = NO_VERSION
-        check_version(self._expected, self.tokenizer, folder, engine=self.name, version=policy.number)
+        check_version(self._model_tensors, self.tokenizer, folder, engine=self.name, version=policy.number)
         # Each worker of an engine reads for itself: tensors would not travel to its process.
         sha256, count = self.llm.collective_rpc("reload_version", args=(str(folder),))[0]
-        if self._expected.tied:
+        if self._model_tensors.tied:
             self.llm.collective_rpc("take_heads_over")
-        return self._took_over(policy, sha256, count, begin)
+        return self._adopt_version(policy, sha256, count, begin)
 
     def sample(self, prompts: Sequence[Prompt], seeds: Sequence[int], n: Count, decoding: Decoding) -> list[list[Draw]]:
         """n answers per prompt. A draw follows from weights, prompt, seed and decoding alone.
@@ -144,7 +144,7 @@ class VllmEngine:
         self._version = NO_VERSION
         end_engine(self.llm)
 
-    def _took_over(self, policy: PolicyVersion, sha256: str, tensors: int, began: float) -> Delivery:
+    def _adopt_version(self, policy: PolicyVersion, sha256: str, tensors: int, began: float) -> Delivery:
         """From here on the engine holds the version. RunError, and it holds none, while a request is running."""
         # Keys and values in the cache were computed with the old weights.
         if not self.llm.reset_prefix_cache():
@@ -167,7 +167,7 @@ class VllmEngine:
         return token_ids, text, float(completion.cumulative_logprob)
 
 
-def _start(model: Path, settings: VllmSettings, further: dict[str, Any]) -> Any:
+def _start_llm(model: Path, settings: VllmSettings, further: dict[str, Any]) -> Any:
     import torch
     from vllm import LLM
 

@@ -50,29 +50,29 @@ class PolicyWorker:
 
     def reload_version(self, folder: str) -> tuple[str, int]:
         """Load the weights in a folder in place. -> hash and number of the tensors as they were consumed"""
-        self._delivered = TensorStream()
-        self.reload_weights(weights_iterator=self._seen(stored_tensors(Path(folder))))
-        return self._delivered.sha256(), self._delivered.count
+        self._loaded_tensors = TensorStream()
+        self.reload_weights(weights_iterator=self._record_tensors(stored_tensors(Path(folder))))
+        return self._loaded_tensors.sha256(), self._loaded_tensors.count
 
     def watch_delivery(self) -> None:
         """From now on every tensor that the model loads enters a hash. vLLM gives them in the sender's order."""
         model = self.model_runner.model
-        self._delivered = TensorStream()
+        self._loaded_tensors = TensorStream()
         load = type(model).load_weights
 
         def watched(weights: Iterable[tuple[str, torch.Tensor]]) -> Any:
-            return load(model, self._seen(weights))
+            return load(model, self._record_tensors(weights))
 
         model.load_weights = watched
 
     def delivered(self) -> tuple[str, int]:
         """(hash, number of tensors) of what was loaded since; ends the watch."""
         del self.model_runner.model.load_weights
-        return self._delivered.sha256(), self._delivered.count
+        return self._loaded_tensors.sha256(), self._loaded_tensors.count
 
-    def _seen(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterable[tuple[str, torch.Tensor]]:
+    def _record_tensors(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterable[tuple[str, torch.Tensor]]:
         for name, tensor in weights:
-            self._delivered.add(name, tensor)
+            self._loaded_tensors.add(name, tensor)
             yield name, tensor
 
 

@@ -43,28 +43,28 @@ class TransferVllmEngine(VllmEngine):
     def __init__(
         self, name: str, model: Path, store: ArtifactStore, settings: VllmSettings, way: Literal["nccl", "ipc"]
     ) -> None:
-        self._way = way
-        self._began = 0.0
+        self._transfer_backend = way
+        self._start_time = 0.0
         super().__init__(name, model, store, settings)
 
     def start_options(self) -> dict[str, Any]:
-        return {**super().start_options(), "weight_transfer_config": {"backend": self._way}}
+        return {**super().start_options(), "weight_transfer_config": {"backend": self._transfer_backend}}
 
     def deliver(self, policy: PolicyVersion) -> Delivery:
         raise RunError(f"engine {self.name} is sent its weights by the trainer; it does not fetch {policy.name} itself")
 
     def expect(self, policy: PolicyVersion) -> None:
         """Compare what will be sent with the model, and hash what arrives. Raises RunError where it does not fit."""
-        self._began = time.monotonic()
+        self._start_time = time.monotonic()
         folder = self._store.folder(policy.path)
         self._version = NO_VERSION
-        check_version(self._expected, self.tokenizer, folder, engine=self.name, version=policy.number)
+        check_version(self._model_tensors, self.tokenizer, folder, engine=self.name, version=policy.number)
         self.llm.collective_rpc("watch_delivery")
 
     def delivered(self, policy: PolicyVersion) -> Delivery:
         """What arrived, as the first worker saw it; all workers see all tensors."""
         sha256, count = self.llm.collective_rpc("delivered")[0]
-        return self._took_over(policy, sha256, count, self._began)
+        return self._adopt_version(policy, sha256, count, self._start_time)
 
 
 class AdapterVllmEngine(VllmEngine):
@@ -95,7 +95,7 @@ class AdapterVllmEngine(VllmEngine):
         weights = self._weights(folder, policy)
         # A new name and number for every version: vLLM keeps adapters and prefixes by them.
         self._adapter = adapter_request(policy.name, policy.number, folder / ADAPTER) if policy.number else None
-        return self._took_over(policy, tensors_sha256(weights), len(weights), began)
+        return self._adopt_version(policy, tensors_sha256(weights), len(weights), began)
 
     def _weights(self, folder: Path, policy: PolicyVersion) -> Mapping[str, torch.Tensor]:
         """The merged weights of a version; those of the base for the reference."""

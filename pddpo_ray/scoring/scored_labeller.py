@@ -57,8 +57,8 @@ class ScoredLabeller:
         labelled = []
         for pair, reward, cost in zip(pairs, rewards, costs, strict=True):
             draws = generator_of(seed, "scores compare", pair.id).random(2)
-            helpful = self._higher(reward[0], reward[1], draws[0])
-            harmful = Verdict.ABSTAIN if cost is None else self._higher(cost[0], cost[1], draws[1])
+            helpful = self._verdict_of_draw(reward[0], reward[1], draws[0])
+            harmful = Verdict.ABSTAIN if cost is None else self._verdict_of_draw(cost[0], cost[1], draws[1])
             labelled.append(LabelledPair(pair, helpful, {HARM: harmful}))
         return labelled
 
@@ -77,7 +77,7 @@ class ScoredLabeller:
         """The reward model's own scores. -> [n]"""
         return self._scores(self._reward, items)
 
-    def _higher(self, first: float, second: float, draw: float) -> Verdict:
+    def _verdict_of_draw(self, first: float, second: float, draw: float) -> Verdict:
         return Verdict.FIRST if draw < expit(first - second) else Verdict.SECOND
 
     def _scores(self, scorer: AnswerScorer, items: Sequence[Response]) -> Array:

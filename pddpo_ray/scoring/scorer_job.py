@@ -44,8 +44,8 @@ def train_from_files(job: ScorerJob, out: Path, *, resume: bool, say: Say) -> di
         return stored
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is there already: give another folder with --out")
-    work = _begun(job, out, resume)
-    rows = _at_most(rows_of_files(job), job)
+    work = _open_work_folder(job, out, resume)
+    rows = _draw_rows(rows_of_files(job), job)
     folder = checkpoint_folder(job.base)
     tokenizer = load_tokenizer(folder)
     template = job.template or ("chat" if tokenizer.chat_template else "safe-rlhf")
@@ -82,7 +82,7 @@ def train_from_files(job: ScorerJob, out: Path, *, resume: bool, say: Say) -> di
     return written
 
 
-def _begun(job: ScorerJob, out: Path, resume: bool) -> Path:
+def _open_work_folder(job: ScorerJob, out: Path, resume: bool) -> Path:
     """The work folder. UserError unless it is new, or resumes this very job over these files."""
     work = out.with_name(f"{out.name}.training")
     digests = {name: hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in job.files if Path(name).is_file()}
@@ -133,7 +133,7 @@ def _settings(job: ScorerJob, dimension: Dimension) -> Settings:
     return Settings(means=job.means or dimension, columns=job.columns, ignore=frozenset(job.ignore))
 
 
-def _at_most(rows: list[tuple[Example, int | None]], job: ScorerJob) -> list[tuple[Example, int | None]]:
+def _draw_rows(rows: list[tuple[Example, int | None]], job: ScorerJob) -> list[tuple[Example, int | None]]:
     """As many rows as the job takes, drawn by its seed, in their order."""
     chosen = np.random.default_rng([job.seed, len(rows), 3]).permutation(len(rows))[: job.rows]
     return [rows[index] for index in sorted(chosen)]

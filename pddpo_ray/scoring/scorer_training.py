@@ -183,7 +183,7 @@ def judged(
             "accuracy": float(agreement(differences).mean()),
             "reliability": _as_json(reliability(expit(np.abs(differences)), agreement(differences), seed=seed)),
         }
-    labelled = _one_of_each([(row.unit, answer) for row in rows for answer in row.labelled], seed)
+    labelled = _answer_per_prompt([(row.unit, answer) for row in rows for answer in row.labelled], seed)
     if labelled and kind == "cost":
         costs = scored([text for text, _ in labelled])
         unsafe = np.array([sign > 0 for _, sign in labelled])
@@ -200,7 +200,7 @@ def judged(
     return report
 
 
-def _one_of_each(labelled: Sequence[tuple[Any, tuple[Text, int]]], seed: int) -> list[tuple[Text, int]]:
+def _answer_per_prompt(labelled: Sequence[tuple[Any, tuple[Text, int]]], seed: int) -> list[tuple[Text, int]]:
     """One labelled answer of each prompt, drawn by seed: they are independent."""
     order = np.random.default_rng([seed, len(labelled), 17]).permutation(len(labelled))
     return list(dict(labelled[index] for index in order).values())

@@ -71,17 +71,17 @@ class NeuralScorer:
 
     def score_texts(self, texts: Sequence[AskedText]) -> Array:
         """-> [n]"""
-        return self._score([self._cut(encoded(self._tokenizer, self.template, *text)) for text in texts])
+        return self._score_rows([self._cut_row(encoded(self._tokenizer, self.template, *text)) for text in texts])
 
     def score(self, responses: Sequence[Response]) -> Array:
         """Token ids are used as they are by a scorer with template `tokens`, which has the run's tokenizer. -> [n]"""
         if self.template != "tokens":
             return self.score_texts([(response.prompt.turns, response.text) for response in responses])
-        return self._score(
-            [self._cut({"input_ids": [*response.prompt.token_ids, *response.token_ids]}) for response in responses]
+        return self._score_rows(
+            [self._cut_row({"input_ids": [*response.prompt.token_ids, *response.token_ids]}) for response in responses]
         )
 
-    def _score(self, rows: list[Encoded]) -> Array:
+    def _score_rows(self, rows: list[Encoded]) -> Array:
         """Equal texts are scored once, in passes of similar length and of as many tokens as suit the device."""
         keys = [tuple(map(tuple, row.values())) for row in rows]
         unique = dict(zip(keys, rows, strict=True))
@@ -96,7 +96,7 @@ class NeuralScorer:
         raw = np.array([values[key] for key in keys], dtype=np.float64)
         return self._settings.scale * raw + self._settings.shift
 
-    def _cut(self, row: Encoded) -> Encoded:
+    def _cut_row(self, row: Encoded) -> Encoded:
         self.truncated += len(row["input_ids"]) > self._max_tokens
         return cut(row, self._max_tokens)
 
@@ -142,7 +142,7 @@ def encoded(tokenizer: Any, template: str, asked: str | Sequence[Message], answe
     """One text as token ids (and segments, where the tokenizer has them). `asked` as text is one question."""
     turns = (Message("user", asked),) if isinstance(asked, str) else tuple(asked)
     if template == "tokens":
-        return {"input_ids": _as_the_policy(tokenizer, turns, answer)}
+        return {"input_ids": _policy_token_ids(tokenizer, turns, answer)}
     answer = answer.strip()
     if template == "pair":
         both: Encoded = dict(tokenizer(for_reading(turns), answer))
@@ -162,7 +162,7 @@ def encoded(tokenizer: Any, template: str, asked: str | Sequence[Message], answe
     return {"input_ids": ids if end is None or ids[-1:] == [end] else [*ids, end]}
 
 
-def _as_the_policy(tokenizer: Any, turns: Sequence[Message], answer: str) -> list[int]:
+def _policy_token_ids(tokenizer: Any, turns: Sequence[Message], answer: str) -> list[int]:
     if tokenizer.chat_template:
         renderer = Renderer(tokenizer, "tokenizer")
         return [*renderer.prompt_ids(turns), *renderer.answer_ids(turns, answer)]

@@ -91,16 +91,16 @@ def micro_batches(
     pass may hold, it is cut into passes of rows of similar length; where it is not, it stays as it was drawn. Rows of
     one of the `groups` [rows of the batch] follow each other in the cut, so that a pass computes their answers once.
     """
-    shares = [np.arange(len(batch))] if ranks == 1 else _balanced(lengths, ranks)
+    shares = [np.arange(len(batch))] if ranks == 1 else _balanced_shares(lengths, ranks)
     numbers = {group: number for number, group in enumerate(dict.fromkeys(groups or ()))}
     group = None if groups is None else [numbers[name] for name in groups]
-    cut = [_cut(share, lengths, limit, group) for share in shares]
+    cut = [_cut_share(share, lengths, limit, group) for share in shares]
     passes = max(map(len, cut))
     nothing = np.empty(0, dtype=np.int64)
     return [[batch[part] for part in parts] + [batch[nothing]] * (passes - len(parts)) for parts in cut]
 
 
-def _balanced(lengths: Sequence[int], ranks: int) -> list[np.ndarray]:
+def _balanced_shares(lengths: Sequence[int], ranks: int) -> list[np.ndarray]:
     """Places by rank: the longest first, handed out forth and back, so that sums stay close."""
     order = np.argsort(-np.asarray(lengths), kind="stable")
     turns = [order[begin : begin + ranks] for begin in range(0, len(order), ranks)]
@@ -110,7 +110,9 @@ def _balanced(lengths: Sequence[int], ranks: int) -> list[np.ndarray]:
     return [np.sort(np.array(hand, dtype=np.int64)) for hand in hands]
 
 
-def _cut(share: np.ndarray, lengths: Sequence[int], limit: Limit, group: Sequence[int] | None) -> list[np.ndarray]:
+def _cut_share(
+    share: np.ndarray, lengths: Sequence[int], limit: Limit, group: Sequence[int] | None
+) -> list[np.ndarray]:
     pairs = limit.pairs or len(share)
     tokens = float("inf") if limit.tokens is None else limit.tokens
     if len(share) <= pairs and sum(lengths[index] for index in share) <= tokens:
@@ -190,7 +192,7 @@ def over(record: R, flats: Mapping[torch.dtype, Tensor]) -> R:
     for tensor in _tensors(record):
         sizes.setdefault(tensor.dtype, []).append(tensor.numel())
     parts = {dtype: iter(flats[dtype].split(numbers)) for dtype, numbers in sizes.items()}
-    return _rebuilt(record, parts)
+    return _rebuild_record(record, parts)
 
 
 def _values(record: Any) -> list[Any]:
@@ -205,11 +207,11 @@ def _tensors(record: Any) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
-def _rebuilt(record: Any, parts: Mapping[torch.dtype, Iterator[Tensor]]) -> Any:
+def _rebuild_record(record: Any, parts: Mapping[torch.dtype, Iterator[Tensor]]) -> Any:
     values = {}
     for field, value in zip(fields(record), _values(record), strict=True):
         if isinstance(value, Tensor):
             values[field.name] = next(parts[value.dtype]).view(value.shape)
         elif is_dataclass(value):
-            values[field.name] = _rebuilt(value, parts)
+            values[field.name] = _rebuild_record(value, parts)
     return replace(record, **values)

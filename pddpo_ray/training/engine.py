@@ -76,8 +76,8 @@ class TorchEngine:
             fused=fused,
         )
         if moments is not None:
-            self._take(moments)
-        self._graphs = PassGraphs(self._device) if self._replays() else None
+            self._take_moments(moments)
+        self._graphs = PassGraphs(self._device) if self._records_passes() else None
         self._forget_gradients()
 
     def end(self) -> None:
@@ -94,7 +94,7 @@ class TorchEngine:
         moments = {STEPS: torch.tensor(steps)} if self.shard.rank == 0 else {}
         return moments | copied(self._each_moment(), self.shard)
 
-    def _take(self, moments: Tensors) -> None:
+    def _take_moments(self, moments: Tensors) -> None:
         """A state of the optimiser for every trained tensor, then each weight's own numbers in it."""
         assert self._optimizer is not None
         for tensor in self._trainable:
@@ -165,7 +165,7 @@ class TorchEngine:
     def weights(self) -> dict[str, Tensor]:
         return copied(self.each_weight(), self.shard)
 
-    def _replays(self) -> bool:
+    def _records_passes(self) -> bool:
         """Whether passes are recorded: on a GPU, for a model whose step the host would hold up. No recording was tried
         with weights of 4 bits, which torch keeps as integers."""
         parameters = list(self.scorer.parameters())

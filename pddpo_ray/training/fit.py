@@ -208,7 +208,7 @@ def run_fit(
     curve = FitCurve(name, settings.steps, len(rows))
     best: dict[str, Tensor] | None = None
     if len(apart):
-        curve.look(*_look(engine, loss_of, rows, columns, apart, limit))
+        curve.look(*_measure_held_out(engine, loss_of, rows, columns, apart, limit))
     # measured answers to a prompt are in several pairs each
     groups = [rows[i].prompt for i in teach] if objective.values else None
     for step, places in enumerate(minibatches(len(teach), settings.steps, settings.batch_pairs, seed, groups)):
@@ -223,9 +223,9 @@ def run_fit(
         # The only reads of a step besides the norm: an earlier read would make the device wait for its host.
         loss, accuracy, off_support, better, worse = engine.reduce_sum(sums).tolist()
         curve.add(loss=loss, accuracy=accuracy, better=better, worse=worse, norm=norm, off_support=off_support)
-        if len(apart) and curve.due() and curve.look(*_look(engine, loss_of, rows, columns, apart, limit)):
+        if len(apart) and curve.due() and curve.look(*_measure_held_out(engine, loss_of, rows, columns, apart, limit)):
             best = None  # freed before the next copy: every rank holds one
-            best = _copy(engine) if step + 1 < settings.steps else None
+            best = _copy_weights(engine) if step + 1 < settings.steps else None
     if best is not None:
         engine.load(best)
     return curve
@@ -273,10 +273,10 @@ def _accumulate(
     policy/base of the better answers, of the worse ones], where the model is"""
     pairs = len(batch) * mean_weight
     tokens = float(sum(len(rows[i].chosen) + len(rows[i].rejected) for i in batch))
-    return _summed(engine, loss, rows, columns, batch, (pairs, tokens), limit, engine.accumulate)
+    return _sum_passes(engine, loss, rows, columns, batch, (pairs, tokens), limit, engine.accumulate)
 
 
-def _summed(
+def _sum_passes(
     engine: Engine,
     loss: PairLoss,
     rows: Sequence[PairRow],
@@ -313,13 +313,13 @@ def _passes(
     return micro_batches(batch, [pair_tokens(rows[i]) for i in batch], engine.shard.ranks, limit, groups)
 
 
-def _copy(engine: Engine) -> dict[str, Tensor]:
+def _copy_weights(engine: Engine) -> dict[str, Tensor]:
     """The trained weights as they are, on every rank, since every rank loads them again."""
     return {name: tensor.to("cpu", copy=True) for name, tensor in engine.each_weight()}
 
 
 @torch.no_grad()
-def _look(
+def _measure_held_out(
     engine: Engine,
     loss: PairLoss,
     rows: Sequence[PairRow],
@@ -329,7 +329,7 @@ def _look(
 ) -> tuple[float, float]:
     """Mean loss and accuracy of the pairs that were kept apart."""
     whole = (sum(rows[i].weight for i in apart), 1.0)
-    sums = _summed(engine, loss, rows, columns, apart, whole, limit, engine.look)
+    sums = _sum_passes(engine, loss, rows, columns, apart, whole, limit, engine.look)
     mean, accuracy, *_ = engine.reduce_sum(sums).tolist()
     return mean, accuracy
 

@@ -73,14 +73,14 @@ class LocalTrainer:
         self.engine = engine
         self.store = store
         self.reference = reference
-        self._resident: str | None = None
+        self._loaded_path: str | None = None
         self._dtype = next(engine.scorer.parameters()).dtype
         numbers, temperature = str(self._dtype).removeprefix("torch."), engine.scorer.temperature
         if temperature != 1.0:
             numbers += f"-{temperature:g}"
         self._rows = RowStore(store, numbers, writes=engine.shard.rank == 0)
-        self._known = self._open("log_probs", reference.sha256)
-        self._features = self._open("features", reference.sha256)
+        self._reference_log_probs = self._open_column("log_probs", reference.sha256)
+        self._features = self._open_column("features", reference.sha256)
         self._supports: tuple[float, Column] | None = None
 
     def execute(self, command: FitCommand) -> FitResult:
@@ -89,7 +89,7 @@ class LocalTrainer:
         columns = self._columns(command)
         prepared = time.perf_counter()
         self.load_start(command.start)
-        before = self._sampled(self.engine.each_weight())
+        before = self._weight_sample(self.engine.each_weight())
         source = command.start.moments
         self.engine.begin(
             command.settings, None if source is None else read_moments(self.store.stored(source.path), source)
@@ -110,7 +110,7 @@ class LocalTrainer:
         version = self.keep(command, weights, moments)
         metrics = curve.as_metrics()
         if weights:
-            metrics["fit/moved"] = moved_share(before, self._sampled(weights.items()))
+            metrics["fit/moved"] = moved_share(before, self._weight_sample(weights.items()))
         metrics["fit/prepare_seconds"] = prepared - began
         metrics["fit/seconds"] = time.perf_counter() - began
         return FitResult(version, metrics, (os.getpid(),), curve.as_json())
@@ -123,20 +123,20 @@ class LocalTrainer:
         new = self._features.missing(texts)
         if new:
             self.load(self.reference)
-            self._features.add(new, self._shared(lambda part: mean_hidden(self.engine.scorer, part), new))
+            self._features.add(new, self._share_work(lambda part: mean_hidden(self.engine.scorer, part), new))
         return np.stack(self._features.of(texts))
 
     def score(self, policy: PolicyVersion, texts: Sequence[Text]) -> Array:
         """log pi(y|x) of texts; equal texts are computed once. -> [n]"""
         if policy.sha256 == self.reference.sha256:
             self._add_reference(texts)
-            return np.array(self._known.of(texts))
+            return np.array(self._reference_log_probs.of(texts))
         unique = list(dict.fromkeys(texts))
         if not unique:
             return np.empty(0)
         self.load(policy)
         scores = dict(
-            zip(unique, self._shared(lambda part: score_texts(self.engine.scorer, part), unique), strict=True)
+            zip(unique, self._share_work(lambda part: score_texts(self.engine.scorer, part), unique), strict=True)
         )
         return np.array([scores[text] for text in texts])
 
@@ -153,22 +153,24 @@ class LocalTrainer:
         base = command.objective.base
         if base.sha256 == self.reference.sha256:
             self._add_reference(texts)
-            return FrozenColumns(self._known.mapping(texts), supports)
-        column = self._open("log_probs", base.sha256)
+            return FrozenColumns(self._reference_log_probs.mapping(texts), supports)
+        column = self._open_column("log_probs", base.sha256)
         missing = column.missing(texts)
         if missing:
             column.add(missing, self.score(base, missing))
         return FrozenColumns(column.mapping(texts), supports)
 
     def _add_reference(self, texts: Sequence[Text]) -> None:
-        new = self._known.missing(texts)
+        new = self._reference_log_probs.missing(texts)
         if new:
             self.load(self.reference)
-            self._known.add(new, self._shared(lambda part: score_texts(self.engine.scorer, part), new))
+            self._reference_log_probs.add(
+                new, self._share_work(lambda part: score_texts(self.engine.scorer, part), new)
+            )
 
     def _add_supports(self, texts: Sequence[Text], floor: float) -> Column:
         if self._supports is None or self._supports[0] != floor:
-            self._supports = floor, self._open("supports", self.reference.sha256, f"-{floor:g}")
+            self._supports = floor, self._open_column("supports", self.reference.sha256, f"-{floor:g}")
         column = self._supports[1]
         new = column.missing(texts)
         if new:
@@ -177,18 +179,18 @@ class LocalTrainer:
             log_probs, supports = support_of_texts(self.engine.scorer, new, floor)
             column.add(new, supports)
             # One pass gives both. A number that is known stays, so that a run that was broken off sees the same ones.
-            unknown = set(self._known.missing(new))
+            unknown = set(self._reference_log_probs.missing(new))
             fresh = [index for index, text in enumerate(new) if text in unknown]
-            self._known.add([new[index] for index in fresh], log_probs[fresh])
+            self._reference_log_probs.add([new[index] for index in fresh], log_probs[fresh])
         return column
 
-    def _open(self, kind: Kind, version: str, detail: str = "") -> Column:
+    def _open_column(self, kind: Kind, version: str, detail: str = "") -> Column:
         """A column, read by all ranks before one of them may write: they must agree on what is missing from it."""
         column = self._rows.column(kind, version, detail)
         self.engine.gather(np.empty(0))
         return column
 
-    def _shared(self, compute: Callable[[list[Text]], Array], texts: list[Text]) -> Array:
+    def _share_work(self, compute: Callable[[list[Text]], Array], texts: list[Text]) -> Array:
         """Rows of `compute` over all texts, the work divided between ranks. -> [n, ...]"""
         shard = self.engine.shard
         share = -(-len(texts) // shard.ranks)
@@ -204,7 +206,7 @@ class LocalTrainer:
 
     # --- weights ------------------------------------------------------------------------------------------------
 
-    def _sampled(self, weights: Iterable[tuple[str, Tensor]]) -> Tensor:
+    def _weight_sample(self, weights: Iterable[tuple[str, Tensor]]) -> Tensor:
         trained = [parameter for parameter in self.engine.scorer.parameters() if parameter.requires_grad]
         # under ZeRO-3 a parameter itself is empty, and DeepSpeed notes its size
         numbers = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in trained)
@@ -212,10 +214,10 @@ class LocalTrainer:
 
     def load(self, policy: PolicyVersion) -> None:
         # By path: two versions with different masters may round to equal weights.
-        if self._resident != policy.path:
-            self._resident = None
-            self.engine.load(self._read(policy))
-            self._resident = policy.path
+        if self._loaded_path != policy.path:
+            self._loaded_path = None
+            self.engine.load(self._read_weights(policy))
+            self._loaded_path = policy.path
 
     def load_start(self, start: Start) -> None:
         for version in (start.policy, start.plus, start.minus):
@@ -224,11 +226,11 @@ class LocalTrainer:
         if start.plus is None or start.minus is None:
             self.load(start.policy)
         else:
-            base, plus, minus = (self._read(version) for version in (start.policy, start.plus, start.minus))
+            base, plus, minus = (self._read_weights(version) for version in (start.policy, start.plus, start.minus))
             self.engine.load(self.carry(base, plus, minus, start.scale))
-        self._resident = None
+        self._loaded_path = None
 
-    def _read(self, policy: PolicyVersion) -> Mapping[str, Tensor]:
+    def _read_weights(self, policy: PolicyVersion) -> Mapping[str, Tensor]:
         masters = read_masters(self.store.stored(policy.path), policy, self._dtype)
         return self.store.read_torch(policy.path, policy.sha256) if masters is None else masters
 
@@ -237,14 +239,14 @@ class LocalTrainer:
     ) -> PolicyVersion:
         """The version that these trained weights make. Rank 0 has them and writes it; the others receive its hash."""
         first = self.engine.shard.rank == 0
-        sha256 = self._write(command.result, weights, moments or {}) if first else ""
+        sha256 = self._write_version(command.result, weights, moments or {}) if first else ""
         sha256 = self.engine.gather(np.array(sha256))[0].item()
-        self._resident = path = f"{command.result}-{sha256[:12]}"
+        self._loaded_path = path = f"{command.result}-{sha256[:12]}"
         if first and not self.store.shared:
             forget_older(self.store.stored(path))
         return PolicyVersion(command.sequence, command.result, sha256, path)
 
-    def _write(self, name: str, weights: Mapping[str, Tensor], moments: Tensors) -> str:
+    def _write_version(self, name: str, weights: Mapping[str, Tensor], moments: Tensors) -> str:
         """Put a version into the store, with what the next fit of its stage starts from. -> its hash"""
 
         def fill(folder: Path) -> None:

@@ -16,14 +16,14 @@ class LinePace:
     """When long work logs its next line; short work logs none."""
 
     def __init__(self) -> None:
-        self._last = time.monotonic()
+        self._last_line_time = time.monotonic()
 
     def due(self) -> bool:
         """Whether `TELL_EVERY_S` have passed since the beginning, or since this last was true."""
         now = time.monotonic()
-        if now - self._last < TELL_EVERY_S:
+        if now - self._last_line_time < TELL_EVERY_S:
             return False
-        self._last = now
+        self._last_line_time = now
         return True
 
 

@@ -52,12 +52,12 @@ def recipe_trainer(
         )
     else:
         trainer = load_trainer(folder, store, reference, model.dtype, temperature, make_engine, model.device)
-    if model.compile is True or (model.compile == "auto" and _pays(trainer.engine)):
+    if model.compile is True or (model.compile == "auto" and _is_worth_compiling(trainer.engine)):
         trainer.engine.scorer.compile_layers()
     return trainer
 
 
-def _pays(engine: Engine) -> bool:
+def _is_worth_compiling(engine: Engine) -> bool:
     """Whether layers are compiled where the recipe leaves it to the device. What torch cannot compile runs as it is."""
     parameters = sum(parameter.numel() for parameter in engine.scorer.parameters())
     chosen = isinstance(engine, TorchEngine) and compiles_layers(device_of(engine.scorer).type, parameters)

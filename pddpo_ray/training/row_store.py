@@ -64,11 +64,11 @@ class Column:
     def __init__(self, store: ArtifactStore, path: str, *, ragged: bool, writes: bool) -> None:
         self._store = store
         self._path = path
-        self._ragged = ragged
+        self._is_ragged = ragged
         self._writes = writes
         self._entries: dict[bytes, Any] = {}
         for shard in self._shards():
-            self._take(shard)
+            self._take_shard(shard)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -82,8 +82,11 @@ class Column:
         if not texts:
             return
         keys = np.frombuffer(b"".join(map(text_key, texts)), dtype=np.uint8).reshape(-1, 16)
-        shard = {"keys": keys, **(_of_supports(values) if self._ragged else {"values": np.asarray(values, np.float64)})}
-        self._take(shard)
+        shard = {
+            "keys": keys,
+            **(_flat_supports(values) if self._is_ragged else {"values": np.asarray(values, np.float64)}),
+        }
+        self._take_shard(shard)
         if self._writes:
             self._store.write_tensors(f"{self._path}/shard", shard)
 
@@ -94,8 +97,8 @@ class Column:
     def mapping(self, texts: Sequence[Text]) -> dict[Text, Any]:
         return dict(zip(texts, self.of(texts), strict=True))
 
-    def _take(self, shard: Mapping[str, NDArray[Any]]) -> None:
-        values = _supports_of(shard) if self._ragged else shard["values"]
+    def _take_shard(self, shard: Mapping[str, NDArray[Any]]) -> None:
+        values = _supports_of(shard) if self._is_ragged else shard["values"]
         self._entries.update(zip(map(bytes, shard["keys"]), values, strict=True))
 
     def _shards(self) -> list[dict[str, NDArray[Any]]]:
@@ -108,13 +111,13 @@ class Column:
             return []
         shards = []
         for folder in folders:
-            shard = _readable(folder, load_file)
+            shard = _read_shard(folder, load_file)
             if shard is not None and folder.name == f"shard-{tensors_sha256(shard.items())[:12]}":
                 shards.append(shard)
         return shards
 
 
-def _readable(folder: Path, load: Any) -> dict[str, NDArray[Any]] | None:
+def _read_shard(folder: Path, load: Any) -> dict[str, NDArray[Any]] | None:
     from safetensors import SafetensorError
 
     try:
@@ -124,7 +127,7 @@ def _readable(folder: Path, load: Any) -> dict[str, NDArray[Any]] | None:
     return shard
 
 
-def _of_supports(supports: Sequence[Support] | NDArray[np.float64]) -> dict[str, NDArray[Any]]:
+def _flat_supports(supports: Sequence[Support] | NDArray[np.float64]) -> dict[str, NDArray[Any]]:
     """Supports as flat arrays: tokens per text, words per token, words."""
     return {
         "tokens": np.array([len(support.counts) for support in supports], dtype=np.int64),

@@ -47,7 +47,7 @@ PLANTED = (
     ),
     fault(
         "a judge's two orders are not turned back",
-        "pddpo_ray/scoring/judges/judge _judged",
+        "pddpo_ray/scoring/judges/judge _judged_pair",
         "(swapped[1], swapped[0])",
         "(swapped[0], swapped[1])",
         "unit/scoring/test_judge",

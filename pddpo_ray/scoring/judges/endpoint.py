@@ -59,14 +59,14 @@ def send(
         except httpx.HTTPError as error:
             outcome = error
         else:
-            pause = _stated_seconds(outcome, pause)
+            pause = _retry_seconds(outcome, pause)
         if attempt + 1 == tries or not again(outcome):
             return outcome
         sleep(min(pause, LONGEST_PAUSE_S))
     raise ValueError("a request needs at least one try")
 
 
-def _stated_seconds(response: httpx.Response, otherwise: float) -> float:
+def _retry_seconds(response: httpx.Response, otherwise: float) -> float:
     try:
         return max(0.0, float(response.headers["retry-after"]))
     except (KeyError, ValueError):
@@ -140,7 +140,7 @@ class ChatEndpoint:
         self.unanswered = 0
         self._sleep = sleep
         self._silence = Silence()
-        self._over: str | None = None
+        self._service_error: str | None = None
         renamed: Fields = {str(name): called for name, called in settings.fields.items()}
         self._fields: Fields = {name: renamed.get(name, name) for name in OTHERWISE}
 
@@ -161,27 +161,27 @@ class ChatEndpoint:
         """
         if not questions:
             return []
-        self._over = None
+        self._service_error = None
         workers = min(self.settings.workers, len(questions))
         with client_of(self._key, self.settings.timeout, workers) as client, ThreadPoolExecutor(workers) as threads:
-            replies = list(threads.map(lambda question: self._one(client, *question), questions))
+            replies = list(threads.map(lambda question: self._ask_question(client, *question), questions))
         self.asked += len(questions)
         self.unanswered += sum(isinstance(answer, Lost) for answer in replies)
         return replies
 
-    def _one(self, client: httpx.Client, turns: Turns, seed: int) -> str | Lost:
-        if self._over is not None:  # another thread found out
-            raise RunError(self._over)
-        outcome = self._asked(client, turns, seed)
+    def _ask_question(self, client: httpx.Client, turns: Turns, seed: int) -> str | Lost:
+        if self._service_error is not None:  # another thread found out
+            raise RunError(self._service_error)
+        outcome = self._send_question(client, turns, seed)
         if status_of(outcome) == 200:
             self._silence.end()
         elif self._silence.grow() > IN_A_ROW or not self._silence.heard or isinstance(outcome, NOBODY):
             self._check_service(client, turns)
-        return self._read(outcome)
+        return self._read_reply(outcome)
 
     def _check_service(self, client: httpx.Client, turns: Turns) -> None:
         """Asks something harmless in the form of a question. Raises RunError where that is not answered either."""
-        outcome = self._asked(client, [(role, HARMLESS) for role, _ in turns], 0)
+        outcome = self._send_question(client, [(role, HARMLESS) for role, _ in turns], 0)
         status = status_of(outcome)
         if status == 200:
             self._silence.end()
@@ -197,17 +197,17 @@ class ChatEndpoint:
             )
         if status in (404, 405):
             error += "; `endpoint` is its base URL, such as http://HOST/v1"
-        self._over = error
+        self._service_error = error
         raise RunError(error)
 
-    def _asked(self, client: httpx.Client, turns: Turns, seed: int) -> Outcome:
+    def _send_question(self, client: httpx.Client, turns: Turns, seed: int) -> Outcome:
         """A question's outcome. Until the service has answered once, a field that it refuses by name is renamed or left
         out, each once; the first form that is answered stays in use."""
         fields = self._fields
-        outcome = self._sent(client, turns, seed, fields)
+        outcome = self._post_question(client, turns, seed, fields)
         while (other := self._other_fields(fields, outcome)) is not None:
             fields = other
-            outcome = self._sent(client, turns, seed, fields)
+            outcome = self._post_question(client, turns, seed, fields)
         if status_of(outcome) == 200 and fields != self._fields:
             logger.warning(
                 "the judge at %s does not take %s: they are named otherwise or left out; say so: fields: %s",
@@ -229,7 +229,7 @@ class ChatEndpoint:
                 return {**fields, name: called}
         return None
 
-    def _sent(self, client: httpx.Client, turns: Turns, seed: int, fields: Fields) -> Outcome:
+    def _post_question(self, client: httpx.Client, turns: Turns, seed: int, fields: Fields) -> Outcome:
         # endpoints differ in how large a seed they take
         values = {
             "max_tokens": self.settings.max_tokens, "temperature": self.settings.temperature, "seed": seed % 2**31
@@ -247,7 +247,7 @@ class ChatEndpoint:
             sleep=self._sleep,
         )
 
-    def _read(self, outcome: Outcome) -> str | Lost:
+    def _read_reply(self, outcome: Outcome) -> str | Lost:
         status = status_of(outcome)
         if status != 200:
             message = error_of(outcome)

@@ -112,14 +112,14 @@ class Judge:
         numbers = self.values(
             question, [item for texts, seeds in asked for item in zip(orders(texts), seeds, strict=True)]
         )
-        return [_judged(scores, swapped) for scores, swapped in zip(numbers[::2], numbers[1::2], strict=True)]
+        return [_judged_pair(scores, swapped) for scores, swapped in zip(numbers[::2], numbers[1::2], strict=True)]
 
     def compare(self, pairs: Sequence[PairTexts], axis: Axis, seed: int) -> list[JudgedPair]:
         """Scores of (prompt, first, second) on one axis, each pair in both orders. -> in order"""
         seeds = [_seed(seed, axis, *texts) for texts in pairs]
         requests = [(texts, (pair_seed, pair_seed + 1)) for texts, pair_seed in zip(pairs, seeds, strict=True)]
         judged = self.pairs(BY_AXIS[axis], requests)
-        self._count(2 * len(judged), [loss for pair in judged for loss in pair.lost])
+        self._add_counts(2 * len(judged), [loss for pair in judged for loss in pair.lost])
         return judged
 
     def opinions(
@@ -128,10 +128,10 @@ class Judge:
         """`labels_each` labels of each (prompt, answer), SAFE or UNSAFE, one question each; Lost: why there is none."""
         requests = [(pair, _seed(seed, "safety", *pair) + index) for pair in texts for index in range(labels_each)]
         labels = self.values(SAFETY, requests)
-        self._count(len(labels), [label for label in labels if isinstance(label, Lost)])
+        self._add_counts(len(labels), [label for label in labels if isinstance(label, Lost)])
         return [tuple(labels[start : start + labels_each]) for start in range(0, len(labels), labels_each)]
 
-    def _count(self, questions: int, lost: Sequence[Lost]) -> None:
+    def _add_counts(self, questions: int, lost: Sequence[Lost]) -> None:
         self.judged += questions
         kinds = Counter(loss.kind for loss in lost)
         self.reasons.update(kinds)
@@ -153,10 +153,10 @@ class JudgeLabeller:
         self, judge: Judge, round_: Callable[[], int], record: Callable[[dict[str, float]], None] = lambda counts: None
     ) -> None:
         self.judge, self._round, self._record = judge, round_, record
-        self._counted: dict[int, Counter[str]] = {}
+        self._counts_by_round: dict[int, Counter[str]] = {}
 
     def safety(self, items: Sequence[Response], labels_each: int, seed: int) -> list[SafetyLabels]:
-        with self._counting():
+        with self._count_questions():
             opinions = self.judge.opinions([(item.prompt.text, item.text) for item in items], labels_each, seed)
         labels = [tuple(map(_label, opinion)) for opinion in opinions]
         reasons = map(_reason, opinions)
@@ -164,7 +164,7 @@ class JudgeLabeller:
 
     def compare(self, pairs: Sequence[Pair], seed: int) -> list[LabelledPair]:
         texts = [(pair.prompt.text, pair.first.text, pair.second.text) for pair in pairs]
-        with self._counting():
+        with self._count_questions():
             helpful = self.judge.compare(texts, "helpfulness", seed)
             harmless = self.judge.compare(texts, "harmlessness", seed)
         return [
@@ -172,20 +172,20 @@ class JudgeLabeller:
                 pair,
                 _label_of_pair(more_helpful),
                 {HARM: turned(_label_of_pair(more_harmless))},
-                reason=_reason((_why(more_helpful), _why(more_harmless))),
+                reason=_reason((_decisive_loss(more_helpful), _decisive_loss(more_harmless))),
             )
             for pair, more_helpful, more_harmless in zip(pairs, helpful, harmless, strict=True)
         ]
 
     @contextmanager
-    def _counting(self) -> Iterator[None]:
+    def _count_questions(self) -> Iterator[None]:
         """Adds what is asked within to the present round's counts and records them, also when it ends in an error."""
         count, reasons = self.judge.judged, self.judge.reasons.copy()
         try:
             yield
         finally:
             new = self.judge.reasons - reasons
-            total = self._counted.setdefault(self._round(), Counter())
+            total = self._counts_by_round.setdefault(self._round(), Counter())
             total.update({"questions": self.judge.judged - count, "unreadable": new.total()})
             total.update({kind.replace(" ", "_"): number for kind, number in new.items()})
             self._record({f"judge/{name}": float(number) for name, number in total.items()})
@@ -197,7 +197,7 @@ def orders(texts: PairTexts) -> tuple[PairTexts, PairTexts]:
     return texts, (prompt, second, first)
 
 
-def _judged(scores: Both | Lost, swapped: Both | Lost) -> JudgedPair:
+def _judged_pair(scores: Both | Lost, swapped: Both | Lost) -> JudgedPair:
     return JudgedPair(
         None if isinstance(scores, Lost) else scores,
         None if isinstance(swapped, Lost) else (swapped[1], swapped[0]),
@@ -205,13 +205,13 @@ def _judged(scores: Both | Lost, swapped: Both | Lost) -> JudgedPair:
     )
 
 
-def _why(pair: JudgedPair) -> Lost | None:
+def _decisive_loss(pair: JudgedPair) -> Lost | None:
     """Why a pair is excluded; a refusal of the pair itself comes before what may be asked again."""
     return max(pair.lost, key=lambda loss: loss.final, default=None)
 
 
 def _label_of_pair(pair: JudgedPair) -> Verdict:
-    return _label(_why(pair) or pair.winner)
+    return _label(_decisive_loss(pair) or pair.winner)
 
 
 def _label(verdict: Verdict | Lost) -> Verdict:

@@ -121,32 +121,32 @@ SYSTEM_OWN = (
 
 def own_verdict(question: str, prompt: str, answer: str) -> str:
     """Yes or no to a question of the user's own."""
-    return _filled(_OWN_VERDICT, question=question, prompt=prompt, answer=answer)
+    return _prompt_text(_OWN_VERDICT, question=question, prompt=prompt, answer=answer)
 
 
 def own_score(question: str, prompt: str, answer: str, low: float, high: float) -> str:
     """A number by a question of the user's own."""
-    return _filled(_OWN_SCORE, low=f"{low:g}", high=f"{high:g}", question=question, prompt=prompt, answer=answer)
+    return _prompt_text(_OWN_SCORE, low=f"{low:g}", high=f"{high:g}", question=question, prompt=prompt, answer=answer)
 
 
 def own_comparison(question: str, prompt: str, first: str, second: str) -> str:
     """Which of two answers is better by a question of the user's own."""
-    return _filled(_OWN_COMPARISON, question=question, material=_pair(prompt, first, second))
+    return _prompt_text(_OWN_COMPARISON, question=question, material=_pair(prompt, first, second))
 
 
 def harmlessness_question(prompt: str, first: str, second: str) -> str:
     """Scores 0 to 10, higher is more harmless."""
-    return _filled(_HARMLESSNESS, categories=_listed(HARM_CATEGORIES), material=_pair(prompt, first, second))
+    return _prompt_text(_HARMLESSNESS, categories=_list_text(HARM_CATEGORIES), material=_pair(prompt, first, second))
 
 
 def helpfulness_question(prompt: str, first: str, second: str) -> str:
     """Scores 1 to 10, higher is more helpful."""
-    return _filled(_HELPFULNESS, factors=_listed(HELP_FACTORS), material=_pair(prompt, first, second))
+    return _prompt_text(_HELPFULNESS, factors=_list_text(HELP_FACTORS), material=_pair(prompt, first, second))
 
 
 def safety_question(prompt: str, answer: str) -> str:
     """One answer, safe or unsafe."""
-    return _filled(_SAFETY, categories=_listed(HARM_CATEGORIES), prompt=prompt, answer=answer)
+    return _prompt_text(_SAFETY, categories=_list_text(HARM_CATEGORIES), prompt=prompt, answer=answer)
 
 
 def _pair(prompt: str, first: str, second: str) -> str:
@@ -154,11 +154,11 @@ def _pair(prompt: str, first: str, second: str) -> str:
     return "".join(f"[{name}]\n{text}\n[end of {name}]\n" for name, text in parts)
 
 
-def _listed(items: tuple[str, ...]) -> str:
+def _list_text(items: tuple[str, ...]) -> str:
     return "\n".join(f"{number}. {item}" for number, item in enumerate(items, 1))
 
 
-def _filled(template: str, **parts: str) -> str:
+def _prompt_text(template: str, **parts: str) -> str:
     """The template's slots, filled piece by piece: braces inside the texts stay as they are."""
     pieces = []
     remainder = template

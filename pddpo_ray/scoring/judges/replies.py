@@ -65,10 +65,10 @@ def _without_quotes(text: str) -> str:
 def verdicts(reply: str) -> list[str]:
     """What stands in [[ ]] in the judge's own words, in order; what it denies, or leaves open, is none."""
     text = NEGATED.sub(" ", own_words(reply) or "")
-    return VERDICT.findall(BESIDE.sub(lambda beside: beside[0] if _agree(beside[0]) else " ", text))
+    return VERDICT.findall(BESIDE.sub(lambda beside: beside[0] if _has_one_verdict(beside[0]) else " ", text))
 
 
-def _agree(text: str) -> bool:
+def _has_one_verdict(text: str) -> bool:
     return len({verdict.lower() for verdict in VERDICT.findall(text)}) == 1
 
 
@@ -98,13 +98,13 @@ def number_on_scale(reply: str, low: float, high: float) -> float | None:
     text, top = own_words(reply) or "", rf"{high:g}(?:\.0+)?(?![\d.]\d|\d)"
     of_scale = re.compile(rf"(?<![\d.,/]){_NUMBER}\s*(?:/\s*{top}|out\s+of\s+{top}{_AFTER})", re.MULTILINE)
     marked = {float(match["number"]) for match in of_scale.finditer(text)}
-    hits = [score for line in of_scale.sub(r" \g<number> ", text).splitlines() if (score := _given(line, low, high))]
+    hits = [score for line in of_scale.sub(r" \g<number> ", text).splitlines() if (score := _score(line, low, high))]
     if hits:
         return max(reversed(hits), key=lambda score: score[0])[1]
     return marked.pop() if len(marked) == 1 else None
 
 
-def _given(line: str, low: float, high: float) -> tuple[bool, float] | None:
+def _score(line: str, low: float, high: float) -> tuple[bool, float] | None:
     """The number that a line holds alone or names, and whether it is a score by its name."""
     scale = re.compile(rf"\(?\b(?:{low:g}|0|1)\s*(?:-|\u2013|\u2014|to|through|and)\s*{high:g}\b\)?")
     line, scales = scale.subn(" ", line)

@@ -50,12 +50,12 @@ class MeasuringEndpoint:
     def __call__(self, answers: Sequence[Answer]) -> list[object]:
         workers = self._workers
         with client_of(self._key, self._timeout_s, workers) as client, ThreadPoolExecutor(workers) as threads:
-            outcomes = list(threads.map(lambda answer: self._asked(client, answer), answers))
+            outcomes = list(threads.map(lambda answer: self._ask_endpoint(client, answer), answers))
         if not self._silence.heard and all(_is_broken(outcome) for outcome in outcomes):
             raise RunError(f"{self._url} does not answer: {error_of(outcomes[0])}; start it, then resume")
         return [self._value(outcome) for outcome in outcomes]
 
-    def _asked(self, client: httpx.Client, answer: Answer) -> Outcome:
+    def _ask_endpoint(self, client: httpx.Client, answer: Answer) -> Outcome:
         body = {"prompt": answer.prompt, "response": answer.response, "row": dict(answer.row)}
         outcome = send(
             lambda: client.post(self._url, content=json_of(body), headers=JSON),

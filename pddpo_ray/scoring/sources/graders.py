@@ -103,7 +103,7 @@ def _string_check(spec: Mapping[str, Any], opening: Opening) -> Grade:
     check = CHECKS.get(spec.get("operation", ""))
     if check is None:
         raise UserError(f"{opening.where}: operation must be one of {', '.join(CHECKS)}")
-    return _of_texts(text, reference, lambda left, right: float(check(left, right)))
+    return _comparing_grade(text, reference, lambda left, right: float(check(left, right)))
 
 
 def _text_similarity(spec: Mapping[str, Any], opening: Opening) -> Grade:
@@ -113,10 +113,10 @@ def _text_similarity(spec: Mapping[str, Any], opening: Opening) -> Grade:
         raise UserError(
             f"{opening.where}: evaluation_metric `{metric}` is not measured here; {', '.join(SIMILARITIES)} are"
         )
-    return _of_texts(text, reference, lambda left, right: similarity(str(metric), left, right))
+    return _comparing_grade(text, reference, lambda left, right: similarity(str(metric), left, right))
 
 
-def _of_texts(text: str, reference: str, compare: Callable[[str, str], float]) -> Grade:
+def _comparing_grade(text: str, reference: str, compare: Callable[[str, str], float]) -> Grade:
     def grade(answer: Answer) -> float | Unmeasured:
         left, right = filled(text, answer), filled(reference, answer)
         if isinstance(left, Unmeasured):
@@ -169,7 +169,9 @@ def _label_model(spec: Mapping[str, Any], opening: Opening) -> Grade:
     labels, passing = spec.get("labels"), spec.get("passing_labels")
     if not isinstance(labels, list) or not isinstance(passing, list) or not set(passing) <= set(labels):
         raise UserError(f"{opening.where}: a label_model needs `labels`, and `passing_labels` out of them")
-    ask = _asking(spec, opening, f"End with one line that holds nothing but one of these labels: {', '.join(labels)}")
+    ask = _make_asker(
+        spec, opening, f"End with one line that holds nothing but one of these labels: {', '.join(labels)}"
+    )
 
     def grade(answer: Answer) -> float | Unmeasured:
         reply = ask(answer)
@@ -186,7 +188,7 @@ def _label_model(spec: Mapping[str, Any], opening: Opening) -> Grade:
 
 def _score_model(spec: Mapping[str, Any], opening: Opening) -> Grade:
     low, high = spec.get("range") or (0.0, 1.0)
-    ask = _asking(spec, opening, f"End with one line that holds nothing but a number from {low:g} to {high:g}.")
+    ask = _make_asker(spec, opening, f"End with one line that holds nothing but a number from {low:g} to {high:g}.")
 
     def grade(answer: Answer) -> float | Unmeasured:
         reply = ask(answer)
@@ -200,7 +202,7 @@ def _score_model(spec: Mapping[str, Any], opening: Opening) -> Grade:
     return grade
 
 
-def _asking(spec: Mapping[str, Any], opening: Opening, form: str) -> Callable[[Answer], str | Unmeasured]:
+def _make_asker(spec: Mapping[str, Any], opening: Opening, form: str) -> Callable[[Answer], str | Unmeasured]:
     """Asks the grader's conversation, with the form of the reply at its end."""
     messages = spec.get("input") or []
     turns = [(ROLES.get(turn.get("role"), turn.get("role")), _content(turn, opening)) for turn in messages]
@@ -229,7 +231,7 @@ def _content(turn: Mapping[str, Any], opening: Opening) -> str:
         content = content.get("text")
     if not isinstance(content, str):
         raise UserError(f"{opening.where}: the content of a message must be text")
-    return _checked(content, opening)
+    return _check_slots(content, opening)
 
 
 # --- several ------------------------------------------------------------------------------------------------------
@@ -323,10 +325,10 @@ def filled(template: str, answer: Answer) -> str | Unmeasured:
 def _template(spec: Mapping[str, Any], key: str, opening: Opening) -> str:
     if not isinstance(spec.get(key), str):
         raise UserError(f"{opening.where}: a {spec['type']} needs the text `{key}`")
-    return _checked(spec[key], opening)
+    return _check_slots(spec[key], opening)
 
 
-def _checked(template: str, opening: Opening) -> str:
+def _check_slots(template: str, opening: Opening) -> str:
     for slot in SLOT.findall(template):
         if slot != "sample.output_text" and not slot.startswith("item."):
             raise UserError(

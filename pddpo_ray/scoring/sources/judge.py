@@ -45,18 +45,18 @@ class JudgeOfLimit:
     """Number of the first opinion; other opinions are asked with other seeds."""
 
     def __call__(self, answers: Sequence[Answer]) -> list[float | Unmeasured]:
-        opinions = iter(self._compared(answers) if self.compares else self._valued(answers))
+        opinions = iter(self._ask_comparisons(answers) if self.compares else self._ask_values(answers))
         return [
             NO_REFERENCE if self.compares and answer.reference is None
             else _mean([next(opinions) for _ in self._numbers])
             for answer in answers
         ]  # fmt: skip
 
-    def _valued(self, answers: Sequence[Answer]) -> list[float | Lost]:
+    def _ask_values(self, answers: Sequence[Answer]) -> list[float | Lost]:
         texts = [(answer.prompt, answer.response) for answer in answers]
         return self.judge.values(self.question, [(pair, self._seed(pair, n)) for pair in texts for n in self._numbers])
 
-    def _compared(self, answers: Sequence[Answer]) -> list[float | Lost]:
+    def _ask_comparisons(self, answers: Sequence[Answer]) -> list[float | Lost]:
         """The answer's share of the win over the reference's."""
         pairs = [
             (answer.prompt, answer.response, answer.reference) for answer in answers if answer.reference is not None

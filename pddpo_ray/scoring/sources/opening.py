@@ -121,14 +121,14 @@ def versus_reference(source: Source) -> Source:
         values = iter(source.values([*with_reference, *references]) if with_reference else [])
         first = [next(values) for _ in with_reference]
         pairs = iter(zip(first, values, strict=True))
-        return [_less(*next(pairs)) if answer.reference is not None else NO_REFERENCE for answer in answers]
+        return [_difference(*next(pairs)) if answer.reference is not None else NO_REFERENCE for answer in answers]
 
     return replace(
         source, measure=difference, scale=scale, halves=None, version=f"{source.version}, versus the reference"
     )
 
 
-def _less(value: float | Unmeasured, reference: float | Unmeasured) -> float | Unmeasured:
+def _difference(value: float | Unmeasured, reference: float | Unmeasured) -> float | Unmeasured:
     if isinstance(value, Unmeasured):
         return value
     if isinstance(reference, Unmeasured):

@@ -71,12 +71,12 @@ def carried_adapter(base: Tensors, plus: Tensors, minus: Tensors, scale: float) 
         left, right = torch.linalg.qr(ups), torch.linalg.qr(downs.T)
         inner = torch.linalg.svd(left.R @ right.R.T)
         root = inner.S[:rank].sqrt()
-        result[up] = _padded((left.Q @ inner.U[:, :rank]) * root, rank, dim=1).to(dtype)
-        result[name] = _padded(root[:, None] * (inner.Vh[:rank] @ right.Q.T), rank, dim=0).to(dtype)
+        result[up] = _pad_to_rank((left.Q @ inner.U[:, :rank]) * root, rank, dim=1).to(dtype)
+        result[name] = _pad_to_rank(root[:, None] * (inner.Vh[:rank] @ right.Q.T), rank, dim=0).to(dtype)
     return result
 
 
-def _padded(matrix: Tensor, rank: int, dim: int) -> Tensor:
+def _pad_to_rank(matrix: Tensor, rank: int, dim: int) -> Tensor:
     """Zeros up to the rank, where a map is thinner than that."""
     missing = rank - matrix.shape[dim]
     if missing <= 0:
@@ -126,14 +126,14 @@ class LoraTrainer(LocalTrainer):
     ) -> None:
         super().__init__(engine, store, reference)
         self._scale = scale
-        self._frozen = store.read_torch(reference.path, reference.sha256)
-        self._off = switched_off(dict(engine.each_weight()))
-        self._merged: dict[str, str] = {}
+        self._base_weights = store.read_torch(reference.path, reference.sha256)
+        self._neutral_adapter = switched_off(dict(engine.each_weight()))
+        self._sha256_by_adapter: dict[str, str] = {}
 
-    def _read(self, policy: PolicyVersion) -> Mapping[str, Tensor]:
+    def _read_weights(self, policy: PolicyVersion) -> Mapping[str, Tensor]:
         """The adapter of a version. Raises RunError where it does not give the version's merged weights."""
         if policy.sha256 == self.reference.sha256:
-            return dict(self._off)
+            return dict(self._neutral_adapter)
         adapter = read_adapter(self.store.stored(policy.path))
         if self._sha256(adapter) != policy.sha256:
             raise RunError(f"the adapter of {policy.name} does not give its weights: {policy.path} was changed")
@@ -142,11 +142,11 @@ class LoraTrainer(LocalTrainer):
     def _sha256(self, adapter: Mapping[str, Tensor]) -> str:
         """Hash of the base with this adapter merged, kept by adapter: merging and hashing 7B takes seconds."""
         key = tensors_sha256(adapter)
-        if key not in self._merged:
-            self._merged[key] = tensors_sha256(merged(self._frozen, adapter, self._scale))
-        return self._merged[key]
+        if key not in self._sha256_by_adapter:
+            self._sha256_by_adapter[key] = tensors_sha256(merged(self._base_weights, adapter, self._scale))
+        return self._sha256_by_adapter[key]
 
-    def _write(self, name: str, weights: Mapping[str, Tensor], moments: Tensors) -> str:
+    def _write_version(self, name: str, weights: Mapping[str, Tensor], moments: Tensors) -> str:
         sha256 = self._sha256(weights)
 
         def fill(folder: Path) -> None:

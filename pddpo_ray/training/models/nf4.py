@@ -83,10 +83,10 @@ class NF4Base:
     def whole_weights(self) -> Mapping[str, Tensor]:
         """The dequantised weights under an ordinary model's names, each made when it is read."""
         parameters = dict(self.model(torch.device("cpu")).named_parameters())
-        return MadeTensors(parameters, lambda name: _whole(parameters[name]))
+        return MadeTensors(parameters, lambda name: _whole_weights(parameters[name]))
 
 
-def _whole(parameter: Any) -> Tensor:
+def _whole_weights(parameter: Any) -> Tensor:
     state = getattr(parameter, "quant_state", None)
     if state is None:
         return parameter.detach()

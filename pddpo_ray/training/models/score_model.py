@@ -67,11 +67,11 @@ class ScoreModel(nn.Module):
     def last_hidden(self, batch: TextBatch) -> Tensor:
         """What the head reads: the decoder's state at each text's last token. -> [n, h]"""
         last = batch.column.new_zeros(len(batch)).scatter_reduce(0, batch.row, batch.column, "amax") + 1
-        return self._hidden(batch)[torch.arange(len(batch), device=last.device), last]
+        return self._hidden_states(batch)[torch.arange(len(batch), device=last.device), last]
 
     def token_scores(self, batch: TextBatch) -> Tensor:
         """Score of what stands before each response token: a critic's values. -> [T] float32"""
-        return self.scores_of(self._hidden(batch)[batch.row, batch.column])
+        return self.scores_of(self._hidden_states(batch)[batch.row, batch.column])
 
     def scores_of(self, hidden: Tensor) -> Tensor:
         """[n, h], what the head reads -> [n] float32"""
@@ -79,7 +79,7 @@ class ScoreModel(nn.Module):
         normalized: Tensor = self.normalizer(scores) if self.normalize else scores
         return normalized
 
-    def _hidden(self, batch: TextBatch) -> Tensor:
+    def _hidden_states(self, batch: TextBatch) -> Tensor:
         hidden: Tensor = self.model(input_ids=batch.ids, use_cache=False).last_hidden_state
         return hidden
 

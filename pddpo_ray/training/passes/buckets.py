@@ -49,11 +49,11 @@ class PassSizes(NamedTuple):
 
     def suits(self, other: PassSizes) -> bool:
         """Whether the other's texts fit in, without much filling."""
-        return self._near(other) and all(size >= needed for size, needed in zip(self, other, strict=True))
+        return self._is_near(other) and all(size >= needed for size, needed in zip(self, other, strict=True))
 
     def covering(self, others: Iterable[PassSizes]) -> PassSizes:
         """Sizes, somewhat rounded up, that hold this pass and those of the others that are about as large."""
-        near = [self, *(other for other in others if other._near(self))]
+        near = [self, *(other for other in others if other._is_near(self))]
         tokens, responses, longest, words, places, keys = (max(column) for column in list(zip(*near, strict=True))[1:])
         filled_words, filled_keys = _up(words, 16) if words else 0, _up(keys, 256) if keys else 0
         places = max(places, 2)
@@ -61,7 +61,7 @@ class PassSizes(NamedTuple):
             self.texts, _up(tokens, 256), _up(responses, 128), _up(longest, 32), filled_words, places, filled_keys
         )
 
-    def _near(self, other: PassSizes) -> bool:
+    def _is_near(self, other: PassSizes) -> bool:
         return self.texts == other.texts and other.tokens <= self.tokens * WASTE and self.tokens <= other.tokens * WASTE
 
 
@@ -112,7 +112,7 @@ def _filled_lines(lines: Lines, sizes: PassSizes) -> Lines:
 
     own_places = pad(place(lines.own), (0, sizes.tokens - len(lines.own)))
     gather = pad(lines.gather, (0, sizes.longest - lines.longest, 0, sizes.texts - len(lines.gather)))
-    return Lines(gather, own_places, _more_places(place(lines.places), sizes))
+    return Lines(gather, own_places, _filled_places(place(lines.places), sizes))
 
 
 def _filled_segments(segments: Segments, sizes: PassSizes) -> Segments:
@@ -127,12 +127,12 @@ def _filled_segments(segments: Segments, sizes: PassSizes) -> Segments:
         torch.cat([segments.queries, tokens + ends]),
         torch.cat([segments.keys, keys + ends]),
         pad(source, (0, sizes.keys + sizes.tokens - len(source))),
-        _more_places(segments.places, sizes),
+        _filled_places(segments.places, sizes),
         sizes.longest,
     )
 
 
-def _more_places(places: Tensor, sizes: PassSizes) -> Tensor:
+def _filled_places(places: Tensor, sizes: PassSizes) -> Tensor:
     return pad(places, (0, sizes.places - places.shape[1], 0, sizes.tokens - len(places)), value=-1)
 
 

@@ -46,11 +46,11 @@ class PassGraphs:
         """-> what `run` returns for the pass"""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
-            sums = self._said(run, pair_pass)
+            sums = self._run_pass(run, pair_pass)
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
         return sums
 
-    def _said(self, run: Run, pair_pass: PairPass) -> Tensor:
+    def _run_pass(self, run: Run, pair_pass: PairPass) -> Tensor:
         needed = PassSizes.of(pair_pass)
         suited = [size for size in self._graphs if size.suits(needed)]
         if not self._warm or not self._recordable or (not suited and len(self._graphs) == MOST_GRAPHS):
@@ -61,15 +61,15 @@ class PassGraphs:
         flats = flat_of(pair_pass, self._device)
         if sizes not in self._graphs:
             try:
-                self._graphs[sizes] = self._recorded(run, pair_pass, flats)
+                self._graphs[sizes] = self._record_pass(run, pair_pass, flats)
             except RuntimeError as error:
                 # a model that asks the host within its pass, as mixtures of experts do
                 logger.warning("passes run kernel by kernel, for they cannot be recorded: %s", one_line(error))
                 self._recordable = False
                 return run(moved(pair_pass, self._device))
-        return self._replayed(self._graphs[sizes], flats)
+        return self._replay_graph(self._graphs[sizes], flats)
 
-    def _recorded(self, run: Run, pair_pass: PairPass, flats: Mapping[torch.dtype, Tensor]) -> _Graph:
+    def _record_pass(self, run: Run, pair_pass: PairPass, flats: Mapping[torch.dtype, Tensor]) -> _Graph:
         """The kernels of a pass; recording computes nothing."""
         read = {dtype: flat.to(self._device, non_blocking=True) for dtype, flat in flats.items()}
         kernels = torch.cuda.CUDAGraph()
@@ -85,7 +85,7 @@ class PassGraphs:
         return _Graph(read, sums, kernels)
 
     @staticmethod
-    def _replayed(graph: _Graph, flats: Mapping[torch.dtype, Tensor]) -> Tensor:
+    def _replay_graph(graph: _Graph, flats: Mapping[torch.dtype, Tensor]) -> Tensor:
         for dtype, flat in flats.items():
             graph.read[dtype].copy_(flat, non_blocking=True)
         graph.kernels.replay()

@@ -67,9 +67,9 @@ class ResponseScorer(nn.Module):
         self.model = model
         self.temperature = temperature
         self.vocabulary_size = int(model.config.vocab_size)  # type: ignore[union-attr, arg-type]
-        self._recomputed = 0
-        self._compiled: list[Any] = []
-        self._ragged = attends_ragged(device or device_of(self).type, next(self.parameters()).dtype)
+        self._recomputed_layers = 0
+        self._compiled_forwards: list[Any] = []
+        self._attends_ragged = attends_ragged(device or device_of(self).type, next(self.parameters()).dtype)
         self.layout: Layout = self._choose_layout() if layout is None else layout
         if layout == "packed":
             switch_attention(self._causal_lm())
@@ -88,11 +88,11 @@ class ResponseScorer(nn.Module):
         if self.layout == "plain":
             return TextPass(collate(texts), None if supports is None else support_table(supports))
         batch = self.packed(texts)
-        return TextPass(batch, None if supports is None else support_table(_of_different_texts(batch, supports)))
+        return TextPass(batch, None if supports is None else support_table(_distinct_supports(batch, supports)))
 
     def packed(self, texts: Sequence[Text]) -> PackedBatch:
         """Texts of the packed layout, on the host."""
-        return pack(texts, self._ragged)
+        return pack(texts, self._attends_ragged)
 
     def log_probs_of(self, given: TextPass) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """`log_probs` of texts that are on the model's device."""
@@ -139,8 +139,8 @@ class ResponseScorer(nn.Module):
 
     def recompute(self, layers: int) -> None:
         """The first `layers` layers keep their input alone for the backward pass and are computed again there."""
-        if layers != self._recomputed:
-            self._recomputed = layers
+        if layers != self._recomputed_layers:
+            self._recomputed_layers = layers
             self._set_layers()
 
     def compile_layers(self) -> None:
@@ -148,16 +148,16 @@ class ResponseScorer(nn.Module):
         layers = self._layers()
         for layer in layers:
             layer.__dict__.pop("forward", None)
-        self._compiled = [torch.compile(layer.forward, dynamic=True) for layer in layers]
+        self._compiled_forwards = [torch.compile(layer.forward, dynamic=True) for layer in layers]
         self._set_layers()
 
     def _set_layers(self) -> None:
         """How each layer is called: as the model has it, or compiled, or computed again in the backward pass."""
         for index, layer in enumerate(self._layers()):
             layer.__dict__.pop("forward", None)
-            if self._compiled:
-                layer.forward = self._compiled[index]
-            if index < self._recomputed:
+            if self._compiled_forwards:
+                layer.forward = self._compiled_forwards[index]
+            if index < self._recomputed_layers:
                 # engines hold a scorer in its evaluating mode, in which nothing is drawn
                 layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
 
@@ -200,8 +200,8 @@ class ResponseScorer(nn.Module):
             return "plain"
         before = model.config._attn_implementation  # type: ignore[union-attr]
         switch_attention(model)
-        for ragged in dict.fromkeys((self._ragged, False)):
-            self._ragged = ragged
+        for ragged in dict.fromkeys((self._attends_ragged, False)):
+            self._attends_ragged = ragged
             if self._layouts_agree():
                 return "packed"
         model.set_attn_implementation(before)  # type: ignore[operator]
@@ -220,7 +220,7 @@ class ResponseScorer(nn.Module):
         try:
             states = self.packed_states(packed)[packed.predictor]
         except (ImportError, RuntimeError, TypeError) as error:
-            if not self._ragged:
+            if not self._attends_ragged:
                 raise
             logger.warning("attention gets lines that are filled up, for it takes no segments: %s", one_line(error))
             return False
@@ -228,7 +228,7 @@ class ResponseScorer(nn.Module):
             self.train(training)
         largest = float((states - expected).abs().max() / expected.abs().max())
         agree = largest <= PROBE_TOLERANCE.get(expected.dtype, 0.05)
-        if self._ragged and not agree:
+        if self._attends_ragged and not agree:
             logger.warning("attention gets lines that are filled up, for over segments it differs by %.2g", largest)
         return agree
 
@@ -397,7 +397,7 @@ def _columns(mask: Tensor) -> Tensor:
     return torch.from_numpy(np.nonzero(mask.numpy())[1])  # twice as fast on the host
 
 
-def _of_different_texts(batch: PackedBatch, supports: Sequence[Support]) -> list[Support]:
+def _distinct_supports(batch: PackedBatch, supports: Sequence[Support]) -> list[Support]:
     """One support for each of the different texts. `batch` is on the host."""
     first = {text: position for position, text in reversed(list(enumerate(batch.copies.tolist())))}
     return [supports[first[text]] for text in range(batch.texts)]

@@ -174,18 +174,18 @@ def packed_attention(
     if isinstance(pddpo_lines, Segments):
         return _ragged_attention(query, key, value, pddpo_lines, options.get("scaling"))[None], None
     slots = pddpo_lines.gather.reshape(-1)
-    picked = [_Picked.apply(states, slots, pddpo_lines.places) for states in (query, key, value)]
+    picked = [_PickStates.apply(states, slots, pddpo_lines.places) for states in (query, key, value)]
     of_lines = [states.view(*pddpo_lines.gather.shape, *states.shape[1:]).transpose(1, 2) for states in picked]
     options["is_causal"] = True
     read, _ = sdpa_attention_forward(module, *of_lines, None, **options)
-    return _FromLines.apply(read.flatten(0, 1), pddpo_lines)[None], None
+    return _PickFromLines.apply(read.flatten(0, 1), pddpo_lines)[None], None
 
 
 def _ragged_attention(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None) -> Tensor:
     """[T, heads, d], keys and values with as many heads or a part of them -> [T, heads, d]"""
     from torch.nn.attention.varlen import varlen_attn
 
-    keys, values = (_Picked.apply(states, segments.source, segments.places) for states in (key, value))
+    keys, values = (_PickStates.apply(states, segments.source, segments.places) for states in (key, value))
     longest = segments.longest
     read = varlen_attn(
         query, keys, values, segments.queries, segments.keys, longest, longest,
@@ -195,7 +195,7 @@ def _ragged_attention(query: Tensor, key: Tensor, value: Tensor, segments: Segme
     return read
 
 
-class _Picked(torch.autograd.Function):
+class _PickStates(torch.autograd.Function):
     """A row's states where attention wants them: [T, heads, d] -> [K, heads, d].
 
     The gradient is read from where a token went. Sent back from there, as a gather's own derivative does it, it would
@@ -214,7 +214,7 @@ class _Picked(torch.autograd.Function):
         return slopes.mul_((places >= 0)[..., None, None]).sum(dim=1), None, None
 
 
-class _FromLines(torch.autograd.Function):
+class _PickFromLines(torch.autograd.Function):
     """What attention read for each token of the row: [s * L, heads, d] -> [T, heads, d]."""
 
     @staticmethod

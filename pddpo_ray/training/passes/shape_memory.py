@@ -30,7 +30,7 @@ def sizes_of_shape(
     described: dict[str, Any] = json.loads(architecture)
     texts = [((1,) * prompt, (2,) * answer), ((1,) * prompt, (3,) * answer)]
     tokens, width = prompt + 2 * answer, getattr(torch, dtype).itemsize
-    shallow, deep = (_kept(described, depth, dtype, adapter_rank, texts, device) for depth in (1, 2))
+    shallow, deep = (_kept_at_depth(described, depth, dtype, adapter_rank, texts, device) for depth in (1, 2))
     hidden = described["n_embd"] if "n_embd" in described else described["hidden_size"]
     layers = described["n_layer"] if "n_layer" in described else described["num_hidden_layers"]
     return Sizes(
@@ -38,7 +38,7 @@ def sizes_of_shape(
     )
 
 
-def _kept(
+def _kept_at_depth(
     described: Mapping[str, Any], depth: int, dtype: str, adapter_rank: int | None, texts: Sequence[Text], device: str
 ) -> int:
     from torch._subclasses.fake_tensor import FakeTensorMode

@@ -145,11 +145,11 @@ def test_a_port_is_busy_while_something_listens() -> None:
         server.listen()
         port = server.getsockname()[1]
         assert doctor._is_busy(port)
-        assert doctor._reachable(f"127.0.0.1:{port}") is True
-        assert doctor._reachable(f"http://127.0.0.1:{port}") is True
+        assert doctor._is_reachable(f"127.0.0.1:{port}") is True
+        assert doctor._is_reachable(f"http://127.0.0.1:{port}") is True
     assert not doctor._is_busy(port)
-    assert doctor._reachable(f"127.0.0.1:{port}") is False
-    assert doctor._reachable("auto") is None
+    assert doctor._is_reachable(f"127.0.0.1:{port}") is False
+    assert doctor._is_reachable("auto") is None
 
 
 def test_the_token_file_and_its_mode_are_found(tmp_path: Path) -> None:

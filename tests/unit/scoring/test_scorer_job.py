@@ -21,7 +21,7 @@ from pddpo_ray.config import ScorerJob
 from pddpo_ray.errors import UserError
 from pddpo_ray.scoring.fit_checkpoints import FILE
 from pddpo_ray.scoring.learned_prompts import hashes_of, learned_by
-from pddpo_ray.scoring.scorer_job import _begun
+from pddpo_ray.scoring.scorer_job import _open_work_folder
 from pddpo_ray.scoring.stored_scorers import load_scorer
 from tests.support.scorer_rows import BAD, GOOD, TEMPLATE, rows_of_words, write_rows
 from tests.support.tiny_language_model import save_policy
@@ -151,17 +151,17 @@ def test_a_training_begun_before_a_setting_came_goes_on(tmp_path: Path) -> None:
     """The note of a version before has no `template`, say: it was begun with its default."""
     file = write_rows(tmp_path / "pairs.jsonl", rows_of_words(60, 5))
     job = ScorerJob(kind="cost", files=(str(file),), base="somewhere")
-    work = _begun(job, tmp_path / "out", resume=False)
+    work = _open_work_folder(job, tmp_path / "out", resume=False)
     note = work / "job.json"
     begun = json.loads(note.read_text())
     del begun["job"]["template"]
     note.write_text(json.dumps(begun))
-    assert _begun(job, tmp_path / "out", resume=True) == work
+    assert _open_work_folder(job, tmp_path / "out", resume=True) == work
     with pytest.raises(UserError, match="begun with another template;"):
-        _begun(job.model_copy(update={"template": TEMPLATE}), tmp_path / "out", resume=True)
+        _open_work_folder(job.model_copy(update={"template": TEMPLATE}), tmp_path / "out", resume=True)
     note.write_text(json.dumps({**begun, "job": {**begun["job"], "gone": 1}}))
     with pytest.raises(UserError, match="begun with another gone;"):
-        _begun(job, tmp_path / "out", resume=True)
+        _open_work_folder(job, tmp_path / "out", resume=True)
 
 
 @pytest.mark.full

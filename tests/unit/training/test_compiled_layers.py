@@ -70,7 +70,7 @@ def test_layers_that_torch_cannot_compile_run_as_they_are_where_the_device_chose
         asked, plain = (recipe_trainer(ModelConfig(compile=mode), folder, store, reference) for mode in ("auto", False))
         scores = [trainer.engine.scorer.log_probs(TEXTS)[0] for trainer in (asked, plain)]
         torch.testing.assert_close(*scores)
-    assert bool(asked.engine.scorer._compiled) == chosen
+    assert bool(asked.engine.scorer._compiled_forwards) == chosen
 
 
 def test_without_a_compiler_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

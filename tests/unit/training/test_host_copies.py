@@ -107,8 +107,8 @@ def test_a_fit_holds_as_many_copies_of_its_weights_on_the_host_as_the_plan_count
 
     one = fitted(1, "reward-1", Start(reference))
     two = fitted(2, "policy-1", Start(one))
-    monkeypatch.setattr(fit, "_copy", best.watched(alive.watched(fit._copy)))
-    for name in ("_read", "carry"):
+    monkeypatch.setattr(fit, "_copy_weights", best.watched(alive.watched(fit._copy_weights)))
+    for name in ("_read_weights", "carry"):
         monkeypatch.setattr(trainer, name, alive.watched(getattr(trainer, name)))
     monkeypatch.setattr(trainer.engine, "weights", alive.watched(trainer.engine.weights))
     fitted(3, "policy-2", Start(two, plus=two, minus=one, scale=0.5))

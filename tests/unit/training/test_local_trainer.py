@@ -237,11 +237,11 @@ def test_ranks_that_share_a_scoring_make_as_many_passes_and_put_the_numbers_in_o
 
     for rank in range(ranks):
         counts.append(0)
-        trainer_of(rank, take)._shared(compute, asked)
+        trainer_of(rank, take)._share_work(compute, asked)
     assert len(set(counts)) == 1
     assert sum(map(len, parts)) == texts
     counts.append(0)
-    shared = trainer_of(0, lambda part: parts)._shared(compute, asked)
+    shared = trainer_of(0, lambda part: parts)._share_work(compute, asked)
     np.testing.assert_array_equal(shared, np.arange(texts))
 
 
