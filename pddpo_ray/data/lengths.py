@@ -75,12 +75,12 @@ def lengths_of(files: Sequence[str], settings: Settings, renderer: Renderer | No
     examples = read_examples(files, settings)
     spread = np.linspace(0, len(examples) - 1, min(SAMPLE, len(examples))).round().astype(int)
     chosen = [] if renderer is None else [examples[index] for index in spread]
-    sample = [_measured(renderer, example) for example in chosen if renderer is not None]
+    sample = [_example_lengths(renderer, example) for example in chosen if renderer is not None]
     prompts = len({example.prompt for example in examples})
     return Lengths(len(examples), prompts, tuple(row for row in sample if row is not None))
 
 
-def _measured(renderer: Renderer, example: Example) -> Measured | None:
+def _example_lengths(renderer: Renderer, example: Example) -> Measured | None:
     from jinja2 import TemplateError
 
     try:

@@ -105,7 +105,7 @@ def prepare_real_text(config: Config, kept: Sequence[KeptPrompt] = ()) -> Prepar
     pairs = [
         pair
         for group in by_dimension
-        for pair in _drawn(
+        for pair in _random_subset(
             [pair for pair in group if pair.pair.prompt.id not in excluded_ids],
             config.offline.pairs // len(shares),
             settings.seed,
@@ -177,9 +177,9 @@ def _chosen_prompts(
     """The prompts that a run asks: those of its sets, of `data.prompts`, or of the pairs."""
     if config.prompts:
         return _sets_of_prompts(config, settings, tokens, excluded_ids, omissions, certified_sets)
-    candidates = _asked(settings.prompts, settings, tokens, omissions) if settings.prompts else None
+    candidates = _read_prompts(settings.prompts, settings, tokens, omissions) if settings.prompts else None
     prompts = [item.pair.prompt for item in pairs] if candidates is None else candidates
-    return _drawn(_different(prompts, excluded_ids), settings.prompt_count, settings.seed), None
+    return _random_subset(_different(prompts, excluded_ids), settings.prompt_count, settings.seed), None
 
 
 def _sets_of_prompts(
@@ -198,13 +198,13 @@ def _sets_of_prompts(
     lists: dict[str, list[str]] = {}
     for name, count in prompts_of_sets(config, settings).items():
         files = config.prompts[name].files or []
-        candidates = _asked(files, settings, tokens, omissions)
+        candidates = _read_prompts(files, settings, tokens, omissions)
         for prompt_id in {prompt.id for prompt in candidates if prompt is not None} & certified_sets.keys():
             certified_sets[prompt_id].append(name)
         eligible = _different(candidates, excluded_ids)
         if not eligible:
             raise UserError(no_prompt_fits(f"prompts.{name}.files", files, settings, tokens))
-        prompts = _drawn(eligible, count, settings.seed)
+        prompts = _random_subset(eligible, count, settings.seed)
         prompts_by_id |= {prompt.id: prompt for prompt in prompts}
         lists[name] = [prompt.id for prompt in prompts]
     sets = prompt_sets(lists, {name: subset.share for name, subset in config.prompts.items()})
@@ -212,7 +212,9 @@ def _sets_of_prompts(
     return [prompts_by_id[str(name)] for name in sets.prompts], replace(sets, prompts=positions)
 
 
-def _asked(files: Sequence[str], settings: DataConfig, tokens: Tokens, omissions: Counter[str]) -> list[Prompt | None]:
+def _read_prompts(
+    files: Sequence[str], settings: DataConfig, tokens: Tokens, omissions: Counter[str]
+) -> list[Prompt | None]:
     examples = _prompts(files, settings)
     prompts = tokens.all_prompts(examples)
     dropped = [example for example, prompt in zip(examples, prompts, strict=True) if prompt is None]
@@ -303,7 +305,7 @@ def _pairs(
     return pairs
 
 
-def _drawn(items: Sequence[Item], count: int, seed: int) -> list[Item]:
+def _random_subset(items: Sequence[Item], count: int, seed: int) -> list[Item]:
     """At most `count`, drawn by seed, in their order."""
     chosen = np.random.default_rng([seed, len(items)]).permutation(len(items))[:count]
     return [items[index] for index in sorted(chosen)]

@@ -29,7 +29,7 @@ class Tokens:
     def __init__(self, renderer: Renderer, settings: DataConfig) -> None:
         self._renderer, self._settings = renderer, settings
         self.template = renderer.template
-        self._known: dict[tuple[Message, ...], Prompt | None] = {}
+        self._prompts: dict[tuple[Message, ...], Prompt | None] = {}
         self._why: dict[tuple[Message, ...] | str, str] = {}
         """Why a prompt or an answer is left out."""
         self._says = ""
@@ -47,11 +47,11 @@ class Tokens:
         return prompts
 
     def prompt(self, messages: tuple[Message, ...]) -> Prompt | None:
-        if messages not in self._known:
-            self._known[messages] = self._rendered(messages)
-        return self._known[messages]
+        if messages not in self._prompts:
+            self._prompts[messages] = self._render_prompt(messages)
+        return self._prompts[messages]
 
-    def _rendered(self, messages: tuple[Message, ...]) -> Prompt | None:
+    def _render_prompt(self, messages: tuple[Message, ...]) -> Prompt | None:
         from jinja2 import TemplateError
 
         try:

@@ -245,7 +245,7 @@ def _of_set(
         "benign": eval_set.benign,
         "measures": measures,
         "ratings": {
-            name: {model: asdict(rating) for model, rating in _rated(plan, list(outputs), items).items()}
+            name: {model: asdict(rating) for model, rating in _ratings(plan, list(outputs), items).items()}
             for name, (items, _) in verdicts.items()
         },
         "verdicts": {name: {"counted": len(items), "excluded": out} for name, (items, out) in verdicts.items()},
@@ -290,7 +290,7 @@ def _verdicts(
     verdicts: dict[str, tuple[list[Comparison], int]] = {}
     for name, judge in scorers.judges:
         tell(f"{eval_set.name}: judging {name}")
-        verdicts[f"judge_{name}"] = _judged(name, judge, eval_set, texts, scorers.fingerprint, memory)
+        verdicts[f"judge_{name}"] = _judge_pairs(name, judge, eval_set, texts, scorers.fingerprint, memory)
     for kind, sign, name in (("reward", 1.0, "helpfulness"), ("cost", -1.0, "harmlessness")):
         if kind in scores:
             firsts = {model: sign * np.array([row[0] for row in rows]) for model, rows in scores[kind].items()}
@@ -298,7 +298,7 @@ def _verdicts(
     return verdicts
 
 
-def _judged(
+def _judge_pairs(
     name: str,
     judge: Judge,
     eval_set: EvaluationSet,
@@ -332,7 +332,7 @@ def _judged(
     return items, excluded
 
 
-def _rated(plan: Plan, models: Sequence[str], items: Sequence[Comparison]) -> dict[str, Rating]:
+def _ratings(plan: Plan, models: Sequence[str], items: Sequence[Comparison]) -> dict[str, Rating]:
     if not items:
         return {}
     if plan.elo == "iterative":

@@ -41,7 +41,7 @@ def evaluate_models(
     is relative to the policies' own. Answers already in `out` are reused.
     Raises UserError for what cannot be read.
     """
-    chosen = _chosen(models)
+    chosen = _parse_models(models)
     unknown = sorted(set(benign) - set(questions))
     if unknown:
         raise UserError(f"benign: there is no set {unknown[0]!r} among the questions ({', '.join(questions)})")
@@ -49,7 +49,7 @@ def evaluate_models(
         raise UserError("there are no questions; give at least one set, such as {'everyday': rows}")
     plan = Plan(
         models=chosen,
-        reference=chosen[0] if reference is None else _named(chosen, reference),
+        reference=chosen[0] if reference is None else _model_by_name(chosen, reference),
         sets=tuple(_set(name, source, name in benign) for name, source in questions.items()),
         policy_temperature=policy_temperature(chosen),
         decoding=Decoding(temperature=temperature, max_tokens=max_tokens),
@@ -61,7 +61,7 @@ def evaluate_models(
     )
 
 
-def _chosen(models: Sequence[str] | Mapping[str, str]) -> tuple[Model, ...]:
+def _parse_models(models: Sequence[str] | Mapping[str, str]) -> tuple[Model, ...]:
     if isinstance(models, str) or not models:
         raise UserError("models: give a list of them, or a mapping of names to them")
     if isinstance(models, Mapping):
@@ -69,7 +69,7 @@ def _chosen(models: Sequence[str] | Mapping[str, str]) -> tuple[Model, ...]:
     return tuple(parse_model(str(model)) for model in models)
 
 
-def _named(models: Sequence[Model], name: str) -> Model:
+def _model_by_name(models: Sequence[Model], name: str) -> Model:
     for model in models:
         if model.name == name:
             return model

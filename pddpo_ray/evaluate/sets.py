@@ -65,7 +65,7 @@ def read_set(
     generator = np.random.default_rng([seed, 311])
     name = Path(source).name.partition(".")[0] if isinstance(source, str) else "rows"
     return EvaluationSet(
-        name, tuple(_drawn(questions, limit, generator)), tuple(_drawn(pairs, limit, generator)), benign
+        name, tuple(_random_subset(questions, limit, generator)), tuple(_random_subset(pairs, limit, generator)), benign
     )
 
 
@@ -94,7 +94,7 @@ def _pair(example: Example) -> HeldOutPair:
     return HeldOutPair(example.prompt, (first, second), example.better, example.safer)
 
 
-def _drawn(items: Sequence[Item], limit: int | None, generator: np.random.Generator) -> list[Item]:
+def _random_subset(items: Sequence[Item], limit: int | None, generator: np.random.Generator) -> list[Item]:
     """All items, or `limit` of them at random, in their order."""
     if limit is None or limit >= len(items):
         return list(items)

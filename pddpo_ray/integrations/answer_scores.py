@@ -136,9 +136,9 @@ class AnswerScores:
         self._controller = LimitController(limits, journal=journal, schedule=schedule)
         self._step = 0
         self._reward, self._costs = Running(), {name: Running() for name in self._controller.names}
-        self._counted: list[dict[str, Any]] = []
+        self._step_lines: list[dict[str, Any]] = []
         self._answers = 0
-        self._given: dict[str, Scored] = {}
+        self._scores_by_id: dict[str, Scored] = {}
         if lines:
             self._go_on(lines[0], lines[1:])
         else:
@@ -159,8 +159,12 @@ class AnswerScores:
 
     def score_all(self, requests: Sequence[Asked]) -> list[Scored]:
         """The same for several requests, whose answers are measured together. Raises what a limit's source raises."""
-        new = [request for request in {item.id: item for item in requests}.values() if request.id not in self._given]
-        results = {request.id: self._given[request.id] for request in requests if request.id in self._given}
+        new = [
+            request for request in {item.id: item for item in requests}.values() if request.id not in self._scores_by_id
+        ]
+        results = {
+            request.id: self._scores_by_id[request.id] for request in requests if request.id in self._scores_by_id
+        }
         values = self._controller.measure(
             [prompt for request in new for prompt in request.prompts],
             [answer for request in new for answer in request.answers],
@@ -169,17 +173,19 @@ class AnswerScores:
         start = 0
         for request in new:
             end = start + len(request.answers)
-            results[request.id] = self._scored(request, {name: column[start:end] for name, column in values.items()})
+            results[request.id] = self._score_request(
+                request, {name: column[start:end] for name, column in values.items()}
+            )
             start = end
         return [results[request.id] for request in requests]
 
     def forget_unfinished(self) -> None:
         """Drops the answers of the current step: a restarted trainer draws them again, and the old ones would shift
         all later steps against its own."""
-        self._counted, self._answers, self._given = [], 0, {}
+        self._step_lines, self._answers, self._scores_by_id = [], 0, {}
         self._write([])
 
-    def _scored(self, request: Asked, measured: dict[str, list[Value]]) -> Scored:
+    def _score_request(self, request: Asked, measured: dict[str, list[Value]]) -> Scored:
         # the files have numbers and kinds of reasons; a reason itself may quote the answer
         values = {name: [_without_text(value) for value in column] for name, column in measured.items()}
         costs = {name: self._controller.costs(name, column) for name, column in values.items()}
@@ -200,27 +206,27 @@ class AnswerScores:
         return scored
 
     def _count(self, line: dict[str, Any]) -> None:
-        self._given[line["id"]] = _read_scored(line)
-        self._counted.append(line)
+        self._scores_by_id[line["id"]] = _read_scores(line)
+        self._step_lines.append(line)
         self._answers += len(line["groups"])
         if self._answers >= self._answers_a_step:
             self._move()
 
     def _move(self) -> None:
         """Journals the step before the other file drops it; a kill in between repeats it with the same result."""
-        groups = _joined(line["groups"] for line in self._counted)
-        counted = [self._given[line["id"]] for line in self._counted]
-        values = {name: _joined(scored.values[name] for scored in counted) for name in self._controller.names}
-        marks = _joined(line["marks"] for line in self._counted)
+        groups = _flat_list(line["groups"] for line in self._step_lines)
+        counted = [self._scores_by_id[line["id"]] for line in self._step_lines]
+        values = {name: _flat_list(scored.values[name] for scored in counted) for name in self._controller.names}
+        marks = _flat_list(line["marks"] for line in self._step_lines)
         self._controller.observe(values, groups, step=self._step, answers=marks)
-        self._reward = next_running(self._reward, _joined(line["rewards"] for line in self._counted), groups)
+        self._reward = next_running(self._reward, _flat_list(line["rewards"] for line in self._step_lines), groups)
         self._costs = {
             name: next_running(self._costs[name], self._controller.costs(name, column), groups)
             for name, column in values.items()
         }
         self._step += 1
-        done, self._counted, self._answers = self._counted, [], 0
-        self._given = {line["id"]: _read_scored(line) for line in done}
+        done, self._step_lines, self._answers = self._step_lines, [], 0
+        self._scores_by_id = {line["id"]: _read_scores(line) for line in done}
         self._write(done)
         self._controller.warn()
 
@@ -237,7 +243,7 @@ class AnswerScores:
         self._controller.rewind(self._step)
         before = [line for line in lines if line["step"] < self._step]
         now = [line for line in lines if line["step"] == self._step]
-        self._given = {line["id"]: _read_scored(line) for line in before}
+        self._scores_by_id = {line["id"]: _read_scores(line) for line in before}
         # drops a torn last line before more is appended
         write_whole(self._file, "".join(json.dumps(line) + "\n" for line in (head, *before, *now)))
         try:
@@ -267,7 +273,7 @@ def _without_text(value: Value) -> Value:
     return Unmeasured(value.kind) if isinstance(value, Unmeasured) else value
 
 
-def _read_scored(line: Mapping[str, Any]) -> Scored:
+def _read_scores(line: Mapping[str, Any]) -> Scored:
     """From a line of the file, in which what is unmeasured is a dictionary."""
     scored = Scored(**line["scored"])
     values = {
@@ -282,5 +288,5 @@ def _mark(text: str) -> str:
     return hashlib.sha256(text.strip().encode(errors="surrogatepass")).hexdigest()[:16]
 
 
-def _joined(parts: Iterable[Sequence[Any]]) -> list[Any]:
+def _flat_list(parts: Iterable[Sequence[Any]]) -> list[Any]:
     return [item for part in parts for item in part]

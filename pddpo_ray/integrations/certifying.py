@@ -83,8 +83,8 @@ def certify_saved(
     tested_limits(config, bounds or {}, 1)  # refused before anything is written
     sources = _measures(config, []).versions
     store = ArtifactStore(out / ARTIFACTS)
-    with _opened(out, config) as journal:
-        version = _entered(journal, stored_policy(store, name, folder))
+    with _open_ledger(out, config) as journal:
+        version = _enter_version(journal, stored_policy(store, name, folder))
         whole = store.folder(version.path)
         prompts = prompts_of(question.prompts, whole, question.max_tokens)
         limits = tested_limits(config, bounds or {}, len(read_ledger(journal)) + 1)
@@ -152,7 +152,7 @@ def _demand_own_ledger(out: Path) -> None:
 
 
 @contextmanager
-def _opened(out: Path, config: Config) -> Iterator[Journal]:
+def _open_ledger(out: Path, config: Config) -> Iterator[Journal]:
     """The ledger of the folder, to write; made where there is none."""
     identity = new_identity()
     if (out / JOURNAL).is_file():
@@ -163,7 +163,7 @@ def _opened(out: Path, config: Config) -> Iterator[Journal]:
         yield journal
 
 
-def _entered(journal: Journal, stored: PolicyVersion) -> PolicyVersion:
+def _enter_version(journal: Journal, stored: PolicyVersion) -> PolicyVersion:
     """The version in the journal with these weights, whatever it was called when they first came; else a new one."""
     policies = journal.policies
     for policy in policies:

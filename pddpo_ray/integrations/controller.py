@@ -89,19 +89,19 @@ class LimitController:
 
         Raises UserError for a limit that a step's answers cannot measure, and for a journal of other limits.
         """
-        self._opened = [(limit, _source_of(limit, source)) for limit, source in limits_given(limits)]
+        self._limit_sources = [(limit, _source_of(limit, source)) for limit, source in limits_given(limits)]
         self._schedule = schedule
-        self._first = self._state = first_multipliers([limit for limit, _ in self._opened], schedule)
-        self._collapsed = False
+        self._first = self._state = first_multipliers([limit for limit, _ in self._limit_sources], schedule)
+        self._in_collapse = False
         self._last: dict[str, Observed] = {}
-        self._told: list[str] = []
+        self._logged_lines: list[str] = []
         self._journal = None if journal is None else Path(journal)
         if self._journal is not None:
             self._open(self._journal)
 
     @property
     def names(self) -> list[str]:
-        return [limit.limit.name for limit, _ in self._opened]
+        return [limit.limit.name for limit, _ in self._limit_sources]
 
     @property
     def multipliers(self) -> dict[str, float]:
@@ -125,12 +125,12 @@ class LimitController:
             Answer(prompt, answer, row, (), row.get("reference"), f"answer {number}")
             for number, (prompt, answer, row) in enumerate(zip(prompts, answers, all_rows, strict=True), start=1)
         ]
-        return {limit.limit.name: _values(limit, source, items) for limit, source in self._opened}
+        return {limit.limit.name: _values(limit, source, items) for limit, source in self._limit_sources}
 
     def costs(self, name: str, values: Sequence[Value]) -> list[float | None]:
         """Values as costs, where less is better; `at_least` reverses the order. An unmeasured answer costs the worst
         that the bounds allow; None where no bound is known, and outside the limit's prompt set."""
-        limit = self._stated(name).limit
+        limit = self._stated_limit(name).limit
         return [None if value is None else _cost(limit, value) for value in values]
 
     def observe(
@@ -151,28 +151,28 @@ class LimitController:
         estimates = [estimate for estimate, _ in summaries.values() if estimate is not None]
         self._state = self._after(self._state, estimates, step)
         observed = {}
-        for (limit, _), (name, (estimate, silent)) in zip(self._opened, summaries.items(), strict=True):
+        for (limit, _), (name, (estimate, silent)) in zip(self._limit_sources, summaries.items(), strict=True):
             n = sum(value is not None for value in values[name]) - missing[name].total()
             mean = None if estimate is None else limit.limit.cost(estimate.value)
             reasons = dict(missing[name].most_common())
             observed[name] = Observed(mean, self.multipliers[name], n, reasons, silent)
         self._last = observed
-        self._collapsed = answers is not None and _collapsed(answers)
+        self._in_collapse = answers is not None and _is_collapse(answers)
         if self._journal is not None:
             entries = {name: asdict(entry) for name, entry in observed.items()}
             line = {"step": step, "estimates": [asdict(estimate) for estimate in estimates], "observed": entries}
-            append_line(self._journal, {**line, "collapsed": self._collapsed})
+            append_line(self._journal, {**line, "collapsed": self._in_collapse})
         return observed
 
     def messages(self) -> list[str]:
         """Warnings about the last step; empty if there are none."""
-        lines = ["the answers have collapsed: most are empty or one and the same text"] if self._collapsed else []
+        lines = ["the answers have collapsed: most are empty or one and the same text"] if self._in_collapse else []
         for state in self._state.limits:
             last = self._last.get(state.name)
             if last is None:
                 continue
             if count := sum(last.missing.values()):
-                has_worst = self._stated(state.name).limit.worst_cost is not None
+                has_worst = self._stated_limit(state.name).limit.worst_cost is not None
                 note = "which count as the worst" if has_worst else "which count for nothing until `bounds` are stated"
                 lines.append(f"{state.name}: no number for {count} of {last.n + count} answers ({last.why}), {note}")
             if last.estimate is None:
@@ -191,9 +191,9 @@ class LimitController:
         """Logs what `messages` says; a line logged after the previous step is not logged again."""
         lines = self.messages()
         for line in lines:
-            if line not in self._told:
+            if line not in self._logged_lines:
                 logger.warning(line)
-        self._told = lines
+        self._logged_lines = lines
 
     def rewind(self, step: int) -> None:
         """Restores the state before `step` was observed, for a trainer that resumes from its checkpoint."""
@@ -201,10 +201,10 @@ class LimitController:
         if self._journal is not None:
             before = [line for line in _steps_that_count(whole_lines(self._journal)[1:]) if line["step"] < step]
             append_line(self._journal, {"rewound": step})
-        self._state, self._last = self._replayed(before), {}
+        self._state, self._last = self._replay_steps(before), {}
 
     def _open(self, journal: Path) -> None:
-        states = zip(self._opened, self._first.limits, strict=True)
+        states = zip(self._limit_sources, self._first.limits, strict=True)
         descriptions = [f"{limit.where} {limit.limit} {source.version} {state}" for (limit, source), state in states]
         mark = fingerprint(*descriptions, str(self._schedule.warmup_steps))
         lines = whole_lines(journal)
@@ -220,9 +220,9 @@ class LimitController:
                 " or give the limits that it began with"
             )
         _drop_torn(journal, lines)
-        self._state = self._replayed(_steps_that_count(lines[1:]))
+        self._state = self._replay_steps(_steps_that_count(lines[1:]))
 
-    def _replayed(self, lines: Sequence[Mapping[str, Any]]) -> DualState:
+    def _replay_steps(self, lines: Sequence[Mapping[str, Any]]) -> DualState:
         """The multipliers after these steps of the journal."""
         state = self._first
         for line in lines:
@@ -233,13 +233,13 @@ class LimitController:
         reasons = {estimate.constraint: WARMUP for estimate in estimates} if step < self._schedule.warmup_steps else {}
         return ascend_all(state, estimates, held=reasons)[0]
 
-    def _stated(self, name: str) -> StatedLimit:
-        return next(limit for limit, _ in self._opened if limit.limit.name == name)
+    def _stated_limit(self, name: str) -> StatedLimit:
+        return next(limit for limit, _ in self._limit_sources if limit.limit.name == name)
 
     def _missing(self, name: str, values: Sequence[Value]) -> Counter[str]:
         """How many of a step's answers could not be measured, by kind of reason. Raises RunError for too many."""
         kinds = Counter(why for value in values if (why := _why_missing(value)))
-        allowed, count = self._stated(name).asking.failed, sum(value is not None for value in values)
+        allowed, count = self._stated_limit(name).asking.failed, sum(value is not None for value in values)
         if allowed is not None and kinds.total() > allowed * count:
             why = _by_reason(dict(kinds.most_common()))
             raise RunError(
@@ -315,7 +315,7 @@ def _silent_share(costs: Array, groups: Sequence[Hashable]) -> float:
     return float(np.mean([max(values) == min(values) for values in groups_of_many])) if groups_of_many else 1.0
 
 
-def _collapsed(answers: Sequence[str]) -> bool:
+def _is_collapse(answers: Sequence[str]) -> bool:
     texts = [answer.strip() for answer in answers]
     top_count = max((texts.count(text) for text in set(texts)), default=0)
     return len(texts) > 1 and top_count > MOSTLY * len(texts)

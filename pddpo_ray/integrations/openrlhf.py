@@ -60,8 +60,8 @@ def limited(
         result = output if isinstance(output, Mapping) else {"rewards": output}
         if "rewards" not in result:
             raise UserError(f"the helpful function gave {sorted(result)} without `rewards`")
-        request = asked_for(prompts, answers, _listed(result["rewards"]), [row(label) for label in labels])
-        scores = _listed(result["scores"]) if result.get("scores") is not None else request.rewards
+        request = asked_for(prompts, answers, _flat_list(result["rewards"]), [row(label) for label in labels])
+        scores = _flat_list(result["scores"]) if result.get("scores") is not None else request.rewards
         scored = limits.score(request)
         logs = dict(result.get("extra_logs") or {}) | {name: _tensor(column) for name, column in scored.figures.items()}
         return {"rewards": _tensor(scored.scores), "scores": _tensor(scores), "extra_logs": logs}
@@ -95,7 +95,7 @@ def answer_of(query: str, prompt: str, ends: Sequence[str] | None = None) -> str
     return re.sub(rf"(?:(?:{mark})\s*)+\Z", "", answer) if mark else answer
 
 
-def _listed(values: Any) -> list[Any]:
+def _flat_list(values: Any) -> list[Any]:
     """A list, or a tensor or an array of any shape. -> [n]"""
     return values.reshape(-1).tolist() if hasattr(values, "reshape") else list(values)
 

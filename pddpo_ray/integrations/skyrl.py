@@ -35,7 +35,7 @@ def limited(environment: type[Any], limits: Scorer) -> type[Any]:
         def __init__(self, env_config: Any = None, extras: Mapping[str, Any] | None = None) -> None:
             row = dict(extras or {})
             super().__init__(env_config, row)
-            self._row, self._prompt, self._group, self._earned = row, "", "", 0.0
+            self._row, self._prompt, self._group, self._reward_so_far = row, "", "", 0.0
             self._figures: dict[str, float] = {}
 
         def init(self, prompt: Sequence[Mapping[str, str]]) -> Any:
@@ -47,12 +47,12 @@ def limited(environment: type[Any], limits: Scorer) -> type[Any]:
 
         def step(self, action: str) -> Any:
             out = super().step(action)
-            self._earned += float(out["reward"])
+            self._reward_so_far += float(out["reward"])
             if not out["done"]:
                 return {**out, "reward": 0.0}
-            request = asked_for([self._prompt], [action], [self._earned], [self._row], [self._group])
+            request = asked_for([self._prompt], [action], [self._reward_so_far], [self._row], [self._group])
             scored = limits.score(request)
-            self._figures = _figures(self._earned, scored)
+            self._figures = _figures(self._reward_so_far, scored)
             return {**out, "reward": scored.scores[0]}
 
         def get_metrics(self) -> dict[str, Any]:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 AGGREGATION = "normalize_then_sum"
 
 
-class _Limited(TrainerCallback):
+class _LimitCallback(TrainerCallback):
     """The controller of a trainer, and the callback that takes it back to a checkpoint. One per trainer."""
 
     def __init__(
@@ -70,7 +70,7 @@ class _Limited(TrainerCallback):
             self._controller = LimitController(self._limits, journal=self._file, schedule=self._schedule)
         trainer.add_callback(self)
 
-    def _measured(
+    def _measure_answers(
         self, prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]
     ) -> dict[str, list[Value]]:
         rows = [
@@ -80,7 +80,7 @@ class _Limited(TrainerCallback):
         texts = [answer_text(completion) for completion in completions]
         return self._controller.measure([prompt_text(prompt) for prompt in prompts], texts, rows)
 
-    def _gathered(self, rows: list[Any]) -> list[Any]:
+    def _gather(self, rows: list[Any]) -> list[Any]:
         """The rows of all processes, one process after another."""
         if self._trainer.accelerator.num_processes == 1:
             return rows
@@ -107,7 +107,7 @@ class _Limited(TrainerCallback):
         return figures
 
 
-class LimitedRewards(_Limited):
+class LimitedRewards(_LimitCallback):
     """The reward functions of limits, and the callback that keeps their weights, in TRL's GRPOTrainer."""
 
     _values: Mapping[str, list[Value]]
@@ -126,7 +126,7 @@ class LimitedRewards(_Limited):
                 f'GRPOConfig(multi_objective_aggregation="{trainer.multi_objective_aggregation}"): limits need'
                 f' "{AGGREGATION}", or a cost\'s unit would decide what its multiplier means'
             )
-        if trainer.reward_func_names[-len(names) :] != [_called(name) for name in names]:
+        if trainer.reward_func_names[-len(names) :] != [_function_name(name) for name in names]:
             raise UserError(
                 "the trainer's last reward functions are not those of the limits; write"
                 " reward_funcs=[..., *limits.reward_funcs]"
@@ -143,7 +143,7 @@ class LimitedRewards(_Limited):
     def _function(self, name: str) -> Callable[..., list[float | None]]:
         def cost(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
             if name == self._controller.names[0]:
-                self._values = self._measured(prompts, completions, columns)
+                self._values = self._measure_answers(prompts, completions, columns)
             costs = self._controller.costs(name, self._values[name])
             if name == self._controller.names[-1]:
                 self._move(prompts, completions)
@@ -151,7 +151,7 @@ class LimitedRewards(_Limited):
                     columns["log_metric"](key, figure)
             return [None if value is None else -value for value in costs]
 
-        cost.__name__ = _called(name)
+        cost.__name__ = _function_name(name)
         return cost
 
     def _move(self, prompts: Sequence[Any], completions: Sequence[Any]) -> None:
@@ -160,9 +160,9 @@ class LimitedRewards(_Limited):
         if trainer is None or not trainer.model.training:
             return
         rank, size = trainer.accelerator.process_index, trainer.num_generations
-        groups = self._gathered([(rank, index // size) for index in range(len(prompts))])
-        values = {name: self._gathered(shard) for name, shard in self._values.items()}
-        self._observe(values, groups, self._gathered([answer_text(completion) for completion in completions]))
+        groups = self._gather([(rank, index // size) for index in range(len(prompts))])
+        values = {name: self._gather(shard) for name, shard in self._values.items()}
+        self._observe(values, groups, self._gather([answer_text(completion) for completion in completions]))
         self._weigh()
 
     def _weigh(self) -> None:
@@ -171,7 +171,7 @@ class LimitedRewards(_Limited):
                 self._trainer.reward_weights[-place] = weight
 
 
-class LimitedScore(_Limited):
+class LimitedScore(_LimitCallback):
     """One reward function, of a helpfulness of yours and all limits, for TRL's RLOOTrainer and OnlineDPOTrainer."""
 
     def __init__(
@@ -196,12 +196,12 @@ class LimitedScore(_Limited):
             raise UserError("limits.attach(trainer) comes before trainer.train()")
         rank, size = trainer.accelerator.process_index, len(prompts)
         values = {
-            name: self._gathered(shard) for name, shard in self._measured(prompts, completions, columns).items()
+            name: self._gather(shard) for name, shard in self._measure_answers(prompts, completions, columns).items()
         }  # fmt: skip
-        rewards = self._gathered(list(self._helpful(prompts=prompts, completions=completions, **columns)))
-        groups = self._gathered([(rank, group) for group in self._groups(size)])
+        rewards = self._gather(list(self._helpful(prompts=prompts, completions=completions, **columns)))
+        groups = self._gather([(rank, group) for group in self._groups(size)])
         if trainer.model.training:
-            self._observe(values, groups, self._gathered([answer_text(completion) for completion in completions]))
+            self._observe(values, groups, self._gather([answer_text(completion) for completion in completions]))
             self._log(columns.get("log_metric"))
         costs = {name: self._controller.costs(name, limit_values) for name, limit_values in values.items()}
         scores = step_scores(rewards, costs, self._controller.multipliers, groups)
@@ -230,7 +230,7 @@ def _demand_questions(rows: Any) -> None:
         )
 
 
-def _called(name: str) -> str:
+def _function_name(name: str) -> str:
     return f"limit_{name}"
 
 

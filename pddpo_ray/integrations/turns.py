@@ -8,14 +8,14 @@ from typing import Any
 
 def prompt_text(prompt: Any) -> str:
     """A prompt as text; of a conversation, its turns with a blank line between them."""
-    return prompt if isinstance(prompt, str) else _joined([_content(turn) for turn in prompt or ()])
+    return prompt if isinstance(prompt, str) else _whole_text([_content(turn) for turn in prompt or ()])
 
 
 def answer_text(answer: Any) -> str:
     """What the model says in an answer; of turns, those of the assistant without the output of tools."""
     if isinstance(answer, str):
         return answer
-    return _joined([_content(turn) for turn in answer or () if turn.get("role", "assistant") == "assistant"])
+    return _whole_text([_content(turn) for turn in answer or () if turn.get("role", "assistant") == "assistant"])
 
 
 def _content(turn: Mapping[str, Any]) -> str:
@@ -27,5 +27,5 @@ def _content(turn: Mapping[str, Any]) -> str:
     return "".join(part for part in parts if isinstance(part, str))
 
 
-def _joined(texts: list[str]) -> str:
+def _whole_text(texts: list[str]) -> str:
     return "\n\n".join(text for text in texts if text)

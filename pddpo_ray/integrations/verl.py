@@ -54,7 +54,7 @@ def limited(
         _demand_question(_extra_info(Path(file)), prompt, str(file))
     demand_plain(helpful)
 
-    names = _taken(helpful)
+    names = _argument_names(helpful)
 
     def compute_score(*values: Any, **fields: Any) -> Any:
         if LISTS[1] not in fields:
@@ -82,7 +82,7 @@ def limited(
     return compute_score
 
 
-def _taken(helpful: Callable[..., Any]) -> tuple[str, ...] | None:
+def _argument_names(helpful: Callable[..., Any]) -> tuple[str, ...] | None:
     """The arguments that a function takes by name; None: any. Raises UserError where it cannot be called so."""
     try:
         parameters = inspect.signature(helpful).parameters.values()

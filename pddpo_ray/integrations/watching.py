@@ -68,8 +68,8 @@ class LimitWatch(TrainerCallback):
         if every < 1:
             raise UserError(f"every={every}: a look needs at least one step before it")
         self._limits, self._rows = limits_given(limits), [_row(prompt) for prompt in prompts]
-        self._templated = not isinstance(self._rows[0]["prompt"], str)
-        if any(isinstance(row["prompt"], str) == self._templated for row in self._rows):
+        self._is_chat = not isinstance(self._rows[0]["prompt"], str)
+        if any(isinstance(row["prompt"], str) == self._is_chat for row in self._rows):
             raise UserError("prompts: some are texts and some conversations; give all in one form")
         self._every, self._draws, self._journal, self._stop = every, draws, journal, stop
         self._trainer: Any = None
@@ -127,7 +127,7 @@ class LimitWatch(TrainerCallback):
         """One answer to each. The model is left in the mode that it was in."""
         draws, tokenizer = self._draws, self._trainer.processing_class
         model = self._trainer.accelerator.unwrap_model(self._trainer.model)
-        texts = [_written(tokenizer, prompt) for prompt in prompts] if self._templated else list(prompts)
+        texts = [_chat_text(tokenizer, prompt) for prompt in prompts] if self._is_chat else list(prompts)
         side, training = tokenizer.padding_side, model.training
         tokenizer.padding_side = "left"
         model.eval()
@@ -136,15 +136,15 @@ class LimitWatch(TrainerCallback):
             with torch.random.fork_rng():
                 torch.manual_seed(seed_of(draws.seed, "limits", step))
                 for start in range(0, len(texts), draws.batch):
-                    answers += self._drawn(model, tokenizer, texts[start : start + draws.batch])
+                    answers += self._draw_answers(model, tokenizer, texts[start : start + draws.batch])
         finally:
             tokenizer.padding_side = side
             model.train(training)
         return answers
 
-    def _drawn(self, model: Any, tokenizer: Any, texts: Sequence[str]) -> list[str]:
+    def _draw_answers(self, model: Any, tokenizer: Any, texts: Sequence[str]) -> list[str]:
         # a chat template adds the special tokens itself
-        inputs = tokenizer(list(texts), return_tensors="pt", padding=True, add_special_tokens=not self._templated)
+        inputs = tokenizer(list(texts), return_tensors="pt", padding=True, add_special_tokens=not self._is_chat)
         hot = self._draws.temperature > 0
         sampling = {"temperature": self._draws.temperature, "top_p": 1.0, "top_k": 0} if hot else {}
         config = model.generation_config
@@ -170,5 +170,5 @@ def _row(prompt: Any) -> dict[str, Any]:
     return row
 
 
-def _written(tokenizer: Any, turns: Any) -> str:
+def _chat_text(tokenizer: Any, turns: Any) -> str:
     return str(tokenizer.apply_chat_template(list(turns), tokenize=False, add_generation_prompt=True))

@@ -217,7 +217,7 @@ class Chart:
         self.svg, self.note = "", ""
         self._tips: dict[str, Sequence[str]] = {}
         self._far: list[_Far] = []
-        self._taken: list[tuple[float, float, float]] = []
+        self._obstacles: list[tuple[float, float, float]] = []
         """Where values may not be written: (x, y, half a width), in points from the lower left corner."""
         _style(self.axes, x_label, y_label)
         self.axes.set(xlim=x, ylim=y)
@@ -274,7 +274,7 @@ class Chart:
         if at != (dot.x, dot.y):
             self._far.append(_Far((dot.x, dot.y), f"{short(dot.x)}, {short(dot.y)}", tip, dot.color))
             x, y = self._nearest(dot.x, dot.y, margin=17.0)
-        self._taken.append((*self._on_paper(x, y), 9.0))
+        self._obstacles.append((*self._on_paper(x, y), 9.0))
         (disc,) = self.axes.plot(x, y, "o", color=_ink(dot.color), markersize=15, mec=edge, mew=1, clip_on=False)
         self.tip(disc, [tip])
         self.axes.text(x, y, dot.mark, size=9.5, weight="bold", color=edge, ha="center", va="center_baseline")
@@ -291,17 +291,17 @@ class Chart:
             )
             self.tip(arrow, [f"{far.tip} (outside the frame)"])
             spots.append((*self._on_paper(*at), up or 1, far.value))
-        self._taken += [(x, y, 6.0) for x, y, *_ in spots]
+        self._obstacles += [(x, y, 6.0) for x, y, *_ in spots]
         for x, y, up, value in sorted(spots, reverse=True):
             width = 5.8 * len(value)
             left = x + 7 if x + 7 + width < WIDTH else x - 7 - width
             for row in range(LABEL_ROWS):
                 line = y - 11 * row * up
-                clear = [abs(line - v) > 9 or u + r < left or left + width < u - r for u, v, r in self._taken]
+                clear = [abs(line - v) > 9 or u + r < left or left + width < u - r for u, v, r in self._obstacles]
                 if all(clear):
                     text = self.figure.text(left / WIDTH, line / HEIGHT, value, size=9.5, va="center")
                     text.set(color=COLORS["soft"], gid=HALO)
-                    self._taken.append((left + width / 2, line, width / 2))
+                    self._obstacles.append((left + width / 2, line, width / 2))
                     break
 
     def _nearest(self, x: float, y: float, margin: float = 0.0) -> Xy:
@@ -322,7 +322,7 @@ class Chart:
         self.note = OUTSIDE if self._far else ""
         out = io.StringIO()
         self.figure.savefig(out, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-        self.svg = _inlined(out.getvalue(), title, self._tips)
+        self.svg = _inline_svg(out.getvalue(), title, self._tips)
 
 
 @contextmanager
@@ -381,7 +381,7 @@ def _ink(color: int) -> str:
     return COLORS[f"c{color}"]
 
 
-def _inlined(svg: str, label: str, tips: dict[str, Sequence[str]]) -> str:
+def _inline_svg(svg: str, label: str, tips: dict[str, Sequence[str]]) -> str:
     """matplotlib's file as a part of the page: colours and font of its style sheet, tooltips, no unused id."""
     root = ElementTree.fromstring(re.sub(r">\s+<", "><", svg))
     used_ids = set(re.findall(r'(?:href="|url\()#(\w+)', svg))

@@ -183,14 +183,14 @@ def _plane(run: RunData, limit: ShownLimit) -> str:
         f"The limit is {limit.limit}: {side} of the dashed edge it is kept. Higher is more helpful. Exact values.",
         dots,
         Line("policies, round by round", path, POLICY) if len(path) > 1 else None,
-        x_label=_named(limit),
+        x_label=_axis_label(limit),
         y_label="helpfulness f",
         edge=limit.axis(limit.limit.bound.number),
         good="right" if limit.limit.at_least else "left",
     )
 
 
-def _named(limit: ShownLimit) -> str:
+def _axis_label(limit: ShownLimit) -> str:
     """`leaks over private, %`"""
     over = limit.limit.quantity.over
     return ", ".join(filter(None, [limit.name + (f" over {over}" if over else ""), limit.unit]))
@@ -250,7 +250,7 @@ def _cost(run: RunData, limit: ShownLimit) -> str:
         f"{why}",
         lines if estimates else [],
         levels=[Level("limit", limit.axis(limit.limit.bound.number), OFFLINE)],
-        y_label=_named(limit),
+        y_label=_axis_label(limit),
     )
 
 

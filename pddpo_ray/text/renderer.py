@@ -41,7 +41,7 @@ class Renderer:
     def text(self, messages: Sequence[Message]) -> str:
         """The turns as one text that waits for the reply, unless the last turn is one. jinja2.TemplateError where the
         template refuses them."""
-        return _applied(self._tokenizer, self.template, messages)
+        return _template_text(self._tokenizer, self.template, messages)
 
     def prompt_ids(self, messages: Sequence[Message]) -> tuple[int, ...]:
         return self._ids(self.text(messages))
@@ -51,7 +51,7 @@ class Renderer:
 
         UserError where the tokenizer has nothing to end it with.
         """
-        prompt, reply, ending = self._written(messages, answer)
+        prompt, reply, ending = self._turn_parts(messages, answer)
         prompt_ids, ids = self._ids(prompt), self._ids(prompt + reply + ending)
         if ids[: len(prompt_ids)] != prompt_ids:
             # a token would span prompt and answer: encode the answer alone, as the model would write it
@@ -64,7 +64,7 @@ class Renderer:
 
     def answer_text(self, messages: Sequence[Message], answer: str) -> str:
         """The answer with the white space that the template writes in front of it."""
-        return self._written(messages, answer)[1]
+        return self._turn_parts(messages, answer)[1]
 
     def without_lead(self, messages: Sequence[Message], drawn: str) -> str:
         """An answer as a model wrote it, without the white space that the template writes in front of answers."""
@@ -130,7 +130,7 @@ class Renderer:
                 " them (for example hh), or leave the system turns out of the data"
             )
 
-    def _written(self, messages: Sequence[Message], answer: str) -> tuple[str, str, str]:
+    def _turn_parts(self, messages: Sequence[Message], answer: str) -> tuple[str, str, str]:
         """Prompt; the answer with the white space that the template writes or keeps around it; the end of its turn.
 
         Where the template alters the answer's words, returns the answer unchanged and an empty end: some templates
@@ -172,7 +172,7 @@ def turn_end(tokenizer: Any, template: str) -> int | None:
     from jinja2 import TemplateError
 
     try:
-        whole = _applied(tokenizer, template, [Message("user", "?"), Message("assistant", MARK)])
+        whole = _template_text(tokenizer, template, [Message("user", "?"), Message("assistant", MARK)])
     except TemplateError:
         return None
     _, mark, tail = whole.rpartition(MARK)
@@ -185,7 +185,7 @@ def special_tokens(tokenizer: Any) -> dict[int, str]:
     return {index: token.content for index, token in tokenizer.added_tokens_decoder.items() if token.special}
 
 
-def _applied(tokenizer: Any, template: str, messages: Sequence[Message]) -> str:
+def _template_text(tokenizer: Any, template: str, messages: Sequence[Message]) -> str:
     waits = messages[-1].role != "assistant"
     text: str = tokenizer.apply_chat_template(
         as_dicts(messages), chat_template=template, tokenize=False, add_generation_prompt=waits

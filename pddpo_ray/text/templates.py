@@ -124,11 +124,11 @@ def rendered(template: str, messages: Sequence[Message]) -> str:
 
     It waits for the assistant's reply unless the last turn is one.
     """
-    return _compiled(template).render(messages=as_dicts(messages), add_generation_prompt=True)
+    return _jinja_template(template).render(messages=as_dicts(messages), add_generation_prompt=True)
 
 
 @cache
-def _compiled(template: str) -> Any:
+def _jinja_template(template: str) -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     return ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(template)

@@ -24,17 +24,17 @@ def temperature(differences: Array) -> float:
 
     0 where the scores are uninformative or rank pairs wrongly.
     """
-    return float(_fitted(np.asarray(differences, dtype=np.float64)[:, None], np.ones(len(differences)))[0])
+    return float(_fit_weights(np.asarray(differences, dtype=np.float64)[:, None], np.ones(len(differences)))[0])
 
 
 def zero_and_temperature(scores: Array, unsafe: Array) -> tuple[float, float]:
     """(a, b) with the largest likelihood of the labels; a >= 0. [n], [n] of 0 or 1"""
     values = np.asarray(scores, dtype=np.float64)
-    a, b = _fitted(np.stack([values, np.ones(len(values))], axis=1), np.asarray(unsafe, dtype=np.float64))
+    a, b = _fit_weights(np.stack([values, np.ones(len(values))], axis=1), np.asarray(unsafe, dtype=np.float64))
     return float(a), float(b)
 
 
-def _fitted(columns: Array, labels: Array) -> Array:
+def _fit_weights(columns: Array, labels: Array) -> Array:
     """Weights of the columns in sigmoid(columns @ w), the first at least 0. [n, k], [n] -> [k]"""
     scale = max(float(columns[:, 0].std()), float(np.abs(columns[:, 0]).mean()), 1e-12)
     scaled = columns / np.array([scale, *np.ones(columns.shape[1] - 1)])

@@ -74,11 +74,12 @@ def comparisons_of(own: ArrayLike, held_out: ArrayLike, level: float) -> list[Di
     reward, check = np.asarray(own, np.float64), np.asarray(held_out, np.float64)
     last = len(reward) - 1
     return [
-        _compared(reward[last] - reward[since], check[last] - check[since], last, since, level) for since in range(last)
+        _divergence(reward[last] - reward[since], check[last] - check[since], last, since, level)
+        for since in range(last)
     ]
 
 
-def _compared(gains: Array, held_out: Array, round_: int, since: int, level: float) -> Divergence:
+def _divergence(gains: Array, held_out: Array, round_: int, since: int, level: float) -> Divergence:
     return Divergence(
         round=round_,
         since=since,

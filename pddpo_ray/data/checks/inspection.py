@@ -92,14 +92,14 @@ class Inspection:
 
     @property
     def rows(self) -> int:
-        return sum(count.rows for count in self._own)
+        return sum(count.rows for count in self._counts_without_held_out)
 
     @property
     def good(self) -> int:
-        return self.rows - sum(count.bad for count in self._own)
+        return self.rows - sum(count.bad for count in self._counts_without_held_out)
 
     @property
-    def _own(self) -> list[FileCount]:
+    def _counts_without_held_out(self) -> list[FileCount]:
         return self.files[: len(self.names) - self.held_out]
 
     def examples(self, set_aside: Callable[[Bad], None] | None = None) -> Iterator[Good]:
@@ -154,14 +154,14 @@ class _FirstPass:
     def run(self) -> Inspection:
         inspection = self._inspection
         for index, name in enumerate(inspection.names):
-            self._one(index, name, held_out=index >= len(inspection.names) - inspection.held_out)
+            self._inspect_source(index, name, held_out=index >= len(inspection.names) - inspection.held_out)
         inspection.distinct_prompts = self._between.distinct_prompts()
         for finding in self._between.findings():
             self._take(finding)
         inspection.problems.sort(key=lambda problem: (inspection.names.index(problem.file), problem.line))
         return inspection
 
-    def _one(self, index: int, name: str, *, held_out: bool) -> None:
+    def _inspect_source(self, index: int, name: str, *, held_out: bool) -> None:
         inspection = self._inspection
         count = FileCount(name)
         inspection.files.append(count)
@@ -204,7 +204,7 @@ class _FirstPass:
 
 def _read(name: str, settings: Settings, count: FileCount | None = None) -> Iterator[Good | Bad]:
     """Rows of one source, understood or not."""
-    rows = (_named(item, settings) for item in sources.read(name, settings.limits))
+    rows = (_rename_fields(item, settings) for item in sources.read(name, settings.limits))
     head = list(islice(rows, LOOK_AHEAD))
     form = FORMATS[settings.format] if settings.format else _format_of(head)
     if form is None and any(isinstance(item, Row) for item in head):
@@ -222,7 +222,7 @@ def _read(name: str, settings: Settings, count: FileCount | None = None) -> Iter
         assert form is not None
         try:
             example = read_row(item.value, form, settings.means, judged=settings.judged)
-            _demand_bounded(example, settings.limits)
+            _demand_short_texts(example, settings.limits)
             for check in settings.checks:
                 check(example)
         except RowError as error:
@@ -231,7 +231,7 @@ def _read(name: str, settings: Settings, count: FileCount | None = None) -> Iter
             yield Good(name, item.line, example, item.value)
 
 
-def _named(item: Row | Fault, settings: Settings) -> Row | Fault:
+def _rename_fields(item: Row | Fault, settings: Settings) -> Row | Fault:
     if isinstance(item, Fault) or not (settings.columns or settings.ignore):
         return item
     return replace(item, value=renamed(item.value, settings.columns, settings.ignore))
@@ -242,7 +242,7 @@ def _format_of(head: Sequence[Row | Fault]) -> Format | None:
     return FORMATS[votes.most_common(1)[0][0]] if votes else None
 
 
-def _demand_bounded(example: Example, limits: Limits) -> None:
+def _demand_short_texts(example: Example, limits: Limits) -> None:
     """Columnar files have no lines to limit."""
     longest = max(len(text) for text in (*(m.content for m in example.prompt), *(a.text for a in example.answers)))
     if longest > limits.line_bytes:

@@ -59,7 +59,7 @@ class RowIndex:
 
     def groups(self) -> Iterator[list[Entry]]:
         """Entries with one key, in order of their rows; keys in no particular order, single entries left out."""
-        for entries, begins, ends in self._sorted():
+        for entries, begins, ends in self._sorted_buckets():
             import numpy as np
 
             for number in np.flatnonzero(ends - begins > 1):
@@ -68,9 +68,9 @@ class RowIndex:
 
     def distinct(self) -> int:
         """Number of keys."""
-        return sum(len(begins) for _, begins, _ in self._sorted())
+        return sum(len(begins) for _, begins, _ in self._sorted_buckets())
 
-    def _sorted(self) -> Iterator[tuple[Any, Any, Any]]:
+    def _sorted_buckets(self) -> Iterator[tuple[Any, Any, Any]]:
         import numpy as np
 
         for path, buffer in zip(self._paths, self._waiting, strict=True):

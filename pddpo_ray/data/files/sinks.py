@@ -71,13 +71,13 @@ class Sink:
         demand_writable(path)
         self.path, self.rows = path, 0
         self._aside = written_aside(path)
-        self._unfinished = self._aside.__enter__()
+        self._partial_path = self._aside.__enter__()
         kind = path.suffix.lower()
         self._writer: JsonLines | Columns
         if kind in (".jsonl", ".gz"):
-            self._writer = JsonLines(self._unfinished, packed=kind == ".gz")
+            self._writer = JsonLines(self._partial_path, packed=kind == ".gz")
         else:
-            self._writer = Columns(self._unfinished, schema_of(form, dimension), parquet=kind == ".parquet")
+            self._writer = Columns(self._partial_path, schema_of(form, dimension), parquet=kind == ".parquet")
 
     def write(self, row: dict[str, Any]) -> None:
         self._writer.write(row)
@@ -91,7 +91,7 @@ class Sink:
     ) -> None:
         self._writer.close()
         if not self.rows:
-            self._unfinished.unlink()
+            self._partial_path.unlink()
         self._aside.__exit__(kind, error, trace)
 
 

@@ -122,7 +122,7 @@ def _read_file(path: Path, limits: Limits) -> Iterator[Row | Fault]:
 
 def _read_text(path: Path, magic: bytes, suffix: str, limits: Limits) -> Iterator[Row | Fault]:
     last, is_empty = 0, True
-    with _unpacked(path, magic) as file:
+    with _open_stream(path, magic) as file:
         try:
             for item in _text_rows(file, suffix, limits):
                 last, is_empty = item.line, False
@@ -139,7 +139,7 @@ def _is_cut(error: Exception) -> bool:
     return isinstance(error, EOFError) or "end-of-stream" in str(error)
 
 
-def _unpacked(path: Path, magic: bytes) -> BinaryIO:
+def _open_stream(path: Path, magic: bytes) -> BinaryIO:
     if magic.startswith(GZIP):
         return cast(BinaryIO, gzip.open(path, "rb"))
     if magic.startswith(XZ):

@@ -121,7 +121,7 @@ class ReadFields(Mapping[str, Any]):
             )
         names = [name for name in unread if self._is_lost_text(name, prompt) and (judged or not AN_ANSWER.search(name))]
         if names:
-            raise RowError("unread-text", f"{self._named(names)} ({self._remedy(names[0])})")
+            raise RowError("unread-text", f"{self._loss_message(names)} ({self._remedy(names[0])})")
 
     def _is_lost_text(self, name: str, prompt: Sequence[str]) -> bool:
         value = self._row[name]
@@ -129,7 +129,7 @@ class ReadFields(Mapping[str, Any]):
             return False
         return not (isinstance(value, str) and any(has_words(text, value) for text in prompt))
 
-    def _named(self, names: Sequence[str]) -> str:
+    def _loss_message(self, names: Sequence[str]) -> str:
         return f"the text of `{'`, `'.join(names)}` would be lost"
 
     def _remedy(self, name: str) -> str:
@@ -217,7 +217,7 @@ def renamed(row: Mapping[str, Any], columns: Mapping[str, str], ignore: frozense
 def plain(row: Mapping[str, Any]) -> dict[str, Any]:
     """The row independent of its file's form: without the nulls that columns add inside of objects, messages in a text
     as a list, and well-known names as ours."""
-    row = _well_named(row)
+    row = _with_known_names(row)
     result = {SAME.get(name, name) if SAME.get(name) not in row else name: _plain(value) for name, value in row.items()}
     turns = next((result[name] for name in DIALOGUES if isinstance(result.get(name), list)), None)
     if turns and "rejected" in result and "chosen" not in result:
@@ -225,7 +225,7 @@ def plain(row: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _well_named(row: Mapping[str, Any]) -> Mapping[str, Any]:
+def _with_known_names(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """The row with `Prompt`, `CHOSEN` and ` prompt` under the names in lower case, where nothing else has these."""
     our_names = _names(tuple(row))
     return row if our_names is None else {our_names[name]: value for name, value in row.items()}

@@ -62,7 +62,7 @@ def messages(value: object, name: str) -> Turns:
         raise RowError("empty-text", f"`{name}` holds no messages")
     turns = tuple(_message(item, f"{name}[{index}]") for index, item in enumerate(value))
     if turns[-1].role == "assistant":
-        _refuse_unlearned(value[-1], f"{name}[{len(turns) - 1}]")
+        _refuse_unlearned_reply(value[-1], f"{name}[{len(turns) - 1}]")
     return turns
 
 
@@ -108,7 +108,7 @@ def _refuse_more(item: Mapping[str, Any], keys: Sequence[str], name: str) -> Non
         raise RowError("unread-text", f"`{name}.{text}` would be lost: write it into the content, or take it out")
 
 
-def _refuse_unlearned(reply: Mapping[str, Any], name: str) -> None:
+def _refuse_unlearned_reply(reply: Mapping[str, Any], name: str) -> None:
     """RowError where a reply says that it is not to be learned: `weight: 0` of OpenAI's files, `train: false`, ..."""
     field = next((key for key in LEARNED if reply.get(key) in (0, "0", "false", "False")), None)
     if field is not None:
@@ -146,7 +146,7 @@ def prompt_of(row: ReadFields, before: Turns = (), but: Sequence[str] = ()) -> T
     the turns `before` the answers in theirs. Columns named in `but` hold answers. RowError for two prompts, or none.
     """
     head = next((name for name in HEADS if name not in but and not columns.is_empty(row.peek(name))), None)
-    question = () if head is None else _asked(row, head, but)
+    question = () if head is None else _question_turns(row, head, but)
     try:
         prompt = joined(_with_material(row, question, head), before)
     except RowError:  # the turns before the answers may lack the question's context or input
@@ -161,7 +161,7 @@ def prompt_of(row: ReadFields, before: Turns = (), but: Sequence[str] = ()) -> T
     return prompt
 
 
-def _asked(row: ReadFields, head: str, but: Sequence[str]) -> Turns:
+def _question_turns(row: ReadFields, head: str, but: Sequence[str]) -> Turns:
     turns = _turns(row[head], head)
     for name in (*DIALOGUES, "history", "context"):
         value = row.peek(name)
@@ -180,14 +180,14 @@ def _turns(value: object, name: str) -> Turns:
         nested_row.demand_read([turn.content for turn in turns])
         return turns
     if isinstance(value, list) and not _is_text(value):
-        return _listed(value, name)
+        return _turns_of_list(value, name)
     text = _text(_joined_text(value, name), name)
     if name in DIALOGUES and not transcripts.is_open(text):
         raise RowError("wrong-type", f"`{name}` is a text, not a list of messages")
     return transcripts.opened(text, name) if transcripts.is_open(text) else (Message("user", text),)
 
 
-def _listed(value: list[Any], name: str) -> Turns:
+def _turns_of_list(value: list[Any], name: str) -> Turns:
     """Turns from a list of messages, or of a question and its reply each."""
     pairs = [_question_and_reply(item) for item in value]
     if not pairs or None in pairs:
@@ -316,7 +316,7 @@ def side(row: Mapping[str, Any], name: str, *, transcript: bool | None = None) -
             raise RowError("ratings", f"`{name}` holds {len(value)} texts: which one is the answer? Write one a row")
         value = value[0]
     if isinstance(value, list):
-        turns = _listed(value, name)
+        turns = _turns_of_list(value, name)
     else:
         text = _text(value, name)
         whole = transcripts.is_transcript(text) if transcript is None else transcript

@@ -171,7 +171,7 @@ def read_choice(row: ReadFields, means: Means) -> Example:
     questions = _nested_questions(row.get("responses")) if nested else _columns(row, replies)
     if nested:
         row.get("suggestions"), row.get("vectors")  # marks as read: a model's, no person's
-    example = judged(prompt_of(texts, but=replies), _both(texts, replies), _decided(questions, replies), means)
+    example = judged(prompt_of(texts, but=replies), _both(texts, replies), _majority_choice(questions, replies), means)
     if nested:
         texts.demand_read([turn.content for turn in example.prompt])
     return example
@@ -188,9 +188,9 @@ def read_label_studio(row: ReadFields, means: Means) -> Example:
     questions: dict[str, list[Any]] = {}
     for annotation in row["annotations"] or ():
         for result in () if annotation.get("was_cancelled") else annotation.get("result") or ():
-            questions.setdefault(str(result.get("from_name", "annotations")), []).append(_selected(result))
+            questions.setdefault(str(result.get("from_name", "annotations")), []).append(_selection(result))
     row.get("predictions")  # marks as read: a model's, no person's
-    example = judged(prompt_of(texts, but=replies), _both(texts, replies), _decided(questions, replies), means)
+    example = judged(prompt_of(texts, but=replies), _both(texts, replies), _majority_choice(questions, replies), means)
     texts.demand_read([turn.content for turn in example.prompt])
     return example
 
@@ -239,7 +239,7 @@ def _replies(texts: Fields) -> list[str]:
 def _nested_questions(responses: Any) -> dict[str, list[Any]]:
     """People's submitted values by question: `{question: [value]}`, or a list with the values of each person."""
     if isinstance(responses, Mapping):
-        return {str(name): _submitted(entries or (), None) for name, entries in responses.items()}
+        return {str(name): _submitted_values(entries or (), None) for name, entries in responses.items()}
     questions: dict[str, list[Any]] = {}
     for person in responses or ():
         if isinstance(person, Mapping) and person.get("status", "submitted") == "submitted":
@@ -258,7 +258,7 @@ def _columns(row: ReadFields, replies: Sequence[str]) -> dict[str, list[Any]]:
         of_reply = any(reply in name for reply in replies) or ".suggestion" in name
         if of_reply or not (by_name or (exported and isinstance(value, str))):
             continue
-        values = _submitted(value if isinstance(value, list) else [value], row.peek(f"{name}.status"))
+        values = _submitted_values(value if isinstance(value, list) else [value], row.peek(f"{name}.status"))
         choices = [_index_of(entry, replies, by_name=by_name) for entry in values]
         if choices and REFUSED not in choices:
             questions[name] = values
@@ -270,7 +270,7 @@ def _columns(row: ReadFields, replies: Sequence[str]) -> dict[str, list[Any]]:
     return questions
 
 
-def _submitted(entries: Sequence[Any], statuses: object) -> list[Any]:
+def _submitted_values(entries: Sequence[Any], statuses: object) -> list[Any]:
     """The submitted values, without drafts and discarded answers."""
     values = []
     for index, entry in enumerate(entries):
@@ -282,7 +282,7 @@ def _submitted(entries: Sequence[Any], statuses: object) -> list[Any]:
     return values
 
 
-def _decided(questions: Mapping[str, list[Any]], replies: Sequence[str]) -> int | None:
+def _majority_choice(questions: Mapping[str, list[Any]], replies: Sequence[str]) -> int | None:
     """The answer that most people chose; None without a majority. RowError where a question's answers would be lost."""
     decisions: dict[str, Votes] = {}
     for name, values in questions.items():
@@ -332,7 +332,7 @@ def _first_of(ranking: Sequence[Any], replies: Sequence[str]) -> int | None:
     return None if ranks[0] == ranks[1] else _index_of(names[ranks.index(min(ranks))], replies)
 
 
-def _selected(result: Mapping[str, Any]) -> object:
+def _selection(result: Mapping[str, Any]) -> object:
     """What a result of Label Studio selects."""
     value = result.get("value") or {}
     if result.get("type") == "choices" and len(value.get("choices") or ()) == 1:

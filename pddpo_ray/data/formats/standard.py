@@ -249,10 +249,10 @@ def write_rows(example: Example, name: str, dimension: Dimension, prompt: Render
     if name == "pku":
         return [row | {"prompt": prompt(example.prompt)} | _write_pku(shuffled(example))]
     label = example.label(dimension)
-    return [] if label is None else [row | _write_preferred(example, label, name, dimension, prompt)]
+    return [] if label is None else [row | _write_preference(example, label, name, dimension, prompt)]
 
 
-def _write_preferred(example: Example, label: int, name: str, dimension: Dimension, prompt: Render) -> dict[str, Any]:
+def _write_preference(example: Example, label: int, name: str, dimension: Dimension, prompt: Render) -> dict[str, Any]:
     chosen, rejected = example.answers[label].text, example.answers[1 - label].text
     match name:
         case "hh":
@@ -289,7 +289,7 @@ def _write_qa(example: Example, index: int, prompt: Render) -> dict[str, Any]:
     reply, several = example.answers[index], len(example.answers) > 1
     row = {} if example.id is None else {"id": f"{example.id}-{index}" if several else example.id}
     columns = {"prompt": prompt(example.prompt), "response": reply.text, "is_safe": reply.safe}
-    return {**row, **columns, "severity_level": reply.severity, "harm_category": _published(reply)}
+    return {**row, **columns, "severity_level": reply.severity, "harm_category": _published_categories(reply)}
 
 
 def _write_pku(example: Example) -> dict[str, Any]:
@@ -297,14 +297,14 @@ def _write_pku(example: Example) -> dict[str, Any]:
     return {
         **{f"response_{index}": reply.text for index, reply in numbered},
         **{f"is_response_{index}_safe": reply.safe for index, reply in numbered},
-        **{f"response_{index}_harm_category": _published(reply) for index, reply in numbered},
+        **{f"response_{index}_harm_category": _published_categories(reply) for index, reply in numbered},
         **{f"response_{index}_severity_level": reply.severity for index, reply in numbered},
         "better_response_id": example.better,
         "safer_response_id": example.safer,
     }
 
 
-def _published(reply: Answer) -> dict[str, bool] | None:
+def _published_categories(reply: Answer) -> dict[str, bool] | None:
     """The categories in the published form, without names that PKU-SafeRLHF does not have."""
     categories = [name for name in reply.categories if name in PKU_CATEGORIES]
     return {name: name in categories for name in PKU_CATEGORIES} if categories or reply.safe else None

@@ -41,14 +41,14 @@ def before_and_after(
     before = journal.samples(0, ASKED)
     policies = _by_rank(journal, released)
     if not before:
-        after = next((replies for policy in policies if (replies := _own(journal, policy))), [])
+        after = next((replies for policy in policies if (replies := _answers_in_own_round(journal, policy))), [])
         reference, alike = _of_reference(journal)
         note = SAME_DECODING if alike else OTHER_DECODING
         both = (_one_per_prompt(reference if alike else []), _one_per_prompt(after))
         prompts = _spread(sorted(both[0].keys() & both[1].keys() or both[0] or both[1]), most)
         before, after = ([replies[name] for name in prompts if name in replies] for replies in both)
         return tuple(before), tuple(after), f"{FIRST_DRAWN} {note}"
-    after = next((replies for policy in policies if (replies := _own(journal, policy, ASKED))), [])
+    after = next((replies for policy in policies if (replies := _answers_in_own_round(journal, policy, ASKED))), [])
     prompts = list(dict.fromkeys(answer.prompt.id for answer in before))[: max(most, 0)]
     sides = [tuple(answer for answer in answers if answer.prompt.id in prompts) for answers in (before, after)]
     return sides[0], sides[1], OF_THE_SCORECARD
@@ -121,7 +121,7 @@ def _by_rank(journal: JournalReader, released: int | None) -> list[PolicyVersion
     return sorted(policies, key=lambda policy: _round_of(journal, policy.number) != released)
 
 
-def _own(journal: JournalReader, policy: PolicyVersion, purpose: str | None = None) -> list[Response]:
+def _answers_in_own_round(journal: JournalReader, policy: PolicyVersion, purpose: str | None = None) -> list[Response]:
     """The policy's answers in its own round."""
     samples = journal.samples(_round_of(journal, policy.number), purpose)
     return [response for response in samples if response.policy_version == policy.number]

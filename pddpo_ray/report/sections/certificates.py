@@ -126,8 +126,8 @@ def _tighter(entry: Entry, limit: TestedLimit) -> str:
         target = part * bound
         needed = draws_needed(target, mean, limit.level, most=MOST) if mean < target else None
         text = number(needed) if needed is not None else f"over {MOST:,}" if mean < 0.87 * target else "none suffice"
-        rows.append([_said(limit, limit.from_unit(target)), text])
-    share = _said(limit, limit.from_unit(mean))
+        rows.append([_amount_text(limit, limit.from_unit(target)), text])
+    share = _amount_text(limit, limit.from_unit(mean))
     note = (
         f"<p>Draws that would certify a tighter limit on {escape(limit.name)}, if the share seen, {share}, is true:</p>"
     )
@@ -154,7 +154,7 @@ def _mean_and_ends(limit: TestedLimit, group: GroupFinding) -> list[str]:
     low, high = limit.between(group.lower, group.upper)
     ends = escape(f"{low} to {high}")
     broken = group.lower > limit.limit
-    return [_said(limit, group.mean), f'<span class="bad">{ends}, above the limit</span>' if broken else ends]
+    return [_amount_text(limit, group.mean), f'<span class="bad">{ends}, above the limit</span>' if broken else ends]
 
 
 def _prompts(run: RunData, entry: Entry, limit: TestedLimit) -> str:
@@ -185,7 +185,7 @@ def _ledger(ledger: Sequence[Entry]) -> str:
             number(entry.candidate.number),
             escape(entry.candidate.policy),
             escape("; ".join(f"{limit.name} {limit.entered.stated}" for limit in entry.candidate.limits)),
-            escape("; ".join(_shown(entry, limit) for limit in entry.candidate.limits)),
+            escape("; ".join(_bound_text(entry, limit) for limit in entry.candidate.limits)),
             ", ".join(short(limit.level) for limit in entry.candidate.limits),
             number(entry.count),
             f'<span class="{STATE[entry.state]}">{entry.state}</span>',
@@ -205,12 +205,12 @@ def _ledger(ledger: Sequence[Entry]) -> str:
     return note + table(head, rows)
 
 
-def _shown(entry: Entry, limit: TestedLimit) -> str:
+def _bound_text(entry: Entry, limit: TestedLimit) -> str:
     """`cost at most 4.3 %`: what the draws show, whichever limit is asked about."""
     result = finding(limit.entered, entry.numbers[limit.name], entry.candidate.rounds)
     return f"{limit.name} at {'least' if limit.at_least else 'most'} {limit.amount(result.upper)}"
 
 
-def _said(limit: TestedLimit, cost: float) -> str:
+def _amount_text(limit: TestedLimit, cost: float) -> str:
     """A cost as the quantity that the limit is stated in."""
     return escape(str(limit.amount(cost)))

@@ -18,7 +18,7 @@ def scorecard(run: RunData) -> str:
     """Empty for a run without a scorecard."""
     if 0 not in run.scorecard:
         return ""
-    return _warnings(run) + _about(run) + _figures(run) + _alarm(run) + _notes(run)
+    return _warnings(run) + _introduction(run) + _figures(run) + _alarm(run) + _notes(run)
 
 
 def _warnings(run: RunData) -> str:
@@ -27,7 +27,7 @@ def _warnings(run: RunData) -> str:
     return "".join(f'<p class="bad">{escape(note)}</p>' for note in newest["notes"])
 
 
-def _about(run: RunData) -> str:
+def _introduction(run: RunData) -> str:
     first = run.scorecard[0]
     each = len(next(iter(first["scores"].values()))[0]) if first["scores"] else None
     answers = "" if each is None else f", {number(each, 'scorecard/answers')} answers to each"

@@ -104,7 +104,7 @@ def _mean_ends(run: RunData) -> tuple[float, float] | None:
 def assumptions(run: RunData) -> list[Assumption]:
     """The premises of the theorem, in its order."""
     return [
-        _bounded(run),
+        _bounded_scores(run),
         _labels_from_truth(run),
         _slater(run),
         _rho(run),
@@ -127,7 +127,7 @@ def half_width(run: RunData, factor: float) -> float | None:
     return None if ends is None else 0.5 * (ends[1] - ends[0])
 
 
-def _bounded(run: RunData) -> Assumption:
+def _bounded_scores(run: RunData) -> Assumption:
     name = "rewards and costs are bounded by R and C"
     if run.known_world:
         return Assumption(name, "met", "the world's tables are clipped to them")

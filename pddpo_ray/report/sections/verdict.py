@@ -26,7 +26,9 @@ def verdict_strip(run: RunData) -> str:
     entry = newest(run)
     tested = {} if entry is None else {limit.name: limit for limit in entry.candidate.limits}
     blocks = [
-        _estimated(run, limit) if entry is None or limit.name not in tested else _certified(run, limit, entry, tested)
+        _estimate_block(run, limit)
+        if entry is None or limit.name not in tested
+        else _certificate_block(run, limit, entry, tested)
         for limit in run.limits
     ]
     return f'<section class="verdicts">{"".join(blocks)}{_helpfulness(run)}</section>'
@@ -51,14 +53,14 @@ def _before(run: RunData, limit: ShownLimit) -> Figure:
 
 
 def _exact(run: RunData, limit: ShownLimit) -> Figure:
-    g = _of_released(run, f"{limit.prefix}exact/g_policy")
+    g = _released_metric(run, f"{limit.prefix}exact/g_policy")
     value = run.value(limit, "last") if g is None else limit.amount(g)
     key = f"{limit.prefix}exact/value"
     name = f"{_after(run, g)}, by the true scores"
     return name, "" if value is None else number(value, key, shown=limit.text(value))
 
 
-def _of_released(run: RunData, metric: str) -> float | None:
+def _released_metric(run: RunData, metric: str) -> float | None:
     """A metric in the released policy's round; None where that is the last one, nothing is released or it has none."""
     return dict(run.series(metric)[:-1]).get(run.outcome.round or -1)
 
@@ -69,7 +71,7 @@ def _after(run: RunData, released: float | None) -> str:
     return "last policy" if last else "released policy"
 
 
-def _certified(run: RunData, limit: ShownLimit, entry: Entry, tested: dict[str, TestedLimit]) -> str:
+def _certificate_block(run: RunData, limit: ShownLimit, entry: Entry, tested: dict[str, TestedLimit]) -> str:
     test, finding = tested[limit.name], entry.findings[limit.name]
     draws = test.draws(entry.numbers[limit.name])
     measured = draws[~np.isnan(draws)]
@@ -96,7 +98,7 @@ def _certified(run: RunData, limit: ShownLimit, entry: Entry, tested: dict[str, 
     )
 
 
-def _estimated(run: RunData, limit: ShownLimit) -> str:
+def _estimate_block(run: RunData, limit: ShownLimit) -> str:
     """By the labels of the released round, else of the last one."""
     steps = {step.round: step for step in run.steps_of(limit)}
     round_ = run.outcome.round if run.outcome.round in steps else max(steps, default=None)
@@ -125,7 +127,7 @@ def _estimated(run: RunData, limit: ShownLimit) -> str:
 
 def _helpfulness(run: RunData) -> str:
     """f before, after and at best where the world is known, else wins by a held-out scorer; empty without either."""
-    released = _of_released(run, "exact/f_policy")
+    released = _released_metric(run, "exact/f_policy")
     before, after, best = run.f("reference"), run.exact("f") if released is None else released, run.f("optimum")
     if after is not None:
         names = (("before training", before), (_after(run, released), after), ("best possible under the limits", best))

@@ -22,11 +22,11 @@ class WandbLog:
 
     def __init__(self, library: ModuleType, settings: WandbSettings, run: TrackedRun) -> None:
         self._library, self._settings, self._run = library, settings, run
-        self._begun: Any = None
+        self._wandb_run: Any = None
 
     def write_round(self, round_: int, metrics: Mapping[str, float]) -> None:
-        if self._begun is None:
-            self._begun = self._library.init(
+        if self._wandb_run is None:
+            self._wandb_run = self._library.init(
                 project=self._settings.project,
                 mode=self._settings.mode,
                 dir=str(self._run.folder),
@@ -35,8 +35,8 @@ class WandbLog:
                 config=dict(self._run.recipe),
                 settings=self._library.Settings(console="off", disable_git=True, silent=True),
             )
-        self._begun.log(finite(metrics), step=round_)
+        self._wandb_run.log(finite(metrics), step=round_)
 
     def close(self) -> None:
-        if self._begun is not None:
-            self._begun.finish()
+        if self._wandb_run is not None:
+            self._wandb_run.finish()

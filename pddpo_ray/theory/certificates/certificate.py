@@ -36,7 +36,7 @@ def first_certified(values: ArrayLike, limit: float, level: float, *, shaped_for
     ValueError for a value outside [0, 1] or not a number.
     first_certified([0] * 500, limit=0.01, level=0.05) = 392
     """
-    return _first_at_least(log_wealth(_checked(values), limit, shaped_for=shaped_for), level)
+    return _first_at_least(log_wealth(_unit_values(values), limit, shaped_for=shaped_for), level)
 
 
 def upper_bound(values: ArrayLike, limit: float, level: float) -> float:
@@ -44,7 +44,7 @@ def upper_bound(values: ArrayLike, limit: float, level: float) -> float:
 
     It holds for every threshold at once: another limit may be read off it. Raises ValueError as `first_certified`.
     """
-    array, target = _checked(values), _log_wanted(level)
+    array, target = _unit_values(values), _log_target(level)
     bets = bets_below(limit)
     log_gains = np.log1p(-np.outer(bets, array)).sum(axis=1)
 
@@ -56,7 +56,7 @@ def upper_bound(values: ArrayLike, limit: float, level: float) -> float:
 
 def first_rejected(values: ArrayLike, limit: float, level: float, *, shaped_for: float | None = None) -> int | None:
     """How many values it took until their mean was shown to be above the limit; None: it was not. [n]"""
-    return _first_at_least(log_wealth(_checked(values), limit, above=True, shaped_for=shaped_for), level)
+    return _first_at_least(log_wealth(_unit_values(values), limit, above=True, shaped_for=shaped_for), level)
 
 
 def lower_bound(values: ArrayLike, limit: float, level: float) -> float:
@@ -64,7 +64,7 @@ def lower_bound(values: ArrayLike, limit: float, level: float) -> float:
 
     The mirror image of `upper_bound`: bets on 1 - Z. A mean below it by chance has probability at most `level`.
     """
-    array, target = 1.0 - _checked(values), _log_wanted(level)
+    array, target = 1.0 - _unit_values(values), _log_target(level)
     bets = bets_above(limit)
     log_gains = np.log1p(-np.outer(bets, array)).sum(axis=1)
 
@@ -120,7 +120,7 @@ def candidate_level(delta: float, number: int) -> float:
 
 
 def _first_at_least(path: Array, level: float) -> int | None:
-    reached = np.flatnonzero(path >= _log_wanted(level))
+    reached = np.flatnonzero(path >= _log_target(level))
     return int(reached[0]) + 1 if reached.size else None
 
 
@@ -129,7 +129,7 @@ def _log_mean(logs: Array) -> Array:
     return np.asarray(logsumexp(logs, axis=0) - math.log(len(logs)))
 
 
-def _log_wanted(level: float) -> float:
+def _log_target(level: float) -> float:
     if not 0.0 < level < 1.0:
         raise ValueError(f"level is the probability of a false certificate, between 0 and 1; got {level}")
     return -math.log(level)
@@ -141,7 +141,7 @@ def _limit(limit: float) -> float:
     return limit
 
 
-def _checked(values: ArrayLike) -> Array:
+def _unit_values(values: ArrayLike) -> Array:
     """Values as an array [n]; raises ValueError with the first that is no number in [0, 1]."""
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1:

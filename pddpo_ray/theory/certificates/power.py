@@ -28,7 +28,7 @@ def draws_needed(limit: float, rate: float, level: float, power: float = 0.8, mo
     if not 0.0 <= rate < limit or _sure_loss(limit, rate):
         return None
     alive = np.ones(1)
-    certified, allowed = 0.0, _Allowed(limit, level)
+    certified, allowed = 0.0, _AllowedFailures(limit, level)
     for draw in range(1, most + 1):
         alive = _after_a_draw(alive, rate)
         edge = allowed.failures(draw)
@@ -42,7 +42,7 @@ def draws_needed(limit: float, rate: float, level: float, power: float = 0.8, mo
 
 def allowed_failures(limit: float, level: float, draws: int) -> NDArray[np.int64]:
     """The most failures with which the test certifies after each of 1, 2, ..., n draws; -1: not even without any."""
-    allowed = _Allowed(limit, level)
+    allowed = _AllowedFailures(limit, level)
     return np.fromiter((allowed.failures(draw) for draw in range(1, draws + 1)), dtype=np.int64, count=draws)
 
 
@@ -128,13 +128,13 @@ def _after_a_draw(alive: Array, rate: float) -> Array:
     return grown[:-1] if grown[-1] < 1e-15 else grown
 
 
-class _Allowed:
+class _AllowedFailures:
     """Largest number of failures with which the test certifies after t draws; it never falls with t."""
 
     def __init__(self, limit: float, level: float) -> None:
         bets = bets_below(limit)
         self._right, self._wrong = -np.log1p(-bets * limit), np.log1p(-bets)
-        self._wanted = math.log(len(bets)) - math.log(level)
+        self._log_target = math.log(len(bets)) - math.log(level)
         self._edge = -1
 
     def failures(self, draws: int) -> int:
@@ -146,4 +146,4 @@ class _Allowed:
     def _certifies(self, draws: int, failures: int) -> bool:
         gained = draws * self._right + failures * self._wrong
         top = float(gained.max())
-        return top + math.log(float(np.exp(gained - top).sum())) >= self._wanted
+        return top + math.log(float(np.exp(gained - top).sum())) >= self._log_target

@@ -135,18 +135,18 @@ class _BestAnswers:
         self._excess, self._weights = excess, weights
         self._hidden = np.where(answers, 0.0, -np.inf)
         self._prompts = np.arange(len(weights))
-        self._chosen: list[NDArray[np.intp]] = []
+        self._choices: list[NDArray[np.intp]] = []
 
     def gain(self, limit_weights: Array) -> Array:
         """-E[excess_i] of the best reply, which is remembered. [I] -> [I]"""
         choice = np.argmax(self._hidden - np.tensordot(limit_weights, self._excess, 1), axis=1)
-        self._chosen.append(choice)
+        self._choices.append(choice)
         return -np.array([self._weights @ excess[self._prompts, choice] for excess in self._excess])
 
     def mixed(self, shares: Array) -> Array:
         """The mixture of all replies so far. [K] -> [X, n]"""
         policy = np.zeros(self._hidden.shape)
-        for choice, share in zip(self._chosen, shares, strict=True):
+        for choice, share in zip(self._choices, shares, strict=True):
             policy[self._prompts, choice] += share
         return policy
 
@@ -160,18 +160,18 @@ class _TiltedReferences:
     def __init__(self, excess: Array, weights: Array, answers: Mask, kl: KlTerm) -> None:
         self._excess, self._weights, self._kl = excess, weights, kl
         self._log_reference = np.where(answers, kl.log_reference, -np.inf)
-        self._tried: list[Array] = []
+        self._past_weights: list[Array] = []
 
     def gain(self, limit_weights: Array) -> Array:
         """-E[excess_i] - k_i KL of the best reply. [I] -> [I]"""
-        self._tried.append(limit_weights)
+        self._past_weights.append(limit_weights)
         policy = self._reply(limit_weights)
         costs = np.array([self._weights @ np.sum(policy * excess, axis=1) for excess in self._excess])
         return -costs - self._kl.weights * self._kl.kl(policy, self._weights)
 
     def mixed(self, shares: Array) -> Array:
         """[K] -> [X, n]"""
-        pairs = zip(self._tried, shares, strict=True)
+        pairs = zip(self._past_weights, shares, strict=True)
         return np.asarray(sum(share * self._reply(limit_weights) for limit_weights, share in pairs if share > 0))
 
     def _reply(self, limit_weights: Array) -> Array:

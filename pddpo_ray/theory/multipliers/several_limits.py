@@ -98,7 +98,7 @@ def minimise(
             break
         curvature = dual.covariance(policy) / dual.temperature(multipliers)
         step = _newton_step(curvature, slope, -multipliers, ceiling - multipliers)
-        following = _descended(dual, multipliers, step, slope)
+        following = _line_search(dual, multipliers, step, slope)
         if np.array_equal(following, multipliers):
             break
         multipliers = np.clip(following, 0.0, ceiling)
@@ -114,7 +114,7 @@ def _newton_step(curvature: Array, slope: Array, low: Array, high: Array) -> Arr
     return np.clip(scale * step, low, high)
 
 
-def _descended(dual: LagrangianDual, multipliers: Array, step: Array, slope: Array) -> Array:
+def _line_search(dual: LagrangianDual, multipliers: Array, step: Array, slope: Array) -> Array:
     """The longest of the steps 1, 1/2, 1/4, ... that lowers D enough; the multipliers themselves at the minimum."""
     before = dual.value(multipliers)
     promised = float(-slope @ step)
