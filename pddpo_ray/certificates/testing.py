@@ -114,9 +114,9 @@ def tested_limits(config: Config, limits: Mapping[str, float], number: int) -> t
 
     Raises UserError for a limit that no draws can certify.
     """
-    names = [name for name in limits if name not in config.thresholds]
-    if names:
-        raise UserError(f"--limit {names[0]}: this run's limits are {', '.join(config.thresholds)}")
+    unknown = [name for name in limits if name not in config.thresholds]
+    if unknown:
+        raise UserError(f"--limit {unknown[0]}: this run's limits are {', '.join(config.thresholds)}")
     tested = [_tested_limit(entry, limits, number, config) for entry in bounded(config) if cannot(entry) is None]
     if not tested:
         raise UserError("; ".join(estimated_only(config)))
@@ -199,11 +199,11 @@ def first_of_rounds(config: Config) -> int:
 def siblings(config: Config, run_dir: Path) -> list[str]:
     """Runs beside this one with the same recipe but for the seed: training until one passes must be visible."""
     settings = {**config.fixed_settings(), "seed": None}
-    names = []
+    siblings = []
     for folder in sorted(run_dir.parent.iterdir()):
         if folder != run_dir and (folder / JOURNAL).is_file() and {**_settings_of(folder), "seed": None} == settings:
-            names.append(folder.name)
-    return names
+            siblings.append(folder.name)
+    return siblings
 
 
 def _settings_of(folder: Path) -> Mapping[str, Any]:

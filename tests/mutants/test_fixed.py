@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -32,6 +33,20 @@ def reds(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str | None]:
 
 def test_there_are_forty_and_no_name_twice() -> None:
     assert len({mutant.name for mutant in FIXED}) == len(FIXED) >= 40
+
+
+def test_every_reason_of_a_survivor_is_about_a_line_that_exists() -> None:
+    """A line that was rewritten has other mutants: its reason is written anew or goes."""
+
+    def packed(text: str) -> str:
+        return re.sub(r"[\s,()]+", "", text)
+
+    reasons = json.loads((ROOT / "tests" / "mutants" / "reasons.json").read_text(encoding="utf-8"))
+    for change in reasons:
+        path, function, line = re.fullmatch(r"(\S+) (\S+): (.*) -> .*", change).groups()  # type: ignore[union-attr]
+        source = (ROOT / path).read_text(encoding="utf-8")
+        assert packed(line) in packed(source), change
+        assert f"def {function.rpartition('.')[2]}(" in source, change
 
 
 @pytest.mark.parametrize("mutant", [*FIXED, *PLANTED], ids=lambda mutant: mutant.name)
