@@ -53,9 +53,9 @@ PLACES = {
 def __getattr__(name: str) -> Any:
     if name not in PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, own = PLACES[name]
+    module, attribute = PLACES[name]
     try:
-        return getattr(import_module(module), own)
+        return getattr(import_module(module), attribute)
     except ModuleNotFoundError as error:
         from pddpo_ray.errors import missing_extra
 

@@ -49,10 +49,10 @@ class StoppedError(PddpoError):
 
 def causes_of(error: BaseException) -> Iterator[BaseException]:
     """The error, what caused it, and so on, each once: Ray raises errors that are their own cause."""
-    seen: set[int] = set()
+    ids: set[int] = set()
     cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen:
-        seen.add(id(cause))
+    while cause is not None and id(cause) not in ids:
+        ids.add(id(cause))
         yield cause
         cause = cause.__cause__
 
@@ -98,7 +98,7 @@ def _under_the_last_traceback(name: str, lines: list[str]) -> tuple[str, list[st
 
 
 def _of_this_project(error: BaseException, name: str) -> bool:
-    return isinstance(error, PddpoError) or name in {one.__name__ for one in PddpoError.__subclasses__()}
+    return isinstance(error, PddpoError) or name in {kind.__name__ for kind in PddpoError.__subclasses__()}
 
 
 def nearest(word: str, words: Sequence[str], otherwise: str = "") -> str:

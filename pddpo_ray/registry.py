@@ -121,7 +121,7 @@ Kept = TypeVar("Kept")
 
 def names(kind: str) -> list[str]:
     """Every name of a kind, those that ship first. Loads nothing."""
-    return list(dict.fromkeys([*SHIPPED[kind], *(entry.name for entry in _brought(kind))]))
+    return list(dict.fromkeys([*SHIPPED[kind], *(entry.name for entry in _entries_of_packages(kind))]))
 
 
 def installed_names(kind: str) -> list[str]:
@@ -135,27 +135,27 @@ def entry_of(kind: str, name: str) -> EntryPoint:
     Raises UnknownName with the nearest name, UserError where two packages, or one and this project, have the name.
     """
     shipped = SHIPPED[kind].get(name)
-    own = [] if shipped is None else [EntryPoint(name, shipped, f"pddpo_ray.{kind}")]
-    brought = [entry for entry in _brought(kind) if entry.name == name]
-    if not own and not brought:
+    shipped_entries = [] if shipped is None else [EntryPoint(name, shipped, f"pddpo_ray.{kind}")]
+    brought = [entry for entry in _entries_of_packages(kind) if entry.name == name]
+    if not shipped_entries and not brought:
         if name in LAB.get(kind, ()):
             raise UnknownName(f"{name} is a {KINDS[kind]} {OF_LAB}")
         every = names(kind)
         near = nearest(name, every, f"; {KINDS[kind]}s are {', '.join(every)}")
         raise UnknownName(f"there is no {KINDS[kind]} `{name}`{near}")
-    if len(own) + len(brought) > 1:
-        who = " and ".join([*(["pddpo-ray"] if own else []), *map(_who, brought)])
-        raise UserError(f"{who} both bring a {KINDS[kind]} `{name}`: uninstall one of the packages")
-    return (own + brought)[0]
+    if len(shipped_entries) + len(brought) > 1:
+        packages = " and ".join([*(["pddpo-ray"] if shipped_entries else []), *map(_package, brought)])
+        raise UserError(f"{packages} both bring a {KINDS[kind]} `{name}`: uninstall one of the packages")
+    return (shipped_entries + brought)[0]
 
 
 def load(kind: str, name: str, wanted: type[Kept]) -> Kept:
     """The record behind a name. Raises UnknownName, and UserError where its package is broken."""
     entry = entry_of(kind, name)
-    record = _loaded(kind, entry, entry)
+    record = _load_reference(kind, entry, entry)
     if not isinstance(record, wanted):
-        kept = f"{wanted.__module__}.{wanted.__qualname__}"
-        raise UserError(f"{_told(kind, entry)}, which is no {kept}, but {type(record).__name__}")
+        expected = f"{wanted.__module__}.{wanted.__qualname__}"
+        raise UserError(f"{_describe(kind, entry)}, which is no {expected}, but {type(record).__name__}")
     return record
 
 
@@ -167,7 +167,7 @@ def code_of(kind: str, name: str, part: str = "code") -> Any:
     code: str | None = getattr(load(kind, name, Extension), part)
     if code is None:
         return None
-    return _loaded(kind, entry_of(kind, name), EntryPoint(name, code, f"pddpo_ray.{kind}"))
+    return _load_reference(kind, entry_of(kind, name), EntryPoint(name, code, f"pddpo_ray.{kind}"))
 
 
 def command(name: str) -> Any:
@@ -204,35 +204,37 @@ def recipe_folders() -> list[Path]:
 
     Raises UserError where its package is broken.
     """
-    found: list[Path] = []
-    for entry in _brought("recipes"):
+    folders: list[Path] = []
+    for entry in _entries_of_packages("recipes"):
         try:
-            found += map(Path, entry.load().__path__)
+            folders += map(Path, entry.load().__path__)
         except ImportError as error:
-            raise UserError(f"{_who(entry)} brings recipes and cannot be imported ({error}): reinstall it") from error
-    return found
+            raise UserError(
+                f"{_package(entry)} brings recipes and cannot be imported ({error}): reinstall it"
+            ) from error
+    return folders
 
 
 def package_of(kind: str, name: str) -> str | None:
     """Name and version of the package that brings a name, e.g. `pddpo-politeness 0.1.0`; None: it ships."""
-    return None if name in SHIPPED[kind] else _who(entry_of(kind, name))
+    return None if name in SHIPPED[kind] else _package(entry_of(kind, name))
 
 
 def installed() -> Iterator[tuple[str, str, str]]:
     """(kind, name, package with version) of everything that installed packages bring. Loads nothing."""
     for kind in KINDS:
-        for entry in _brought(kind):
-            yield kind, entry.name, _who(entry)
+        for entry in _entries_of_packages(kind):
+            yield kind, entry.name, _package(entry)
 
 
 @cache
-def _brought(kind: str) -> tuple[EntryPoint, ...]:
+def _entries_of_packages(kind: str) -> tuple[EntryPoint, ...]:
     """Entry points of installed packages. One that is on the path twice counts once."""
-    found = {(entry.name, entry.value, _who(entry)): entry for entry in entry_points(group=f"pddpo_ray.{kind}")}
-    return tuple(found.values())
+    entries = {(entry.name, entry.value, _package(entry)): entry for entry in entry_points(group=f"pddpo_ray.{kind}")}
+    return tuple(entries.values())
 
 
-def _loaded(kind: str, entry: EntryPoint, reference: EntryPoint) -> Any:
+def _load_reference(kind: str, entry: EntryPoint, reference: EntryPoint) -> Any:
     """What `reference` points to; failures name the package that brought `entry`."""
     if entry.name in SHIPPED[kind]:
         try:
@@ -248,14 +250,14 @@ def _loaded(kind: str, entry: EntryPoint, reference: EntryPoint) -> Any:
         where = "" if reference is entry else f", whose code {reference.value}"
         link = "" if where else ", which"
         why = advice or f"{type(error).__name__}: {error}"
-        raise UserError(f"{_told(kind, entry)}{where}{link} cannot be loaded: {why}") from error
+        raise UserError(f"{_describe(kind, entry)}{where}{link} cannot be loaded: {why}") from error
 
 
-def _told(kind: str, entry: EntryPoint) -> str:
-    return f"{_who(entry)} brings the {KINDS[kind]} `{entry.name}` as {entry.value}"
+def _describe(kind: str, entry: EntryPoint) -> str:
+    return f"{_package(entry)} brings the {KINDS[kind]} `{entry.name}` as {entry.value}"
 
 
-def _who(entry: EntryPoint) -> str:
+def _package(entry: EntryPoint) -> str:
     return "an unnamed package" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
 
 

@@ -47,7 +47,7 @@ def ascend_all(
     the rule `DampedNewton` then move together, by the mean covariance of the last rounds. None: each moves alone.
     Raises ValueError where an estimate is no finite number.
     """
-    held = held or {}
+    reasons = held or {}
     for estimate in estimates:
         if not math.isfinite(estimate.value):
             raise ValueError(
@@ -59,7 +59,7 @@ def ascend_all(
         joint_names = {limit.name for limit in state.limits if isinstance(limit.rule, DampedNewton)}
     next_state = state
     if joint_names:
-        held_names = {estimate.constraint for estimate in estimates if estimate.constraint in held}
+        held_names = {estimate.constraint for estimate in estimates if estimate.constraint in reasons}
         excess = np.array(
             [estimate.value - limit.aim(estimate) for estimate, limit in zip(estimates, state.limits, strict=True)]
         )
@@ -71,8 +71,8 @@ def ascend_all(
     steps = []
     for estimate in estimates:
         old = state[estimate.constraint]
-        if estimate.constraint in held:
-            step = DualStep(old.name, estimate, old.multiplier, old.multiplier, 0.0, held[estimate.constraint])
+        if estimate.constraint in reasons:
+            step = DualStep(old.name, estimate, old.multiplier, old.multiplier, 0.0, reasons[estimate.constraint])
         elif old.name in joint_names:
             new = next_state[old.name]
             step = DualStep(

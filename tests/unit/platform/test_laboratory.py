@@ -30,10 +30,10 @@ def described(file: str) -> dict[str, Any]:
 def commands(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EntryPoint]]:
     """The commands of installed packages: none, until the test adds one."""
     entries: list[EntryPoint] = []
-    registry._brought.cache_clear()
+    registry._entries_of_packages.cache_clear()
     monkeypatch.setattr(registry, "entry_points", lambda group: [one for one in entries if one.group == group])
     yield entries
-    registry._brought.cache_clear()
+    registry._entries_of_packages.cache_clear()
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[Any, str, str]:

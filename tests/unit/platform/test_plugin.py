@@ -188,10 +188,10 @@ def test_what_is_installed_is_explained_listed_and_checked(site: Path, tmp_path:
 def given(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EntryPoint]]:
     """Entry points as if packages had brought them."""
     entries = [EntryPoint("lab", "pddpo_lab.recipes", "pddpo_ray.recipes")]
-    registry._brought.cache_clear()
+    registry._entries_of_packages.cache_clear()
     monkeypatch.setattr(registry, "entry_points", lambda group: [one for one in entries if one.group == group])
     yield entries
-    registry._brought.cache_clear()
+    registry._entries_of_packages.cache_clear()
 
 
 @pytest.mark.parametrize("kind", registry.KINDS)
@@ -253,7 +253,7 @@ def test_two_of_one_name_are_refused(given: list[EntryPoint]) -> None:
     with pytest.raises(UserError, match="both bring a bonus `off`"):
         load("tabular", ["explore.bonus=off"])
     given += [EntryPoint("new", "one:A", "pddpo_ray.bonuses"), EntryPoint("new", "two:A", "pddpo_ray.bonuses")]
-    registry._brought.cache_clear()
+    registry._entries_of_packages.cache_clear()
     with pytest.raises(UserError, match="both bring a bonus `new`"):
         registry.load("bonuses", "new", Bonus)
 

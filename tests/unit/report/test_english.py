@@ -117,3 +117,46 @@ def test_texts_of_python_are_its_strings_with_values_left_out(tmp_path: Path) ->
 )
 def test_what_is_refused(text: str, words: list[str]) -> None:
     assert [said.split("'")[1] for said in dialect(prose(text))] == words
+
+
+PRONOUNS = {
+    "one", "said", "given", "stated", "kept", "own", "known", "asked", "about", "named", "wanted", "mine", "theirs",
+    "told", "there", "here", "found", "seen", "taken", "held", "made", "what", "who", "rest", "compared",
+}  # fmt: skip
+"""Say nothing about the type of what they hold; `limit`, `row`, `path` do."""
+
+
+def bindings(source: str) -> list[tuple[int, str]]:
+    """Local variables with their lines: of assignments, loops and comprehensions; neither parameters nor fields."""
+    tree = ast.parse(source)
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    fields = {id(line.target) for node in classes for line in node.body if isinstance(line, ast.AnnAssign)}
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    return [(name.lineno, name.id) for name in names if id(name) not in fields]
+
+
+def private_names(source: str) -> list[tuple[int, str]]:
+    """Private functions, classes and attributes of `self`, without their underscore."""
+    nodes = list(ast.walk(ast.parse(source)))
+    defined = [(node.lineno, node.name) for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    stored = [node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)]
+    names = defined + [(node.lineno, node.attr) for node in stored]
+    return [(line, name.removeprefix("_")) for line, name in names if name.startswith("_")]
+
+
+@pytest.mark.parametrize("room", ["pddpo_ray", "actors", "deploy"])
+def test_a_name_says_what_it_holds(room: str) -> None:
+    hits = [
+        f"{file.relative_to(ROOT)}:{line}: {name}"
+        for file in (ROOT / room).rglob("*.py")
+        for read in (bindings, private_names)
+        for line, name in read(file.read_text(encoding="utf-8"))
+        if name in PRONOUNS
+    ]
+    assert hits == []
+
+
+def test_bindings_are_local_variables_alone() -> None:
+    source = "class A:\n    one: int\n    def _told(self, said):\n        self._own = [known for known in said]\n"
+    assert bindings(source) == [(4, "known")]
+    assert sorted(private_names(source)) == [(3, "told"), (4, "own")]
