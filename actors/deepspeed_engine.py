@@ -133,7 +133,7 @@ class DeepSpeedEngine:
 
 def wait_for_builds(cache: Path | None = None, stale_s: float = STALE_LOCK_S) -> None:
     """Waits while a process builds DeepSpeed's CPU op. Removes a lock that is `stale_s` seconds old: its build was
-    killed, and DeepSpeed would wait for it for ever. `cache` is torch's folder of extensions."""
+    killed, and DeepSpeed would never stop waiting for it. `cache` is torch's folder of extensions."""
     from torch.utils.cpp_extension import get_default_build_root
 
     root = cache or Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())

@@ -119,7 +119,7 @@ class RolloutController:
         self._deliver_to_engines(policy)
 
     def _deliver_to_engines(self, policy: PolicyVersion) -> int:
-        """Delivers the version to every engine that lacks it and verifies it. Returns their number."""
+        """Delivers the version to each engine without it and verifies it. Returns their number."""
         if policy.number not in self._published_versions:
             raise RunError(
                 f"{policy.name} was not published: nothing is sampled from a version without a delivery check"
