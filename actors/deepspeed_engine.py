@@ -82,13 +82,13 @@ class DeepSpeedEngine:
         self._engine.optimizer.clear_backward_seen_flag()
         self._engine.backward(loss * self.shard.ranks)
 
-    def accumulate(self, loss: PairLoss, given: PairPass) -> Tensor:
-        value, statistics = loss(moved(given, device_of(self.scorer)))
+    def accumulate(self, loss: PairLoss, pair_pass: PairPass) -> Tensor:
+        value, statistics = loss(moved(pair_pass, device_of(self.scorer)))
         self.backward(value)
         return statistics
 
-    def look(self, loss: PairLoss, given: PairPass) -> Tensor:
-        return loss(moved(given, device_of(self.scorer)))[1]
+    def look(self, loss: PairLoss, pair_pass: PairPass) -> Tensor:
+        return loss(moved(pair_pass, device_of(self.scorer)))[1]
 
     def end(self) -> None:
         self._engine.optimizer.optimizer.state.clear()

@@ -161,7 +161,7 @@ def _read_inputs(
     from pddpo_ray.data.checks.inspection import Settings
     from pddpo_ray.data.lengths import lengths_of
     from pddpo_ray.data.prompt_parts import different_prompts
-    from pddpo_ray.plan.wish_size import Given
+    from pddpo_ray.plan.wish_size import Inputs
     from pddpo_ray.rollout.checkpoint import load_tokenizer
     from pddpo_ray.storage.checkpoints import checkpoint_folder, longest_context, parameters_in
     from pddpo_ray.text.renderer import Renderer
@@ -170,7 +170,7 @@ def _read_inputs(
     renderer = Renderer(load_tokenizer(folder), "tokenizer-or-plain", folder)
     lengths = lengths_of([helpful], Settings(means="helpful"), renderer)
     prompt_lengths = None if prompts.rounds is None else lengths_of([prompts.rounds], Settings(judged=False), renderer)
-    inputs = Given(
+    inputs = Inputs(
         model=_relative_path(model, out),
         parameters=parameters_in(folder),
         context=longest_context(folder),

@@ -22,14 +22,14 @@ IMPORT_SECONDS = 120.0
 WORKER = Path(__file__).with_name("function_worker.py")
 
 
-def function_source(given: Opening) -> Source:
+def function_source(opening: Opening) -> Source:
     """A function called as name(prompt, response, row), `seconds` an answer. Raises UserError if it cannot be found.
 
     Its module may lie in `folder`, in the working directory, or where Python finds modules.
     """
-    where, name = given.where, given.what
-    seconds = seconds_of(f"{where}.seconds", given.options.get("seconds", ANSWER_SECONDS))
-    folder = Path(str(given.options.get("folder", given.folder)))
+    where, name = opening.where, opening.what
+    seconds = seconds_of(f"{where}.seconds", opening.options.get("seconds", ANSWER_SECONDS))
+    folder = Path(str(opening.options.get("folder", opening.folder)))
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise UserError(f"{where}: write package.module:name, got `{name}`")
@@ -38,7 +38,7 @@ def function_source(given: Opening) -> Source:
         version = process.start()
     except ValueError as error:
         raise UserError(f"{where}: {name} {error}") from error
-    return Source(f"function {name}", f"function {name} {version}", one_by_one(process), given.scale)
+    return Source(f"function {name}", f"function {name} {version}", one_by_one(process), opening.scale)
 
 
 class FunctionProcess:

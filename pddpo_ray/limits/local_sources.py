@@ -60,10 +60,10 @@ def regex_source(where: str, name: str, folder: Path) -> Source:
     return Source(f"regex {name}", f"regex {fingerprint(text)}", one_by_one(matches), VERDICT)
 
 
-def json_schema_source(given: Opening) -> Source:
+def json_schema_source(opening: Opening) -> Source:
     """Yes where the answer is JSON that the schema in a file allows."""
-    where, name = given.where, given.what
-    text = text_of(where, given.folder / name)
+    where, name = opening.where, opening.what
+    text = text_of(where, opening.folder / name)
     try:
         schema = json.loads(text)
         validator = jsonschema.validators.validator_for(schema)

@@ -23,7 +23,7 @@ ENDED = 0.97
 
 
 @dataclass(frozen=True)
-class Given:
+class Inputs:
     """A wish, its files, its model and the machine."""
 
     model: str
@@ -74,41 +74,41 @@ class Size:
     pairs: int
 
 
-def longest_answer(given: Given) -> int:
+def longest_answer(inputs: Inputs) -> int:
     """Tokens within which the model's own answers end (the pairs', where it was not sampled), and at least twice what a
     limit on length allows, so that it binds."""
-    tokens = max(64, given.lengths.answer_at(0.99))
-    if given.drawn is not None:
-        tokens = max(32, given.drawn.answer_at(ENDED))
-    for entry in given.wish.limits.values():
+    tokens = max(64, inputs.lengths.answer_at(0.99))
+    if inputs.drawn is not None:
+        tokens = max(32, inputs.drawn.answer_at(ENDED))
+    for entry in inputs.wish.limits.values():
         for side in ("at_most", "at_least"):
             amount = str(entry.get(side, "")).split()
             if "mean" in entry and amount[1:] in (["words"], ["tokens"]):
-                each = given.lengths.words_per_token if amount[1] == "words" else 1.0
+                each = inputs.lengths.words_per_token if amount[1] == "words" else 1.0
                 tokens = max(tokens, math.ceil(2.0 * float(amount[0]) / each) + 1)
     return up(tokens, 16)
 
 
-def rooms(given: Given) -> list[Room]:
+def rooms(inputs: Inputs) -> list[Room]:
     """Rooms to try in order: what the files need; where CPUs ask the pairs' prompts, one for the shorter half too."""
-    lengths, prompts = given.lengths, given.asked or given.lengths
-    if given.cores is None:
-        return [_room(given, max(prompts.prompt_at(0.99), lengths.prompt_at(0.99)))]
-    if given.asked is None:
-        return [_room(given, lengths.prompt_at(share)) for share in (0.99, 0.5)]
+    lengths, prompts = inputs.lengths, inputs.asked or inputs.lengths
+    if inputs.cores is None:
+        return [_room(inputs, max(prompts.prompt_at(0.99), lengths.prompt_at(0.99)))]
+    if inputs.asked is None:
+        return [_room(inputs, lengths.prompt_at(share)) for share in (0.99, 0.5)]
     # room for the prompts, and for the shortest pairs, until enough of those fit
     shares = [0, *(lengths.prompt_at(share) for share in (0.25, 0.5, 0.75, 0.99))]
-    wider = [_room(given, max(prompts.prompt_at(0.99), tokens)) for tokens in shares]
-    enough = _fewest_pairs(given)
+    wider = [_room(inputs, max(prompts.prompt_at(0.99), tokens)) for tokens in shares]
+    enough = _fewest_pairs(inputs)
     return [next((room for room in wider if fitting(lengths, room) >= enough), wider[-1])]
 
 
-def _room(given: Given, prompt: int) -> Room:
-    prompt, longest = up(max(32, prompt), 16), longest_answer(given)
-    if given.context is not None and prompt + longest > given.context:
-        longest = min(longest, given.context // 2)
-        prompt = min(prompt, given.context - longest)
-    return Room(prompt, longest, min(longest, up(max(32, given.lengths.answer_at(0.99)), 16)))
+def _room(inputs: Inputs, prompt: int) -> Room:
+    prompt, longest = up(max(32, prompt), 16), longest_answer(inputs)
+    if inputs.context is not None and prompt + longest > inputs.context:
+        longest = min(longest, inputs.context // 2)
+        prompt = min(prompt, inputs.context - longest)
+    return Room(prompt, longest, min(longest, up(max(32, inputs.lengths.answer_at(0.99)), 16)))
 
 
 def fitting(lengths: Lengths, room: Room) -> int:
@@ -116,19 +116,19 @@ def fitting(lengths: Lengths, room: Room) -> int:
     return round(lengths.rows * (1.0 - lengths.left_out(room.prompt, room.answer)))
 
 
-def prompts_of(given: Given) -> int:
-    return (given.asked or given.lengths).prompts
+def prompts_of(inputs: Inputs) -> int:
+    return (inputs.asked or inputs.lengths).prompts
 
 
-def _fewest_pairs(given: Given) -> int:
-    return min(given.lengths.rows, MOVED_PAIRS)
+def _fewest_pairs(inputs: Inputs) -> int:
+    return min(inputs.lengths.rows, MOVED_PAIRS)
 
 
-def smallest(given: Given, room: Room) -> Size:
+def smallest(inputs: Inputs, room: Room) -> Size:
     """The size that was shown to move a real model, on CPUs: one round where the only limit is on length, since the
     model's own answers give its first multiplier; else as many as the extended recipe has."""
-    alone = len(given.wish.limits) == 1 and given.drawn is not None and any(map(counted, given.wish.limits.values()))
-    return Size(room, 1 if alone else None, min(prompts_of(given), MOVED), _fewest_pairs(given))
+    alone = len(inputs.wish.limits) == 1 and inputs.drawn is not None and any(map(counted, inputs.wish.limits.values()))
+    return Size(room, 1 if alone else None, min(prompts_of(inputs), MOVED), _fewest_pairs(inputs))
 
 
 def counted(limit: Mapping[str, Any]) -> bool:

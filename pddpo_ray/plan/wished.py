@@ -17,7 +17,7 @@ import yaml
 from pddpo_ray.backends.machine import GIB
 from pddpo_ray.config import Config, load
 from pddpo_ray.plan.hours import Texts, run_seconds
-from pddpo_ray.plan.wish_size import EACH, ENDED, Given, Room, Size, fitting, prompts_of, rooms, smallest, up
+from pddpo_ray.plan.wish_size import EACH, ENDED, Inputs, Room, Size, fitting, prompts_of, rooms, smallest, up
 
 EXTENDS = "align"
 FEWEST_ANSWERS, MOST_ANSWERS = 128, 1024
@@ -49,17 +49,17 @@ Sections = dict[str, Any]
 """A `Section`, or one value with its comment, by key."""
 
 
-def sized(given: Given) -> tuple[Sections, float | None]:
+def sized(inputs: Inputs) -> tuple[Sections, float | None]:
     """The sections in order, each value with one comment, and on CPUs the seconds that the run is planned to take."""
-    if given.cores is None:
-        (room,) = rooms(given)
-        return recipe(given, Size(room, None, prompts_of(given), given.lengths.rows), None), None
-    for room in rooms(given):
-        size = smallest(given, room)
-        seconds = run_seconds(config_of(recipe(given, size, None)), _texts(given, room), given.cores)
+    if inputs.cores is None:
+        (room,) = rooms(inputs)
+        return recipe(inputs, Size(room, None, prompts_of(inputs), inputs.lengths.rows), None), None
+    for room in rooms(inputs):
+        size = smallest(inputs, room)
+        seconds = run_seconds(config_of(recipe(inputs, size, None)), _texts(inputs, room), inputs.cores)
         if seconds <= HOUR_S:
             break
-    return recipe(given, size, seconds), seconds
+    return recipe(inputs, size, seconds), seconds
 
 
 def config_of(sections: Sections) -> Config:
@@ -73,55 +73,55 @@ def config_of(sections: Sections) -> Config:
     return load(EXTENDS, overrides, check_files=False)
 
 
-def extended(given: Given) -> Config:
+def extended(inputs: Inputs) -> Config:
     """What the recipe extends, for what it leaves as it is."""
-    needed = [f"model.reference={json.dumps(given.model)}", f"data.helpful={json.dumps([given.pairs])}"]
+    needed = [f"model.reference={json.dumps(inputs.model)}", f"data.helpful={json.dumps([inputs.pairs])}"]
     return load(EXTENDS, needed, check_files=False)
 
 
-def _texts(given: Given, room: Room) -> Texts:
-    lengths = given.lengths
-    drawn = given.drawn or lengths
+def _texts(inputs: Inputs, room: Room) -> Texts:
+    lengths = inputs.lengths
+    drawn = inputs.drawn or lengths
     pairs = [row for row in lengths.sample if row.prompt <= room.prompt and max(row.answers) <= room.answer]
     both = [2 * row.prompt + sum(row.answers) for row in pairs]
-    prompts = [row.prompt for row in (given.asked or lengths).sample if row.prompt <= room.prompt]
+    prompts = [row.prompt for row in (inputs.asked or lengths).sample if row.prompt <= room.prompt]
     answers = [min(room.longest, count) for row in drawn.sample for count in row.answers]
-    return Texts(given.parameters, _mean(prompts), _mean(answers), _mean(both))
+    return Texts(inputs.parameters, _mean(prompts), _mean(answers), _mean(both))
 
 
 def _mean(counts: list[int]) -> float:
     return sum(counts) / len(counts) if counts else 0.0
 
 
-def recipe(given: Given, size: Size, seconds: float | None) -> Sections:
+def recipe(inputs: Inputs, size: Size, seconds: float | None) -> Sections:
     """The sections in order, each value with one comment."""
-    gpus, lengths, room = len(given.machine.gpus), given.lengths, size.room
+    gpus, lengths, room = len(inputs.machine.gpus), inputs.lengths, size.room
     pairs = min(size.pairs, max(1, fitting(lengths, room)))
     prompts = min(size.prompts, ASKED)
-    minutes = "" if seconds is None else planned_time(given, seconds)
-    rounds = {} if given.cores is None else {"rounds": (size.rounds or extended(given).rounds, minutes)}
+    minutes = "" if seconds is None else planned_time(inputs, seconds)
+    rounds = {} if inputs.cores is None else {"rounds": (size.rounds or extended(inputs).rounds, minutes)}
     sections: Sections = {
-        "about": (f"{given.model} under {', '.join(given.wish.limits)}", ""),
+        "about": (f"{inputs.model} under {', '.join(inputs.wish.limits)}", ""),
         "extends": (EXTENDS, "what is not said here"),
         **rounds,
         "model": {
-            "reference": (given.model, f"{given.parameters:,} parameters"),
+            "reference": (inputs.model, f"{inputs.parameters:,} parameters"),
             "dtype": ("auto", "bfloat16 on a GPU from 100M parameters on, else float32"),
         },
-        "data": _data(given, size),
-        "rollout": _rollout(given, room),
-        "feedback": _feedback(given),
+        "data": _data(inputs, size),
+        "rollout": _rollout(inputs, room),
+        "feedback": _feedback(inputs),
     }
-    if given.judge:
-        sections["judge"] = {key: (value, _JUDGE[key]) for key, value in given.judge.items()}
-    sections["limits"] = _limits(given, room.longest)
+    if inputs.judge:
+        sections["judge"] = {key: (value, _JUDGE[key]) for key, value in inputs.judge.items()}
+    sections["limits"] = _limits(inputs, room.longest)
     if all("rate" in entry or "bounds" in entry for entry, _ in sections["limits"].values() if entry):
         sections["dual"] = {"margin": ("certificate", "multipliers aim below the limits, so that a test can show them")}
     sections |= {
         "offline": {"pairs": (size.pairs, f"of {lengths.rows:,}; the first round learns from {pairs:,} that fit")},
-        "explore": _explore(given, prompts),
-        "trainer": _trainer(given, pairs, room),
-        "certificate": _certificate(given),
+        "explore": _explore(inputs, prompts),
+        "trainer": _trainer(inputs, pairs, room),
+        "certificate": _certificate(inputs),
     }
     if gpus > 1:
         sections["cluster"] = {
@@ -131,17 +131,17 @@ def recipe(given: Given, size: Size, seconds: float | None) -> Sections:
     return sections
 
 
-def _data(given: Given, size: Size) -> Section:
-    lengths, room = given.lengths, size.room
+def _data(inputs: Inputs, size: Size) -> Section:
+    lengths, room = inputs.lengths, size.room
     prompts_have, answers_have = (
         f"{whose} half have {at(0.5)}, 99 in 100 {at(0.99)}"
-        for whose, at in (("of prompts", (given.asked or lengths).prompt_at), ("of the pairs'", lengths.answer_at))
+        for whose, at in (("of prompts", (inputs.asked or lengths).prompt_at), ("of the pairs'", lengths.answer_at))
     )
-    data: Section = {"helpful": ([given.pairs], "`chosen` is the more helpful answer")}
-    if given.prompts is not None or given.cores is not None:
-        whose = "what the rounds ask" if given.prompts else "their prompts are what the rounds ask"
-        data["prompts"] = ([given.prompts or given.pairs], whose)
-    every = size.prompts == prompts_of(given)
+    data: Section = {"helpful": ([inputs.pairs], "`chosen` is the more helpful answer")}
+    if inputs.prompts is not None or inputs.cores is not None:
+        whose = "what the rounds ask" if inputs.prompts else "their prompts are what the rounds ask"
+        data["prompts"] = ([inputs.prompts or inputs.pairs], whose)
+    every = size.prompts == prompts_of(inputs)
     data |= {
         "prompt_count": (size.prompts, "every different prompt" if every else "as many as moved a real model"),
         "prompt_tokens": (room.prompt, prompts_have),
@@ -150,32 +150,32 @@ def _data(given: Given, size: Size) -> Section:
     return data
 
 
-def planned_time(given: Given, seconds: float) -> str:
+def planned_time(inputs: Inputs, seconds: float) -> str:
     """How long a run is planned to take on this machine's cores."""
-    cores = "one core" if given.cores == 1 else f"{given.cores} cores"
+    cores = "one core" if inputs.cores == 1 else f"{inputs.cores} cores"
     minutes = round(seconds / 60)
     took = "under a minute" if minutes < 1 else f"about {minutes} minute{'' if minutes == 1 else 's'}"
     return f"{took} on {cores} with AVX-512, twice that without, the certificate included"
 
 
-def _feedback(given: Given) -> Section:
-    reward = {"path": given.reward} if given.wish.unsafe else None
+def _feedback(inputs: Inputs) -> Section:
+    reward = {"path": inputs.reward} if inputs.wish.unsafe else None
     origin = "made by `pddpo scorer train`" if reward else "a small one is trained from the pairs: no limit asks it"
     section: Section = {
         "reward": (reward, f"who compares answers; {origin}"),
         "cost": (None, "no limit compares harm"),
-        "responses": (_answers(given), "answers a round by which the limits are estimated"),
+        "responses": (_answers(inputs), "answers a round by which the limits are estimated"),
     }
-    if len(given.machine.gpus) > 1:
+    if len(inputs.machine.gpus) > 1:
         section["gpus"] = (0.04, "share of a GPU that the reward model has")
     return section
 
 
-def _explore(given: Given, prompts: int) -> Section:
+def _explore(inputs: Inputs, prompts: int) -> Section:
     section: Section = {
         "calibration": (max(16, EACH * prompts), f"the model's own answers, {EACH} a prompt: limits learn from them")
     }
-    if given.cores is not None:
+    if inputs.cores is not None:
         section |= {
             "prompts": (MOVED_ASKED, "prompts a round of which answers are compared"),
             "picks": (2, "pairs of each"),
@@ -196,11 +196,11 @@ _JUDGE = {
 }
 
 
-def _rollout(given: Given, room: Room) -> Section:
-    gpus = given.machine.gpus
+def _rollout(inputs: Inputs, room: Room) -> Section:
+    gpus = inputs.machine.gpus
     need = "what the pairs need"
-    if given.drawn is not None:
-        need = f"{100 * ENDED:.0f} in 100 answers of the model end within {given.drawn.answer_at(ENDED)}"
+    if inputs.drawn is not None:
+        need = f"{100 * ENDED:.0f} in 100 answers of the model end within {inputs.drawn.answer_at(ENDED)}"
     section: Section = {"max_tokens": (room.longest, f"{need}; at least twice what a limit on length allows")}
     if not gpus:
         return {
@@ -209,7 +209,7 @@ def _rollout(given: Given, room: Room) -> Section:
             "canary_tolerance": (1e-3, "of float32 on CPUs"),
         }
     section["max_model_len"] = (room.prompt + max(room.longest, room.answer), "longest prompt and answer together")
-    weights = 2.0 * given.parameters / GIB
+    weights = 2.0 * inputs.parameters / GIB
     memory = min(gpu.memory_bytes for gpu in gpus) / GIB
     share = min(0.6, max(0.15, (2.0 * weights + RUNNING_GIB) / memory))
     return section | {
@@ -218,8 +218,8 @@ def _rollout(given: Given, room: Room) -> Section:
     }
 
 
-def _trainer(given: Given, pairs: int, room: Room) -> Section:
-    gpus = len(given.machine.gpus)
+def _trainer(inputs: Inputs, pairs: int, room: Room) -> Section:
+    gpus = len(inputs.machine.gpus)
     epochs = 2 if pairs < 5000 else 1
     batch = next(size for most, size in ((500, 8), (5000, 16), (math.inf, 64)) if pairs < most)
     fit = {"epochs": epochs, "batch_pairs": batch}
@@ -232,26 +232,26 @@ def _trainer(given: Given, pairs: int, room: Room) -> Section:
     if gpus > 1:
         section["workers"] = (gpus, "one a GPU")
     if not gpus:
-        section["threads"] = (given.machine.cpus, "cores of this machine")
+        section["threads"] = (inputs.machine.cpus, "cores of this machine")
     few = max(1, min(12, PASS_TOKENS // (2 * (room.prompt + max(room.longest, room.answer)))))
     section["micro_pairs"] = (4 if gpus else few, "pairs in memory at a time")
     return section
 
 
-def _limits(given: Given, longest: int) -> Section:
-    section: Section = {"unsafe": (None, "not asked for")} if "unsafe" not in given.wish.limits else {}
-    floor = {"rate": {"score_model": given.reward}, "versus": "reference", "at_least": "50 %"}
+def _limits(inputs: Inputs, longest: int) -> Section:
+    section: Section = {"unsafe": (None, "not asked for")} if "unsafe" not in inputs.wish.limits else {}
+    floor = {"rate": {"score_model": inputs.reward}, "versus": "reference", "at_least": "50 %"}
     section["helpful"] = (
         (floor, "a floor: without it, refusing everything keeps the other limits")
-        if given.wish.unsafe
+        if inputs.wish.unsafe
         else (None, "a floor wants a reward model of `pddpo scorer train`")
     )
     most = {"words": longest, "tokens": longest, "sentences": longest, "characters": 16 * longest}
-    for name, entry in given.wish.limits.items():
+    for name, entry in inputs.wish.limits.items():
         rule = entry["mean"].get("rule") if isinstance(entry.get("mean"), dict) else None
         extras: dict[str, Any] = {"bounds": [0, most[rule]]} if rule in most and "bounds" not in entry else {}
-        if extras and rule and (spread := _spread(given, rule, longest)):
-            price = float(f"{MOVED_BY * extended(given).beta * most[rule] / spread:.2g}")
+        if extras and rule and (spread := _spread(inputs, rule, longest)):
+            price = float(f"{MOVED_BY * extended(inputs).beta * most[rule] / spread:.2g}")
             # the first one too, which limits share otherwise: a run of one round has no other
             extras["dual"] = {"rho": price, "first": price}
         section[name] = (
@@ -261,9 +261,9 @@ def _limits(given: Given, longest: int) -> Section:
     return section
 
 
-def _spread(given: Given, rule: str, longest: int) -> float:
+def _spread(inputs: Inputs, rule: str, longest: int) -> float:
     """Standard deviation of the model's own answers, cut at `longest` tokens, under a rule that counts; 0: unknown."""
-    rows = () if given.drawn is None else given.drawn.sample
+    rows = () if inputs.drawn is None else inputs.drawn.sample
     counts = [
         count * min(1.0, longest / max(1, tokens))
         for row in rows
@@ -272,9 +272,9 @@ def _spread(given: Given, rule: str, longest: int) -> float:
     return statistics.stdev(counts) if len(counts) > 1 else 0.0
 
 
-def _answers(given: Given) -> int:
+def _answers(inputs: Inputs) -> int:
     """Enough for a round to hold some failures at the rarest limit."""
-    rarest = min((_failure_share(entry) for entry in given.wish.limits.values() if "rate" in entry), default=1.0)
+    rarest = min((_failure_share(entry) for entry in inputs.wish.limits.values() if "rate" in entry), default=1.0)
     return int(min(MOST_ANSWERS, max(FEWEST_ANSWERS, up(STEERED / max(rarest, 1e-6), 32))))
 
 
@@ -285,9 +285,9 @@ def _failure_share(entry: Mapping[str, Any]) -> float:
     return share if side == "at_most" else 1.0 - share
 
 
-def _certificate(given: Given) -> Section:
+def _certificate(inputs: Inputs) -> Section:
     # a level of 5 % with the first candidate's share: 4.6 / limit draws without a failure, three times that with some
-    rarest = min((_failure_share(entry) for entry in given.wish.limits.values() if "rate" in entry), default=0.05)
+    rarest = min((_failure_share(entry) for entry in inputs.wish.limits.values() if "rate" in entry), default=0.05)
     section: Section = {
         "certify": ("end", "the run tests its policies when its rounds are done"),
         "draws": (
@@ -295,9 +295,9 @@ def _certificate(given: Given) -> Section:
             "most draws of a candidate, fewer if it is clear",
         ),
     }
-    if given.certificate_prompts is not None:
-        section["prompts"] = ([given.certificate_prompts], "asked by certificates alone")
-        if given.certified >= POPULATION:
+    if inputs.certificate_prompts is not None:
+        section["prompts"] = ([inputs.certificate_prompts], "asked by certificates alone")
+        if inputs.certified >= POPULATION:
             section["scope"] = ("population", "about new prompts like these")
     return section
 

@@ -121,16 +121,16 @@ class TorchEngine:
     def backward(self, loss: Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
 
-    def accumulate(self, loss: PairLoss, given: PairPass) -> Tensor:
+    def accumulate(self, loss: PairLoss, pair_pass: PairPass) -> Tensor:
         def run(moved_pass: PairPass) -> Tensor:
             value, metrics = loss(moved_pass)
             self.backward(value)
             return metrics
 
-        return run(moved(given, self._device)) if self._graphs is None else self._graphs(run, given)
+        return run(moved(pair_pass, self._device)) if self._graphs is None else self._graphs(run, pair_pass)
 
-    def look(self, loss: PairLoss, given: PairPass) -> Tensor:
-        return loss(moved(given, self._device))[1]
+    def look(self, loss: PairLoss, pair_pass: PairPass) -> Tensor:
+        return loss(moved(pair_pass, self._device))[1]
 
     def update(self, learning_rate: float) -> float:
         if self._optimizer is None:

@@ -138,11 +138,11 @@ class Engine(Protocol):
         """Add the gradient of one micro-batch."""
         ...
 
-    def accumulate(self, loss: PairLoss, given: PairPass) -> Tensor:
+    def accumulate(self, loss: PairLoss, pair_pass: PairPass) -> Tensor:
         """Forward pass of pairs that are on the host, and its gradient added. -> the numbers of the loss [5]"""
         ...
 
-    def look(self, loss: PairLoss, given: PairPass) -> Tensor:
+    def look(self, loss: PairLoss, pair_pass: PairPass) -> Tensor:
         """The same without a gradient."""
         ...
 

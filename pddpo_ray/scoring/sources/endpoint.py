@@ -91,10 +91,10 @@ class MeasuringEndpoint:
         return value
 
 
-def endpoint_source(given: Opening) -> Source:
+def endpoint_source(opening: Opening) -> Source:
     """An endpoint by its URL. Raises UserError for what is missing or of another type."""
-    where, options = given.where, given.options
-    url = given.what or options.get("url")
+    where, options = opening.where, opening.options
+    url = opening.what or options.get("url")
     if not isinstance(url, str) or not url.startswith(("http://", "https://")):
         raise UserError(f"{where}: give its address, e.g. {{endpoint: {{url: http://127.0.0.1:9000/measure}}}}")
     counts = {"workers": 8, "tries": 4}
@@ -103,11 +103,11 @@ def endpoint_source(given: Opening) -> Source:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise UserError(f"{where}.{key} must be a whole number from 1 on, got `{value}`")
         counts[key] = value
-    secret = key_of(where, options.get("key_env"), given.environment)
+    secret = key_of(where, options.get("key_env"), opening.environment)
     timeout = seconds_of(f"{where}.timeout", options.get("timeout", 30))
     version = f"endpoint {url} {options.get('version', 'of no stated version')}"
     measure = MeasuringEndpoint(url, secret, timeout, counts["workers"], counts["tries"])
-    return Source(f"endpoint {url}", version, measure, given.scale, BATCH)
+    return Source(f"endpoint {url}", version, measure, opening.scale, BATCH)
 
 
 def _status(outcome: Outcome) -> int | None:

@@ -94,18 +94,18 @@ def _number(high: float, verdict: str) -> float | None:
     return numbers[0] if len(numbers) == 1 else None
 
 
-def judge_source(given: Opening) -> Source:
+def judge_source(opening: Opening) -> Source:
     """A judge with a question in a file (or as text). Raises UserError where the model or the question is missing."""
-    where, scale, labels_each = given.where, given.scale, given.labels_each or 1
-    form: Form = "score" if given.kind == "mean" else "comparison" if given.comparing else "verdict"
-    options = {**given.judge, **given.options}
-    question = given.what or options.get("question")
+    where, scale, labels_each = opening.where, opening.scale, opening.labels_each or 1
+    form: Form = "score" if opening.kind == "mean" else "comparison" if opening.comparing else "verdict"
+    options = {**opening.judge, **opening.options}
+    question = opening.what or options.get("question")
     if not isinstance(question, str) or not question.strip():
         raise UserError(f"{where}: say what the judge is asked: {{judge: {{question: brand.md, model: NAME}}}}")
-    text = question_text(where, question, given.folder)
+    text = question_text(where, question, opening.folder)
     if form == "score" and (scale.low is None or scale.high is None):
         raise UserError(f"{where}: a judge's numbers need `bounds`, e.g. bounds: [0, 10]")
-    endpoint = ChatEndpoint.stated(where, options, given.environment)
+    endpoint = ChatEndpoint.stated(where, options, opening.environment)
     settings = endpoint.settings
     identity = [form, text, str(settings.temperature), *([json.dumps(settings.fields)] if settings.fields else [])]
     version = f"judge {settings.endpoint} {settings.model} {fingerprint(*identity)}"

@@ -36,12 +36,12 @@ Says = Literal["score", "verdict", "comparison"]
 SETTINGS = ("label", "template", "scale", "shift", "max_tokens", "batch")
 
 
-def classifier_source(given: Opening) -> Source:
+def classifier_source(opening: Opening) -> Source:
     """A classifier by folder or hub name. Raises UserError for a label that it has not."""
-    where, name, options, scale = given.where, given.what, given.options, given.scale
+    where, name, options, scale = opening.where, opening.what, opening.options, opening.scale
     threshold = number_of(f"{where}.threshold", options.get("threshold", 0.5), share=True)
     label = options.get("label")
-    source = _model_folder(where, name, given.folder)
+    source = _model_folder(where, name, opening.folder)
     labels = _labels(where, source)
     if label is None and len(labels) > 1:
         raise UserError(f"{where}: {name} has the labels {', '.join(labels)}; say which with `label`")
@@ -55,11 +55,11 @@ def classifier_source(given: Opening) -> Source:
     return Source(called, identity, measure, scale, BATCH)
 
 
-def score_model_source(given: Opening) -> Source:
+def score_model_source(opening: Opening) -> Source:
     """A reward or cost model. Raises UserError for a verdict by a model whose zero means nothing."""
-    where, name, options = given.where, given.what, given.options
-    says: Says = "comparison" if given.comparing else "verdict" if given.kind == "rate" else "score"
-    source, settings = _model_folder(where, name, given.folder), _settings(where, options)
+    where, name, options = opening.where, opening.what, opening.options
+    says: Says = "comparison" if opening.comparing else "verdict" if opening.kind == "rate" else "score"
+    source, settings = _model_folder(where, name, opening.folder), _settings(where, options)
     above = number_of(f"{where}.above", options.get("above", 0.0), share=False)
     if says == "verdict" and "above" not in options and not _zero_is_known(source):
         raise UserError(
@@ -86,15 +86,15 @@ def score_model_source(given: Opening) -> Source:
     measures: Mapping[Says, Measure] = {"score": measure, "verdict": verdict, "comparison": comparison}
     suffix = "" if says == "score" else f" {says} {above:g}" if says == "verdict" else f" {says}"
     identity = f"score model{suffix} {fingerprint(settings.model_dump_json(), scorer.template, _identity(source))}"
-    return Source(f"score model {name}", identity, measures[says], VERDICT if says != "score" else given.scale, BATCH)
+    return Source(f"score model {name}", identity, measures[says], VERDICT if says != "score" else opening.scale, BATCH)
 
 
-def tokens_source(given: Opening) -> Source:
+def tokens_source(opening: Opening) -> Source:
     """Tokens by a model's own tokenizer, without those that mark beginning and end."""
     from transformers import AutoTokenizer
 
-    where, tokenizer = given.where, str(given.options["tokenizer"])
-    source = _model_folder(where, tokenizer, given.folder)
+    where, tokenizer = opening.where, str(opening.options["tokenizer"])
+    source = _model_folder(where, tokenizer, opening.folder)
     try:
         loaded = AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError) as error:
@@ -104,7 +104,7 @@ def tokens_source(given: Opening) -> Source:
         return len(loaded(answer.response, add_special_tokens=False)["input_ids"])
 
     return Source(
-        "rule tokens", f"tokens {fingerprint(loaded.backend_tokenizer.to_str())}", one_by_one(count), given.scale
+        "rule tokens", f"tokens {fingerprint(loaded.backend_tokenizer.to_str())}", one_by_one(count), opening.scale
     )
 
 

@@ -9,38 +9,38 @@ from pddpo_ray.limits.sources import Opening, Source
 from pddpo_ray.scoring.sources.profanity import PROFANITY, profanity_source
 
 
-def open_rule(given: Opening) -> Source:
-    if "tokenizer" in given.options:
+def open_rule(opening: Opening) -> Source:
+    if "tokenizer" in opening.options:
         from pddpo_ray.scoring.sources.models import tokens_source  # seconds to import
 
-        return tokens_source(given)
-    if given.what == "language":
-        return language_source(given.where, given.options.get("is"))
-    return rule_source(given.where, given.what)
+        return tokens_source(opening)
+    if opening.what == "language":
+        return language_source(opening.where, opening.options.get("is"))
+    return rule_source(opening.where, opening.what)
 
 
-def open_regex(given: Opening) -> Source:
-    return regex_source(given.where, given.what, given.folder)
+def open_regex(opening: Opening) -> Source:
+    return regex_source(opening.where, opening.what, opening.folder)
 
 
-def open_classifier(given: Opening) -> Source:
-    if given.what == PROFANITY:
-        return profanity_source(given)
+def open_classifier(opening: Opening) -> Source:
+    if opening.what == PROFANITY:
+        return profanity_source(opening)
     from pddpo_ray.scoring.sources.models import classifier_source  # seconds to import
 
-    return classifier_source(given)
+    return classifier_source(opening)
 
 
-def open_people(given: Opening) -> Source:
-    return people_source(given.limit, given.labels_each, wins=given.comparing)
+def open_people(opening: Opening) -> Source:
+    return people_source(opening.limit, opening.labels_each, wins=opening.comparing)
 
 
-def open_world(given: Opening) -> Source:
-    raise UserError(f"{given.where}: world measures in a run alone")
+def open_world(opening: Opening) -> Source:
+    raise UserError(f"{opening.where}: world measures in a run alone")
 
 
-def open_feedback(given: Opening) -> Source:
+def open_feedback(opening: Opening) -> Source:
     raise UserError(
-        f"{given.where}: `model` is the cost model of a run's `feedback`; elsewhere name the model itself,"
+        f"{opening.where}: `model` is the cost model of a run's `feedback`; elsewhere name the model itself,"
         " {score_model: FOLDER}"
     )

@@ -16,11 +16,11 @@ BATCH = 256
 PROFANITY = "alt-profanity-check"
 
 
-def profanity_source(given: Opening) -> Source:
+def profanity_source(opening: Opening) -> Source:
     """A linear classifier on word counts. Raises UserError for another label, and where it is not installed."""
-    where, scale = given.where, given.scale
-    threshold = number_of(f"{where}.threshold", given.options.get("threshold", 0.5), share=True)
-    label = given.options.get("label")
+    where, scale = opening.where, opening.scale
+    threshold = number_of(f"{where}.threshold", opening.options.get("threshold", 0.5), share=True)
+    label = opening.options.get("label")
     if label not in (None, "profane"):
         raise UserError(f"{where}: {PROFANITY} has the label profane; it has no label {label}")
     try:

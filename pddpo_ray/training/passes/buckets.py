@@ -38,8 +38,8 @@ class PassSizes(NamedTuple):
     """Keys of all segments, where there are no lines."""
 
     @classmethod
-    def of(cls, given: PairPass) -> PassSizes:
-        batch, support = given.texts.batch, given.texts.support
+    def of(cls, pair_pass: PairPass) -> PassSizes:
+        batch, support = pair_pass.texts.batch, pair_pass.texts.support
         assert isinstance(batch, PackedBatch)
         words = 0 if support is None else support.word.shape[1]
         lines = batch.lines
@@ -71,12 +71,12 @@ def _up(size: int, smallest: int) -> int:
     return -(-size // step) * step
 
 
-def filled(given: PairPass, sizes: PassSizes) -> PairPass:
+def filled(pair_pass: PairPass, sizes: PassSizes) -> PairPass:
     """The pass with its packed texts filled up to these sizes."""
-    batch, support = given.texts.batch, given.texts.support
+    batch, support = pair_pass.texts.batch, pair_pass.texts.support
     assert isinstance(batch, PackedBatch)
     table = None if support is None else _filled_table(support, sizes)
-    return replace(given, texts=TextPass(_filled_row(batch, sizes), table))
+    return replace(pair_pass, texts=TextPass(_filled_row(batch, sizes), table))
 
 
 def _filled_row(batch: PackedBatch, sizes: PassSizes) -> PackedBatch:

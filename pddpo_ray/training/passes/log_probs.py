@@ -94,9 +94,9 @@ class ResponseScorer(nn.Module):
         """Texts of the packed layout, on the host."""
         return pack(texts, self._attends_ragged)
 
-    def log_probs_of(self, given: TextPass) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def log_probs_of(self, text_pass: TextPass) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """`log_probs` of texts that are on the model's device."""
-        batch, support = given.batch, given.support
+        batch, support = text_pass.batch, text_pass.support
         if isinstance(batch, TextBatch):
             total, supported = self(batch, support)
             return total, supported, None if supported is None else torch.ones_like(supported)

@@ -23,7 +23,7 @@ from pddpo_ray.evaluate.models import Speaker
 from pddpo_ray.limits.wishes import wish_of
 from pddpo_ray.plan import first_draws
 from pddpo_ray.plan.warnings import warnings
-from pddpo_ray.plan.wish_size import Given
+from pddpo_ray.plan.wish_size import Inputs
 from pddpo_ray.plan.wished import config_of, planned_time, sized
 from tests.support.scorer_rows import write_rows
 from tests.support.tiny_language_model import save_policy, word_tokenizer
@@ -221,12 +221,12 @@ def one_core() -> Machine:
     return Machine(cpus=1, memory_bytes=16 * 2**30)
 
 
-def given_on(machine: Machine, parameters: int = 134_515_008) -> Given:
+def given_on(machine: Machine, parameters: int = 134_515_008) -> Inputs:
     """Pairs of HH-RLHF, short questions and SmolLM2's answers to them, by their quantiles."""
     pairs = tuple(Measured(40 + 9 * n, (60 + n % 40, 50), (45 + n % 30, 40)) for n in range(90))
     asked = tuple(Measured(40 + n % 21, (), ()) for n in range(90))
     drawn = tuple(Measured(47, (12 + n,), (9 + round(0.75 * n),)) for n in range(88))
-    return Given(
+    return Inputs(
         model="models/smollm2", parameters=parameters, context=8192, pairs="helpful.jsonl",
         lengths=Lengths(4676, 4675, pairs), wish=wish_of(["at most 14.2 words"], "m", "c"), machine=machine,
         reward="./scorers/reward", judge={}, prompts="own-rounds.jsonl", asked=Lengths(600, 600, asked),
