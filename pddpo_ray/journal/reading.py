@@ -144,9 +144,10 @@ class JournalReader:
 
     def unsafe_share(self, round_: int, constraint: str) -> float | None:
         """Share of a round's safety labels that say unsafe; None without a label."""
-        table = schema.measurement.c
-        where = (table.run == self.run_id, table.round == round_, table.limit == constraint)
-        share: float | None = self._read(select(func.avg(table.value)).where(*where, table.phase == rows.SAFETY))[0][0]
+        mean = (func.avg(schema.measurement.c.value),)
+        share: float | None = self._read(self._measurement_query(mean, round_, rows.SAFETY, constraint).order_by(None))[
+            0
+        ][0]
         return share
 
     def measurements(self, round_: int | None = None, phase: str = "%", limit: str | None = None) -> list[Measurement]:

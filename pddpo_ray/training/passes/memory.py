@@ -67,7 +67,7 @@ def weight_bytes(parameters: int, width: int, in_nf4: int = 0) -> float:
 
 
 def reduced_numbers(trained: int) -> int:
-    """Size of DeepSpeed's buffer, which is always allocated in full."""
+    """Size of DeepSpeed's buffer, allocated in full on the ranks that were tracked (bench.zero_memory)."""
     return min(REDUCED, trained)
 
 
