@@ -141,6 +141,55 @@ def test_a_decision_half_written_stays_when_the_page_is_read_again(service: Fres
 
 
 @pytest.mark.full
+def test_a_decision_that_is_sent_while_the_page_is_read_again_is_no_draft(
+    service: FreshService, screen: Screen
+) -> None:
+    queue, page = service.queue, screen.page
+    queue.rounds.open(1, "compare", pairs(1), labels_each=2)
+    works(service, queue.person("ana"), lambda one: PREFERS_FIRST)
+    works(service, queue.person("ben"), lambda one: PREFERS_SECOND)
+    screen.sign_in(service.tokens[Role.LEAD])
+    page.goto(f"{screen.url}/lead")
+    split = page.locator("#disagreements details")
+    split.locator("summary").click()
+    split.get_by_label("Reason for this decision").fill("both say")
+    held: list[Any] = []
+    page.route("**/adjudicate", lambda route: held.append(route))
+    split.get_by_role("button", name="Decide").click()
+    until(page, lambda: bool(held), "the decision is on its way")
+    with page.expect_response("**/guidelines/versions"):
+        page.get_by_role("button", name="Round 1, compare").click()
+    held.pop().continue_()
+    expect(split).to_contain_text("Decided by the lead")
+    expect(split.get_by_label("Reason for this decision")).to_be_empty()
+    assert screen.clean()
+
+
+@pytest.mark.full
+def test_a_reply_about_the_batch_before_is_not_shown_below_the_next_one(service: FreshService, screen: Screen) -> None:
+    queue, page = service.queue, screen.page
+    ana = queue.person("ana")
+    for number in (1, 2):
+        queue.rounds.open(number, "safety", safety_questions(1), labels_each=1)
+        answers(service, ana, "safe", f"key-of-round-{number}")
+    screen.sign_in(service.tokens[Role.LEAD])
+    page.goto(f"{screen.url}/lead")
+    held: list[Any] = []
+    page.route("**/labels?*", lambda route: route.continue_() if held else held.append(route))
+    page.get_by_role("button", name="Round 1, safety").click()
+    until(page, lambda: bool(held), "the labels of the first batch are asked for")
+    shown = page.locator("#labels details")
+    with page.expect_response("**/guidelines/versions"):
+        page.get_by_role("button", name="Round 2, safety").click()
+    ours = shown.get_attribute("data-name")
+    with page.expect_response("**/guidelines/versions"):
+        held.pop().continue_()
+    page.wait_for_timeout(100)  # it has read the reply
+    assert shown.get_attribute("data-name") == ours
+    assert screen.clean()
+
+
+@pytest.mark.full
 def test_a_decision_is_about_the_batch_that_its_dialog_names(service: FreshService, screen: Screen) -> None:
     queue, page = service.queue, screen.page
     safe = queue.rounds.open(1, "safety", safety_questions(1), labels_each=1)

@@ -30,14 +30,18 @@ function choices(people) {
   $("labels-of").value = people.some((one) => one.id === chosen) ? chosen : "";
 }
 
-export async function showLabels(round, act) {
+// What is asked for: the page of labels that is open, of the person who is chosen; of another batch, from its beginning.
+export function labelsOf(round) {
   if (round !== batch) {
     [batch, offset] = [round, 0];
     $("labels-of").value = "";
   }
-  again = act;
   const of = $("labels-of").value;
-  const { labels, people, next } = await call("GET", `/rounds/${round}/labels?offset=${offset}&limit=${PAGE}${of && `&person=${of}`}`);
+  return `/rounds/${round}/labels?offset=${offset}&limit=${PAGE}${of && `&person=${of}`}`;
+}
+
+export function showLabels({ labels, people, next }, act) {
+  again = act;
   if (document.activeElement !== $("labels-of")) choices(people);
   showDetails("labels", labels.map((one) => openable(one.key, one,
     `${one.handle}: ${spoken(one.given)}${one.state === "counts" ? "" : ` (${one.state})`}: ${one.prompt.slice(0, 80)}`, ...below(one, act))), "No labels here.");

@@ -7,13 +7,13 @@ import { showDecisions } from "./decisions.js";
 import { openable, showDetails, spoken } from "./details.js";
 import { flagCell } from "./flags.js";
 import { showVersions } from "./guidelines.js";
-import { showLabels, voidButton } from "./labels.js";
+import { labelsOf, showLabels, voidButton } from "./labels.js";
 import { place } from "./place.js";
 import { refused, unread } from "./problem.js";
 import { showRuns } from "./runs.js";
 
 const EVERY_MS = 10000;
-let me, selected = null, paused = false;
+let me, selected = null, paused = false, acting = 0, asked = 0;
 
 const number = (value, digits = 2) => (value === null || value === undefined ? "–" : value.toFixed(digits));
 const share = (value) => (value === null || value === undefined ? "–" : `${Math.round(100 * value)} %`);
@@ -68,19 +68,20 @@ function showHeld(answer) {
   }), 5, "Nobody holds a question now.");
 }
 
-function acted() {
-  refused("");
+async function act(doing) {
+  let said = "";
+  acting += 1;
+  try {
+    await doing();
+  } catch (problem) {
+    said = problem.message;
+  }
+  acting -= 1;
+  refused(said);
   refresh();
 }
 
-async function act(doing) {
-  try {
-    await doing();
-    acted();
-  } catch (problem) {
-    refused(problem.message);
-  }
-}
+const acted = () => act(() => {});
 
 function showWork(days) {
   rows("worklog", days.map((one) => row(one.handle, one.day, String(one.answers), String(one.refusals), duration(one.seconds))), 5, "Nobody has worked yet.");
@@ -130,20 +131,26 @@ function showEffects(effects) {
     `${number(one.multiplier_before, 3)} → ${number(one.multiplier_after, 3)}`)), 4, "No round has closed yet.");
 }
 
+// A reply that a later question or change overtakes is not shown: the later one's is.
 async function refresh() {
+  asked += 1;
+  const mine = asked;
+  const read = async (path, show) => {
+    const reply = await call("GET", path);
+    if (!acting && mine === asked) show(reply);
+  };
   try {
-    const listed = await call("GET", "/rounds");
-    showRounds(listed);
+    await read("/rounds", showRounds);
     if (selected) {
-      showAgreement((await call("GET", `/rounds/${selected}/agreement`)).agreement);
-      showDisagreements((await call("GET", `/rounds/${selected}/disagreements`)).disagreements);
-      await showLabels(selected, act);
-      showRefusals((await call("GET", `/rounds/${selected}/refusals`)).refusals);
+      await read(`/rounds/${selected}/agreement`, ({ agreement }) => showAgreement(agreement));
+      await read(`/rounds/${selected}/disagreements`, ({ disagreements }) => showDisagreements(disagreements));
+      await read(labelsOf(selected), (reply) => showLabels(reply, act));
+      await read(`/rounds/${selected}/refusals`, ({ refusals }) => showRefusals(refusals));
     }
-    showHeld(await call("GET", "/leases"));
-    showPeople((await call("GET", "/quality")).people);
-    showWork((await call("GET", "/worklog")).days);
-    showEffects((await call("GET", "/effects")).effects);
+    await read("/leases", showHeld);
+    await read("/quality", ({ people }) => showPeople(people));
+    await read("/worklog", ({ days }) => showWork(days));
+    await read("/effects", ({ effects }) => showEffects(effects));
     await showVersions();
     $("updated").textContent = `as of ${new Date().toLocaleTimeString()}`;
     unread("");
