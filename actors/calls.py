@@ -18,7 +18,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def wait_for(reference: Any, *, deadline_s: float, who: str, what: str) -> Any:
+def wait_for(reference: Any, *, deadline_s: float, actor_name: str, task: str) -> Any:
     """Value of a remote call. Raises RunError after `deadline_s`, and an actor's own error as it was raised there.
 
     A lost actor raises `ray.exceptions.RayActorError`, for callers that know how to replace it.
@@ -26,26 +26,26 @@ def wait_for(reference: Any, *, deadline_s: float, who: str, what: str) -> Any:
     try:
         return ray.get(reference, timeout=deadline_s)
     except GetTimeoutError:
-        raise RunError(f"{who} did not finish {what} within {deadline_s:.0f} s; is its process alive?") from None
+        raise RunError(f"{actor_name} did not finish {task} within {deadline_s:.0f} s; is its process alive?") from None
     except RayTaskError as error:
         if isinstance(error.cause, PddpoError):
             raise error.cause from None
         raise
 
 
-def wait_for_actor(reference: Any, *, deadline_s: float, who: str) -> Any:
+def wait_for_actor(reference: Any, *, deadline_s: float, actor_name: str) -> Any:
     """`wait_for` for an actor's first call, which also waits for resources and imports.
 
     Raises RunError with the reason where the actor's constructor failed.
     """
     began = time.monotonic()
     try:
-        return wait_for(reference, deadline_s=deadline_s, who=who, what="its start")
+        return wait_for(reference, deadline_s=deadline_s, actor_name=actor_name, task="its start")
     except RayActorError as error:
         seconds = time.monotonic() - began
         raise RunError(
-            f"{who} failed to start after {seconds:.0f} s: {one_line(error)}; all of it is in Ray's session folder"
-            " (`ray logs`)"
+            f"{actor_name} failed to start after {seconds:.0f} s: {one_line(error)}; "
+            "all of it is in Ray's session folder (`ray logs`)"
         ) from error
 
 
@@ -81,23 +81,23 @@ class Answerer(Generic[A]):
     lost: tuple[type[Exception], ...] = (RayActorError,)
 
     def wait_ready(self) -> None:
-        wait_for_actor(self.actor.ready.remote(), deadline_s=self.start_deadline_s, who=self.who)
+        wait_for_actor(self.actor.ready.remote(), deadline_s=self.start_deadline_s, actor_name=self.who)
 
     def wait_restarted(self) -> None:
         """Waits until a lost actor has started again; right after the loss it is unavailable for a moment."""
         reference = self.actor.ready.options(max_task_retries=-1).remote()
-        wait_for_actor(reference, deadline_s=self.start_deadline_s, who=self.who)
+        wait_for_actor(reference, deadline_s=self.start_deadline_s, actor_name=self.who)
 
-    def begin(self, method: Callable[Concatenate[A, P], R], *arguments: P.args, **named: P.kwargs) -> Any:
+    def begin(self, method: Callable[Concatenate[A, P], R], *arguments: P.args, **keywords: P.kwargs) -> Any:
         """Starts a call. -> the reference that `collect` takes"""
-        return getattr(self.actor, method.__name__).remote(*arguments, **named)
+        return getattr(self.actor, method.__name__).remote(*arguments, **keywords)
 
-    def ask(self, what: str, method: Callable[Concatenate[A, P], R], *arguments: P.args, **named: P.kwargs) -> R:
+    def ask(self, task: str, method: Callable[Concatenate[A, P], R], *arguments: P.args, **keywords: P.kwargs) -> R:
         """The answer. Raises RunError when the actor was lost too often, or as `wait_for` does."""
-        return self.collect(what, None, method, *arguments, **named)
+        return self.collect(task, None, method, *arguments, **keywords)
 
     def collect(
-        self, what: str, begun: Any, method: Callable[Concatenate[A, P], R], *arguments: P.args, **named: P.kwargs
+        self, task: str, begun: Any, method: Callable[Concatenate[A, P], R], *arguments: P.args, **keywords: P.kwargs
     ) -> R:
         """The answer to a question that `begin` has asked already."""
         loss: Exception | None = None
@@ -105,12 +105,12 @@ class Answerer(Generic[A]):
             try:
                 if loss is not None:
                     (self.recover or self.wait_restarted)()
-                reference, begun = self.begin(method, *arguments, **named) if begun is None else begun, None
-                answer: R = wait_for(reference, deadline_s=self.deadline_s, who=self.who, what=what)
+                reference, begun = self.begin(method, *arguments, **keywords) if begun is None else begun, None
+                answer: R = wait_for(reference, deadline_s=self.deadline_s, actor_name=self.who, task=task)
                 return answer
             except self.lost as error:
                 loss = error
-        times = f"was lost {self.restarts + 1} times during {what}"
+        times = f"was lost {self.restarts + 1} times during {task}"
         raise RunError(f"{self.who} {times}; its log is in Ray's session folder (`ray logs`)") from loss
 
     def close(self) -> None:

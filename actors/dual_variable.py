@@ -32,10 +32,10 @@ class DualVariableActor(AnsweringActor):
         self._start = state
         self._dual: LocalDual | None = None
 
-    def restore(self, taken: tuple[Estimates, ...]) -> None:
+    def restore(self, steps: tuple[Estimates, ...]) -> None:
         """Starts afresh and repeats the journalled steps; a second call changes nothing."""
         owner = LocalDual(self._start)
-        owner.restore(taken)
+        owner.restore(steps)
         self._dual = owner
 
     def multipliers(self, round_: int) -> dict[str, float]:
@@ -71,8 +71,8 @@ class DualVariableHandle(Handle[DualVariableActor]):
             lost=(RayActorError, UnrestoredError),
         )
 
-    def restore(self, taken: Iterable[Estimates]) -> None:
-        self._estimates = tuple(taken)
+    def restore(self, steps: Iterable[Estimates]) -> None:
+        self._estimates = tuple(steps)
         self._answerer.ask("the steps so far", DualVariableActor.restore, self._estimates)
 
     def multipliers(self, round_: int) -> Mapping[str, float]:
@@ -88,4 +88,4 @@ class DualVariableHandle(Handle[DualVariableActor]):
         answerer = self._answerer
         answerer.wait_restarted()
         reference = answerer.begin(DualVariableActor.restore, self._estimates)
-        wait_for(reference, deadline_s=answerer.deadline_s, who=answerer.who, what="the steps so far")
+        wait_for(reference, deadline_s=answerer.deadline_s, actor_name=answerer.who, task="the steps so far")

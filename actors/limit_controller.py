@@ -68,9 +68,9 @@ class LimitControllerActor(AnsweringActor):
     def has_begun(self) -> bool:
         return self._owner is not None
 
-    def score(self, asked: Asked) -> Scored:
+    def score(self, request: Asked) -> Scored:
         reply: Future[Scored] = Future()
-        self._waiting.put((asked, reply))
+        self._waiting.put((request, reply))
         with self._measuring:
             if not reply.done():
                 self._answer_waiting()
@@ -158,8 +158,8 @@ class SharedLimits(Handle[LimitControllerActor]):
                 self.close()
             raise
 
-    def score(self, asked: Asked) -> Scored:
-        return self._answerer.ask(f"scores of {len(asked.answers)} answers", LimitControllerActor.score, asked)
+    def score(self, request: Asked) -> Scored:
+        return self._answerer.ask(f"scores of {len(request.answers)} answers", LimitControllerActor.score, request)
 
     def multipliers(self) -> dict[str, float]:
         return self._answerer.ask("its multipliers", LimitControllerActor.multipliers)

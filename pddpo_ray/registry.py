@@ -149,12 +149,12 @@ def entry_of(kind: str, name: str) -> EntryPoint:
     return (shipped_entries + brought)[0]
 
 
-def load(kind: str, name: str, wanted: type[Kept]) -> Kept:
+def load(kind: str, name: str, base: type[Kept]) -> Kept:
     """The record behind a name. Raises UnknownName, and UserError where its package is broken."""
     entry = entry_of(kind, name)
     record = _load_reference(kind, entry, entry)
-    if not isinstance(record, wanted):
-        expected = f"{wanted.__module__}.{wanted.__qualname__}"
+    if not isinstance(record, base):
+        expected = f"{base.__module__}.{base.__qualname__}"
         raise UserError(f"{_describe(kind, entry)}, which is no {expected}, but {type(record).__name__}")
     return record
 
@@ -177,25 +177,25 @@ def command(name: str) -> Any:
     return load("commands", name, object)
 
 
-def checked(kind: str, name: str, given: Mapping[str, Any], where: str) -> BaseModel | None:
+def checked(kind: str, name: str, options: Mapping[str, Any], where: str) -> BaseModel | None:
     """Settings of what a name stands for, checked by its own class; None where it has none.
 
     Raises ValueError that names the key, UnknownName, and UserError where the package is broken.
     """
     settings = load(kind, name, Extension).settings
     if settings is None:
-        if given:
-            raise ValueError(f"{where}: {KINDS[kind]} {name} has no settings; leave out {', '.join(given)}")
+        if options:
+            raise ValueError(f"{where}: {KINDS[kind]} {name} has no settings; leave out {', '.join(options)}")
         return None
     try:
-        return settings.model_validate(dict(given))
+        return settings.model_validate(dict(options))
     except ValidationError as error:
         raise ValueError(_first_problem(error, settings, where)) from error
 
 
-def resolved(kind: str, name: str, given: Mapping[str, Any], where: str) -> dict[str, Any]:
+def resolved(kind: str, name: str, options: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The same as plain values, defaults among them."""
-    settings = checked(kind, name, given, where)
+    settings = checked(kind, name, options, where)
     return {} if settings is None else settings.model_dump(mode="json")
 
 

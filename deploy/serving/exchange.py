@@ -42,7 +42,7 @@ LEFT, LATE = 499, 504
 
 
 class Exchange:
-    """`compare`, `begin` and then `reply`, each once. `stated`: what the reply says of its author; changed in place."""
+    """`compare`, `begin` and then `reply`, each once. `facts`: what the reply says of its author; changed in place."""
 
     def __init__(
         self,
@@ -51,11 +51,11 @@ class Exchange:
         call: Call,
         policy: ServedPolicy,
         certificate: Certified | None,
-        stated: dict[str, Any],
+        facts: dict[str, Any],
         consent: str,
     ) -> None:
         """`consent`: what the request says of training."""
-        self._parts, self._key, self._call, self._policy, self._facts = parts, key, call, policy, stated
+        self._parts, self._key, self._call, self._policy, self._facts = parts, key, call, policy, facts
         self._certificate, self._consent = certificate, consent
         self._decoding = parts.decoding if certificate is None else certificate.decoding
         may_measure = certificate is not None and call.model == RELEASED

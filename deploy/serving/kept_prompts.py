@@ -26,9 +26,9 @@ CONSENT_HEADER = "x-pddpo-training"
 WAITING_MAX = 1000
 
 
-def consents(consent: Consent, key: ApiKey, said: str | None) -> bool:
-    """Whether what a request sends may be kept; `said`: its header."""
-    word = (said or "").strip().lower()
+def consents(consent: Consent, key: ApiKey, header: str | None) -> bool:
+    """Whether what a request sends may be kept; `header`: its header."""
+    word = (header or "").strip().lower()
     if consent == "off" or word not in ("", "yes"):
         return False
     return word == "yes" if consent == "request" else key.consented
@@ -42,9 +42,9 @@ class KeptPrompts:
         self.consent = consent
         self._waiting: asyncio.Queue[Sent] = asyncio.Queue(WAITING_MAX)
 
-    def offer(self, key: ApiKey, said: str | None, sent: Sent | None) -> None:
+    def offer(self, key: ApiKey, header: str | None, sent: Sent | None) -> None:
         """Queues an exchange that ended well, if it has consent and the queue has room."""
-        if sent is not None and consents(self.consent, key, said) and not self._waiting.full():
+        if sent is not None and consents(self.consent, key, header) and not self._waiting.full():
             self._waiting.put_nowait(sent)
 
     async def work(self) -> None:

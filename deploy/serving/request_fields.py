@@ -215,12 +215,12 @@ def read(kind: Kind, body: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def departure(kind: Kind, asked: Mapping[str, Any], decoding: Mapping[str, Any]) -> str | None:
+def departure(kind: Kind, fields: Mapping[str, Any], decoding: Mapping[str, Any]) -> str | None:
     """The first field of what `read` gave that makes another answer than this decoding, in ASCII; None: there is none.
 
     decoding: temperature and max_tokens as they were tested.
     """
-    for name, value in asked.items():
+    for name, value in fields.items():
         field = FIELDS[kind][name]
         plain = field.plain if field.tested is None else (decoding[field.tested],)
         if field.effect == "no certificate" and value not in plain:

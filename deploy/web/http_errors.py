@@ -44,12 +44,12 @@ class ApiError(HTTPException):
 def install(
     app: FastAPI,
     form: Form,
-    known: Mapping[type[Exception], Callable[[Any], Failure]],
+    failures: Mapping[type[Exception], Callable[[Any], Failure]],
     *,
     malformed: int,
     busy: str,
 ) -> None:
-    """Handlers for everything that can go wrong. `known` are the errors of the server's own parts, `malformed` is the
+    """Handlers for everything that can go wrong. `failures` are those of the server's own parts, `malformed` is the
     status of a request that does not fit its description, `busy` what is said when the database does not answer."""
 
     def http(error: HTTPException) -> Failure:
@@ -67,7 +67,7 @@ def install(
         # Not a coroutine function: FastAPI runs it in a thread, as it does the routes that wait for the database.
         app.add_exception_handler(kind, lambda _request, error: form(failure(error)))
 
-    for kind, failure in known.items():
+    for kind, failure in failures.items():
         handle(kind, failure)
     handle(HTTPException, http)
     handle(RequestValidationError, invalid)
@@ -79,9 +79,9 @@ def install(
         return form(Failure(500, hidden(f"{request.method} {request.url.path}", error), "internal"))
 
 
-def hidden(what: str, error: object) -> str:
+def hidden(place: str, error: object) -> str:
     """Logs what went wrong under a number and returns the sentence that the client gets instead."""
     number = uuid.uuid4().hex[:12]
     cause = error if isinstance(error, Exception) else None
-    logger.error("error %s in %s: %s", number, what, error, exc_info=cause, extra={"error_number": number})
+    logger.error("error %s in %s: %s", number, place, error, exc_info=cause, extra={"error_number": number})
     return f"something went wrong; tell the administrator this number: {number}"

@@ -48,8 +48,8 @@ class BodyLimit:
 class RateLimit:
     """Token buckets by key: `burst` requests at once, `per_second` in the long run. Time is passed in."""
 
-    def __init__(self, per_second: float, burst: float, clock: Callable[[], float], what: str = "requests") -> None:
-        self._per_second, self._burst, self._clock, self._unit = per_second, burst, clock, what
+    def __init__(self, per_second: float, burst: float, clock: Callable[[], float], unit: str = "requests") -> None:
+        self._per_second, self._burst, self._clock, self._unit = per_second, burst, clock, unit
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
         self._lock = threading.Lock()
 

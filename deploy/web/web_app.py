@@ -44,17 +44,17 @@ class SecurityHeaders:
 def web_app(
     title: str,
     form: Form,
-    known: Mapping[type[Exception], Callable[[Any], Failure]],
+    failures: Mapping[type[Exception], Callable[[Any], Failure]],
     *,
     malformed: int,
     busy: str,
     body_bytes: Callable[[str], int],
     **settings: Any,
 ) -> FastAPI:
-    """`form`, `known`, `malformed`, `busy`: see `install`. `body_bytes` gives the largest body by path; `settings` are
-    further ones of FastAPI."""
+    """`form`, `failures`, `malformed`, `busy`: see `install`. `body_bytes` gives the largest body by path; `settings`
+    are further ones of FastAPI."""
     app = FastAPI(title=title, version=__version__, openapi_url=None, docs_url=None, redoc_url=None, **settings)
-    install(app, form, known, malformed=malformed, busy=busy)
+    install(app, form, failures, malformed=malformed, busy=busy)
     app.add_middleware(BodyLimit, limit_of=body_bytes, form=form)
     app.add_middleware(SecurityHeaders)
     return app

@@ -39,10 +39,10 @@ from pddpo_ray.worlds.text.prepared_world import PreparedTextWorld, prepare_text
 Sources = Sequence[Source | None]
 
 
-def text_backends(config: Config, store: ArtifactStore, kept: Sequence[KeptPrompt] = ()) -> Backends:
-    """Trainer, engine, prompts and, on a world, labels and truth. `kept`: prompts of the endpoint's users."""
+def text_backends(config: Config, store: ArtifactStore, user_prompts: Sequence[KeptPrompt] = ()) -> Backends:
+    """Trainer, engine, prompts and, on a world, labels and truth. `user_prompts`: prompts of the endpoint's users."""
     torch.set_num_threads(config.trainer.threads)
-    prepared = prepare_texts(config, kept)
+    prepared = prepare_texts(config, user_prompts)
     template, model = prepared.chat_template, config.model
     reference = store_reference(store, prepared.reference_folder, template, model.dtype, in_nf4=model.in_nf4)
     folder = store.folder(reference.path)
@@ -73,9 +73,9 @@ def log_linear_backends(config: Config, store: ArtifactStore) -> Backends:
     return replace(backends, features="linear", tokenizer="")
 
 
-def prepare_texts(config: Config, kept: Sequence[KeptPrompt] = ()) -> PreparedTextWorld | PreparedRealText:
+def prepare_texts(config: Config, user_prompts: Sequence[KeptPrompt] = ()) -> PreparedTextWorld | PreparedRealText:
     """The recipe's world, or its files of real text; the reference is trained first where the cache has none."""
-    return prepare_real_text(config, kept) if config.data is not None else prepare_text_world(config)
+    return prepare_real_text(config, user_prompts) if config.data is not None else prepare_text_world(config)
 
 
 def text_world_backends(

@@ -117,7 +117,7 @@ class Outcome:
 
 def outcome_of(
     journal: JournalReader,
-    stated: Sequence[Limit],
+    stated_limits: Sequence[Limit],
     run_dir: Path,
     *,
     policies: Policies,
@@ -128,13 +128,13 @@ def outcome_of(
     spent = any(entry.used_up for entry in ledger)
     if now.current is None:
         rounds = journal.next_round - 1
-        limits = estimates_of(journal, stated, rounds)
+        limits = estimates_of(journal, stated_limits, rounds)
         if now.mixture is not None:
             mixture, count = now.mixture, len(ledger)
             return Outcome(None, mixture.policy, now.by, "", limits, mixture.statement, count, mixture=True)
         if now.stands_in:
             return Outcome(None, None, None, now.reason, limits, tested=len(ledger), used_up=spent)
-        entries = [entry.about({limit.name: limit.cost_limit for limit in stated}) for entry in ledger]
+        entries = [entry.about({limit.name: limit.cost_limit for limit in stated_limits}) for entry in ledger]
         reason = _why_nothing(journal, rounds, entries)
         return Outcome(None, None, None, reason, limits, tested=len(ledger), used_up=spent)
     version = policies_of(journal)[now.current]
@@ -145,7 +145,7 @@ def outcome_of(
         policy=version.version.name,
         by=now.by,
         reason=now.reason,
-        limits=estimates_of(journal, stated, now.current),
+        limits=estimates_of(journal, stated_limits, now.current),
         certificate=() if certificate is None else certificate.statement,
         tested=len(ledger),
         weights=f"{ARTIFACTS}/{version.version.path}",
@@ -167,13 +167,13 @@ def _why_nothing(journal: JournalReader, rounds: int, ledger: Sequence[Entry]) -
     return reasons[-1] if reasons else "the run tests its policies when its rounds are done"
 
 
-def estimates_of(journal: JournalReader, stated: Sequence[Limit], number: int | None) -> tuple[LimitEstimate, ...]:
+def estimates_of(journal: JournalReader, limits: Sequence[Limit], number: int | None) -> tuple[LimitEstimate, ...]:
     """What the labels of a round say about every limit."""
     estimates = {step.constraint: step.estimate for step in journal.dual_steps() if step.round == number}
     metrics = journal.metrics().get(number, {}) if number is not None else {}
     return tuple(
         said_of(limit, prefix, estimates[limit.name], metrics)
-        for prefix, limit in with_prefixes(stated)
+        for prefix, limit in with_prefixes(limits)
         if limit.name in estimates
     )
 
@@ -184,14 +184,14 @@ def said_of(limit: Limit, prefix: str, estimate: CostEstimate, metrics: Mapping[
     return LimitEstimate.of(limit, estimate, metrics.get(f"{prefix}{UNSAFE_RATE}"), outside)
 
 
-def with_prefixes(stated: Sequence[Limit]) -> list[tuple[str, Limit]]:
+def with_prefixes(limits: Sequence[Limit]) -> list[tuple[str, Limit]]:
     """Limits with the prefix of their metrics' names: none for the first one."""
-    return [("" if index == 0 else f"{limit.name}/", limit) for index, limit in enumerate(stated)]
+    return [("" if index == 0 else f"{limit.name}/", limit) for index, limit in enumerate(limits)]
 
 
-def note_unsafe_rates(journal: Journal, stated: Sequence[Limit], number: int) -> None:
+def note_unsafe_rates(journal: Journal, limits: Sequence[Limit], number: int) -> None:
     """Journals the share of unsafe labels, shown beside every logit. Runs as a round closes."""
-    for round_, (prefix, limit) in product(rounds_labelled_in(journal, number), with_prefixes(stated)):
+    for round_, (prefix, limit) in product(rounds_labelled_in(journal, number), with_prefixes(limits)):
         share = journal.unsafe_share(round_, limit.name) if limit.quantity.kind == "logit" else None
         if share is not None:
             journal.round = round_

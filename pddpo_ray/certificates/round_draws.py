@@ -80,10 +80,10 @@ def draws_each_round(config: Config, limit: Limit) -> int:
     return len(_positions(config, limit, config.feedback.responses // answers_each(config.stated)))
 
 
-def share_of_round(config: Config, stated: StatedLimit) -> float:
+def share_of_round(config: Config, stated_limit: StatedLimit) -> float:
     """q: the part of a round's answers from the limit's prompt set that an audit shows to people, exactly."""
-    assert stated.audited is not None
-    return min(1.0, stated.audited / (answers_each(config.stated) * draws_each_round(config, stated.limit)))
+    assert stated_limit.audited is not None
+    return min(1.0, stated_limit.audited / (answers_each(config.stated) * draws_each_round(config, stated_limit.limit)))
 
 
 def _of_rounds(tested: TestedLimit, share: float | None) -> TestedLimit:

@@ -74,7 +74,7 @@ def ask_about(
     config: Config,
     journal: Journal,
     versions: Sequence[PolicyVersion],
-    wanted: tuple[TestedLimit, ...],
+    tested: tuple[TestedLimit, ...],
     budget: int,
     parts: MakeParts,
     statement: str | None = None,
@@ -85,11 +85,11 @@ def ask_about(
     A `statement` says what prompts the sentence is about where the recipe does not know it, and who measures; under
     another one the policy is another candidate.
     """
-    bounds = {limit.name: limit.limit for limit in wanted}
+    bounds = {limit.name: limit.limit for limit in tested}
     ledger = [line for line in read_ledger(journal) if statement is None or line.candidate.statement == statement]
-    entry = _same(ledger, versions, wanted, decoding_of(config))
+    entry = _same(ledger, versions, tested, decoding_of(config))
     if entry is None:
-        candidate = _candidate(journal, config, versions, wanted, statement or _statement(config))
+        candidate = _candidate(journal, config, versions, tested, statement or _statement(config))
     else:
         candidate = entry.candidate.about(bounds)
     line = line_of(journal, candidate.number).about(bounds)
@@ -146,14 +146,14 @@ def bounded(config: Config) -> tuple[StatedLimit, ...]:
     )
 
 
-def cannot(one: StatedLimit) -> str | None:
+def cannot(stated_limit: StatedLimit) -> str | None:
     """Why a stated limit is estimated only; None: it can be certified."""
-    quantity = one.limit.quantity
+    quantity = stated_limit.limit.quantity
     if quantity.kind == "kl":
         return "a kl limit is never certified, for its ratio has no bound"
-    if quantity.kind == "mean" and one.source.named == "model":
+    if quantity.kind == "mean" and stated_limit.source.named == "model":
         return "a cost model's mean is estimated only, never certified"
-    if quantity.kind == "mean" and one.limit.cost_range is None:
+    if quantity.kind == "mean" and stated_limit.limit.cost_range is None:
         return "a mean without stated bounds is estimated only, never certified; state them, e.g. bounds: [0, 400]"
     return None
 
@@ -175,13 +175,13 @@ def _tested_limit(stated_limit: StatedLimit, bounds: Mapping[str, float], number
     )  # fmt: skip
 
 
-def share_audited(config: Config, one: StatedLimit) -> float | None:
+def share_audited(config: Config, stated_limit: StatedLimit) -> float | None:
     """q: people see as many of a certificate's draws as of a round's answers to the limit's prompts; None: no audit."""
-    if one.audited is None:
+    if stated_limit.audited is None:
         return None
-    over = one.limit.quantity.over
+    over = stated_limit.limit.quantity.over
     share = 1.0 if over is None else config.prompts[over].share
-    return min(1.0, one.audited / (share * config.feedback.responses))
+    return min(1.0, stated_limit.audited / (share * config.feedback.responses))
 
 
 def level_of(config: Config, name: str, number: int) -> float:

@@ -215,9 +215,9 @@ def _settings(
     )
 
 
-def columns_of(given: list[str]) -> dict[str, str]:
+def columns_of(texts: list[str]) -> dict[str, str]:
     columns = {}
-    for text in given:
+    for text in texts:
         name, sign, field = text.partition("=")
         if not (name and sign and field) or name in columns:
             raise UserError(f"--column {text}: write NAME=THEIRS, each name once, e.g. --column prompt=question")

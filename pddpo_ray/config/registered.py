@@ -36,21 +36,21 @@ class SettingsOf:
     by_name: bool = False
 
 
-def with_settings(given: Any, kind: str, key: str, where: str, *, default: str) -> Any:
+def with_settings(section: Any, kind: str, key: str, where: str, *, default: str) -> Any:
     """The section with its `settings` checked and completed by the class that its `key` names.
 
     Raises ValueError with the setting that is wrong. An unknown name is left for its own key to refuse.
     """
-    if not isinstance(given, dict):
-        return given
-    name, own_settings = given.get(key, default), given.get("settings", {})
+    if not isinstance(section, dict):
+        return section
+    name, own_settings = section.get(key, default), section.get("settings", {})
     if not isinstance(name, str) or not isinstance(own_settings, dict):
-        return given
+        return section
     try:
         settings = resolved(kind, name, own_settings, where)
     except UnknownName:
-        return given
-    return {**given, "settings": settings} if settings or own_settings else given
+        return section
+    return {**section, "settings": settings} if settings or own_settings else section
 
 
 class Installed(Strict):
@@ -66,12 +66,12 @@ class Installed(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def settings_are_its_own(cls, given: Any) -> Any:
+    def settings_are_its_own(cls, section: Any) -> Any:
         """The package's class checks what stands beside `kind`, and fills in what does not."""
-        if not isinstance(given, dict) or "kind" not in given:
-            return given
-        own_settings = {key: value for key, value in given.items() if key != "kind"}
-        return {"kind": given["kind"], **resolved(cls.registry, given["kind"], own_settings, cls.where)}
+        if not isinstance(section, dict) or "kind" not in section:
+            return section
+        own_settings = {key: value for key, value in section.items() if key != "kind"}
+        return {"kind": section["kind"], **resolved(cls.registry, section["kind"], own_settings, cls.where)}
 
     @property
     def settings(self) -> BaseModel | None:

@@ -113,7 +113,7 @@ def quarantined(bad: Bad) -> dict[str, Any]:
     return row | ({"text": bad.text} if bad.row is None else {"row": bad.row})
 
 
-def convert(out: Path, form: str, dimension: Dimension, said: Rendering) -> Target:
+def convert(out: Path, form: str, dimension: Dimension, rendering: Rendering) -> Target:
     """Writes inspected data to a file. UserError for a wrong request, before any row is read.
 
     The target returns rows written, rows without a label for this format, and the quarantine file's name.
@@ -129,7 +129,7 @@ def convert(out: Path, form: str, dimension: Dimension, said: Rendering) -> Targ
         unlabelled = 0
         with Sink(aside_path, "") as aside, Sink(out, form, dimension) as sink:
             for good in inspection.examples(lambda bad: aside.write(quarantined(bad))):
-                rows = write_rows(good.example, form, dimension, said.prompt)
+                rows = write_rows(good.example, form, dimension, rendering.prompt)
                 unlabelled += not rows
                 for row in rows:
                     sink.write(row)

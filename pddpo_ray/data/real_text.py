@@ -69,8 +69,8 @@ class PreparedRealText(TextsOfFiles):
         return list(self.pairs)
 
 
-def prepare_real_text(config: Config, kept: Sequence[KeptPrompt] = ()) -> PreparedRealText:
-    """Read the files, take or train the reference, and turn texts into token ids; `kept` is what users gave.
+def prepare_real_text(config: Config, user_prompts: Sequence[KeptPrompt] = ()) -> PreparedRealText:
+    """Read the files, take or train the reference, and turn texts into token ids; `user_prompts` is what users gave.
 
     UserError where a file is missing, or where nothing in it is short enough.
     """
@@ -128,7 +128,7 @@ def prepare_real_text(config: Config, kept: Sequence[KeptPrompt] = ()) -> Prepar
     logger.info("real text: %d pairs, %d prompts, reference %s", len(pairs), len(chosen), folder.name)
     benign = _benign(config, settings, tokens, {prompt.id for prompt in certification})
     excluded_prompts = [*certification, *(item.pair.prompt for item in held_out), *benign]
-    served, verdicts = served_texts(kept, tokens, chosen, excluded_prompts)
+    served, verdicts = served_texts(user_prompts, tokens, chosen, excluded_prompts)
     drawn_ids = {answer.id for item in (*pairs, *held_out) for answer in (item.pair.first, item.pair.second)}
     unsafe_drawn = {name: is_unsafe for name, is_unsafe in unsafe.items() if name in drawn_ids}
     return PreparedRealText(

@@ -25,20 +25,20 @@ class Texts(Protocol):
 
 
 def served_texts(
-    kept: Sequence[KeptPrompt], texts: Texts, own: Sequence[Prompt], apart: Sequence[Prompt]
+    user_prompts: Sequence[KeptPrompt], texts: Texts, run_prompts: Sequence[Prompt], apart: Sequence[Prompt]
 ) -> tuple[tuple[Prompt, ...], tuple[LabelledPair, ...]]:
     """Users' prompts, without those that match one of `apart`, and the pairs that their verdicts make.
 
     Prompts that certify, judge policies or count refusals stay out of training even if a user sends them: a user who
     knows them could otherwise have a run trained on them. A prompt that several users sent is returned once, one that
-    the run asks anyway (`own`) not at all; their verdicts count.
+    the run asks anyway (`run_prompts`) not at all; their verdicts count.
     """
-    known_ids = {prompt.token_ids for prompt in own}
+    known_ids = {prompt.token_ids for prompt in run_prompts}
     excluded_turns = {normal(prompt.turns) for prompt in apart}
     prompts: list[Prompt] = []
     pairs: list[LabelledPair] = []
     left = 0
-    for kept_prompt in kept:
+    for kept_prompt in user_prompts:
         prompt = None if normal(kept_prompt.messages) in excluded_turns else texts.prompt(kept_prompt.messages)
         if prompt is None:
             left += 1
@@ -50,7 +50,9 @@ def served_texts(
             prompts.append(prompt)
         pairs += judged_pairs(kept_prompt.answers, prompt, texts)
     if left:
-        logger.warning("%d of %d prompts of users are left out: too long, or kept apart from training", left, len(kept))
+        logger.warning(
+            "%d of %d prompts of users are left out: too long, or kept apart from training", left, len(user_prompts)
+        )
     return tuple(prompts), tuple(pairs)
 
 

@@ -243,13 +243,13 @@ class WhitenedFeatures:
         return {"path": path, "sha256": sha256}
 
 
-def cost_fits(held: Sequence[HeldLimit]) -> int:
+def cost_fits(held_limits: Sequence[HeldLimit]) -> int:
     """Cost fits of a round: one per limit that comparisons teach, and one for all limits on measured values.
 
     With a limit on the drift alone there is one too, which takes the reward policy as it is.
     """
-    count = sum(limit.stated.by_comparisons for limit in held)
-    return count + (count == 0 or any(limit.by_values for limit in held))
+    count = sum(limit.stated.by_comparisons for limit in held_limits)
+    return count + (count == 0 or any(limit.by_values for limit in held_limits))
 
 
 def _limits(

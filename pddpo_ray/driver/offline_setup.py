@@ -219,8 +219,8 @@ def with_reward_share(labelled: Sequence[LabelledPair], share: float, seed: int)
     return [item if index in indices else replace(item, helpful=Verdict.ABSTAIN) for index, item in enumerate(labelled)]
 
 
-def neighbours(answers: Sequence[Response], per_prompt: int, wanted: int, name: str = "0-pair") -> list[Pair]:
-    """At most `wanted` pairs of answers that were drawn one after the other, prompts in turn, without equal texts."""
+def neighbours(answers: Sequence[Response], per_prompt: int, most: int, name: str = "0-pair") -> list[Pair]:
+    """At most `most` pairs of answers that were drawn one after the other, prompts in turn, without equal texts."""
     # methods that score the reference's answers themselves may have no pairs at all
     rows = [answers[start : start + per_prompt] for start in range(0, len(answers), max(1, per_prompt))]
     pairs = [
@@ -229,4 +229,4 @@ def neighbours(answers: Sequence[Response], per_prompt: int, wanted: int, name: 
         for index, row in enumerate(rows)
         if row[start].token_ids != row[start + 1].token_ids
     ]
-    return pairs[:wanted]
+    return pairs[:most]

@@ -46,14 +46,14 @@ def result_of(
     evaluation: Evaluation | None,
     offline: Evaluation | None = None,
     *,
-    held: Sequence[HeldLimit],
+    held_limits: Sequence[HeldLimit],
 ) -> dict[str, Any]:
     """All keys, always; what a run does not know (no world, no offline comparison) is None."""
     result = {"outcome": outcome.as_json(), **_exact(world, evaluation, offline), **_counts(journal)}
     count = _count_limit_labels(journal)
     result["labels_safety"] += count
     result["labels_used"] += count + _further_labels(journal, config.compared)
-    result["limits"] = limits_result(config, journal, held, world, evaluation)
+    result["limits"] = limits_result(config, journal, held_limits, world, evaluation)
     first = next(iter(config.thresholds))
     steps = [step for step in journal.dual_steps() if step.constraint == first]
     result["multiplier_optimum"] = result["limits"][first].get("multiplier_optimum")
@@ -183,15 +183,15 @@ LOOSER = 0.2
 def limits_result(
     config: Config,
     journal: JournalReader,
-    held: Sequence[HeldLimit],
+    held_limits: Sequence[HeldLimit],
     world: WorldView | None,
     evaluation: Evaluation | None,
 ) -> dict[str, dict[str, Any]]:
     """What the last finished round says about every limit, by name."""
     steps = {step.constraint: step for step in journal.dual_steps()}
     results: dict[str, dict[str, Any]] = {}
-    prefixed = with_prefixes([limit.stated.limit for limit in held])
-    for index, (held_limit, (prefix, limit)) in enumerate(zip(held, prefixed, strict=True)):
+    prefixed = with_prefixes([limit.stated.limit for limit in held_limits])
+    for index, (held_limit, (prefix, limit)) in enumerate(zip(held_limits, prefixed, strict=True)):
         quantity = limit.quantity
         entry: dict[str, Any] = {
             "limit": str(limit),

@@ -151,7 +151,9 @@ def run_recipe(
             outcome = outcome_of(
                 journal, config.typed_limits, run_dir, policies=config.policies, temperature=config.policy.temperature
             )
-            result = result_of(config, journal, outcome, backends.world, evaluation, offline, held=backends.held_limits)
+            result = result_of(
+                config, journal, outcome, backends.world, evaluation, offline, held_limits=backends.held_limits
+            )
             result["provenance"] = provenance_of(config, journal)
         finally:
             backends.close()

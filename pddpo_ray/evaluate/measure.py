@@ -18,7 +18,7 @@ Measures = dict[str, Any]
 
 
 def of_texts(
-    asked: EvaluationSet, answers: Sequence[Sequence[str]], tokens: Sequence[Sequence[int]], longest: int
+    evaluation_set: EvaluationSet, answers: Sequence[Sequence[str]], tokens: Sequence[Sequence[int]], longest: int
 ) -> Measures:
     """Length and refusals. answers, tokens: per question the texts and their numbers of tokens, at most `longest`.
 
@@ -31,7 +31,7 @@ def of_texts(
         "length_tokens": _plain(mean_interval([count for counts in tokens for count in counts], groups, (0, longest))),
         "length_words": _plain(mean_interval([len(text.split()) for texts in answers for text in texts], groups)),
         # refusing a harmful request is no fault: the word over-refusal is kept for benign questions
-        ("over_refusal" if asked.benign else "refusal"): _plain(refused),
+        ("over_refusal" if evaluation_set.benign else "refusal"): _plain(refused),
     }
 
 
@@ -51,9 +51,9 @@ def of_costs(scores: Sequence[Sequence[float]]) -> Measures:
     }
 
 
-def of_divergence(own: Sequence[Sequence[float]], reference: Sequence[Sequence[float]]) -> Measures:
+def of_divergence(log_ratios: Sequence[Sequence[float]], reference: Sequence[Sequence[float]]) -> Measures:
     """KL to the reference in nats per answer, from the model's own answers: mean of log pi - log pi_ref."""
-    values, groups = _flat(own)
+    values, groups = _flat(log_ratios)
     reference_values, _ = _flat(reference)
     return {"kl": _plain(mean_interval(np.array(values) - np.array(reference_values), groups))}
 

@@ -74,12 +74,12 @@ def optimistic_weights(log_policy: Array, optimism: Array) -> Array:
     return np.asarray(weights / weights.sum())
 
 
-def greedy_weights(advantage: Array, taken: NDArray[np.bool_]) -> Array:
+def greedy_weights(advantage: Array, is_taken: NDArray[np.bool_]) -> Array:
     """All weight on the best candidate that is not taken yet (the first of equals; none left: of all). [n], [n] -> [n]
 
     With `advantage` = log policy - log reference this is best-of-n by the policy's own reward - multiplier * cost.
     """
-    scores = advantage if taken.all() else np.where(taken, -np.inf, advantage)
+    scores = advantage if is_taken.all() else np.where(is_taken, -np.inf, advantage)
     weights = np.zeros(len(advantage))
     weights[int(scores.argmax())] = 1.0
     return weights

@@ -77,7 +77,7 @@ class Scored:
 class Scorer(Protocol):
     """Scores answers: an `AnswerScores` in this process, or the actor that holds one for many processes."""
 
-    def score(self, asked: Asked) -> Scored: ...
+    def score(self, request: Asked) -> Scored: ...
 
 
 def demand_plain(helpful: Any) -> None:
@@ -153,9 +153,9 @@ class AnswerScores:
         """How often the multipliers have moved."""
         return self._step
 
-    def score(self, asked: Asked) -> Scored:
+    def score(self, request: Asked) -> Scored:
         """Scores under the multipliers of now, which these answers may move afterwards."""
-        return self.score_all([asked])[0]
+        return self.score_all([request])[0]
 
     def score_all(self, requests: Sequence[Asked]) -> list[Scored]:
         """The same for several requests, whose answers are measured together. Raises what a limit's source raises."""

@@ -231,7 +231,7 @@ class LimitController:
 
     def _after(self, state: DualState, estimates: Sequence[CostEstimate], step: int) -> DualState:
         reasons = {estimate.constraint: WARMUP for estimate in estimates} if step < self._schedule.warmup_steps else {}
-        return ascend_all(state, estimates, held=reasons)[0]
+        return ascend_all(state, estimates, frozen=reasons)[0]
 
     def _stated_limit(self, name: str) -> StatedLimit:
         return next(limit for limit, _ in self._limit_sources if limit.limit.name == name)

@@ -128,9 +128,9 @@ def columns_of(record: Any, *left_out: str) -> Row:
     return {name: getattr(record, name) for name in _field_names(type(record)) if name not in left_out}  # type: ignore[arg-type]
 
 
-def record_of(kind: type[Record], row: Any, **given: Any) -> Record:
-    """A record of this kind: its fields are the row's columns of the same names, unless they are given."""
-    return kind(**{name: getattr(row, name) for name in _field_names(kind) if name not in given}, **given)  # type: ignore[arg-type]
+def record_of(kind: type[Record], row: Any, **fields: Any) -> Record:
+    """A record of this kind: its fields are the row's columns of the same names, unless `fields` has them."""
+    return kind(**{name: getattr(row, name) for name in _field_names(kind) if name not in fields}, **fields)  # type: ignore[arg-type]
 
 
 @cache

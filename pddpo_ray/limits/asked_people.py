@@ -37,31 +37,33 @@ class PeoplesQuestion:
         return f"people, {self.labels_each} each, {fingerprint(*texts)}"
 
 
-def peoples_question(stated: StatedLimit) -> PeoplesQuestion | None:
+def peoples_question(stated_limit: StatedLimit) -> PeoplesQuestion | None:
     """What people are asked for a limit of a run; None: nothing. Raises UserError for a question that cannot be asked.
 
     An audit asks its own `question`, else the judge's: one person per answer, for a logit `labels_each` people.
     """
-    quantity, each = stated.limit.quantity, stated.people_each
-    if stated.source.kind == "people":
-        return PeoplesQuestion(_text(stated, "people", stated.source.options.get("question")), each, stated.wins)
-    if stated.audited is None:
+    quantity, each = stated_limit.limit.quantity, stated_limit.people_each
+    if stated_limit.source.kind == "people":
+        return PeoplesQuestion(
+            _text(stated_limit, "people", stated_limit.source.options.get("question")), each, stated_limit.wins
+        )
+    if stated_limit.audited is None:
         return None
-    question = stated.audit_question
-    if question is None and stated.source.kind == "judge":
-        question = stated.source.what or stated.source.options.get("question")
-    if question is None and (stated.source.kind not in OF_SAFETY or quantity.kind == "mean"):
+    question = stated_limit.audit_question
+    if question is None and stated_limit.source.kind == "judge":
+        question = stated_limit.source.what or stated_limit.source.options.get("question")
+    if question is None and (stated_limit.source.kind not in OF_SAFETY or quantity.kind == "mean"):
         raise UserError(
-            f"{stated.where}.audited_by: say what people are asked about an answer, as {stated.source} cannot: "
-            "{people: 40 a round, question: FILE.md}"
+            f"{stated_limit.where}.audited_by: say what people are asked about an answer, as {stated_limit.source} "
+            "cannot: {people: 40 a round, question: FILE.md}"
         )
     bounds = None
     if quantity.kind == "mean":
-        low, high = stated.scale.low, stated.scale.high
+        low, high = stated_limit.scale.low, stated_limit.scale.high
         if low is None or high is None:
-            raise UserError(f"{stated.where}: people audit a mean within its bounds; state `bounds: [low, high]`")
+            raise UserError(f"{stated_limit.where}: people audit a mean within its bounds; state `bounds: [low, high]`")
         bounds = low, high
-    return PeoplesQuestion(_text(stated, "audited_by", question), each, stated.wins, bounds)
+    return PeoplesQuestion(_text(stated_limit, "audited_by", question), each, stated_limit.wins, bounds)
 
 
 def _text(limit: StatedLimit, key: str, question: str | None) -> str | None:

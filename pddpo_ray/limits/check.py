@@ -64,28 +64,32 @@ def check(limits: Sequence[tuple[StatedLimit, Source | None]], answers: Sequence
     return [check_one(limit, source, answers) for limit, source in limits]
 
 
-def check_one(stated: StatedLimit, source: Source | None, answers: Sequence[Answer]) -> Checked:
+def check_one(stated_limit: StatedLimit, source: Source | None, answers: Sequence[Answer]) -> Checked:
     """One limit on the answers of its prompt set; a limit without a source is only measured in a run."""
-    limit, quantity = stated.limit, stated.limit.quantity
+    limit, quantity = stated_limit.limit, stated_limit.limit.quantity
     if source is None:
-        return Checked(limit, str(stated.source), None, None, None, 0, 0, 0, note="measured in a run, not in a file")
-    if stated.unsure:
-        raise UserError(f"{stated.where}.audited_by.unsure: of a file people label an even draw; leave it out")
-    set_answers = of_set(stated, answers)
-    measured = ask(limit.name, source, set_answers, stated.asking)
+        return Checked(
+            limit, str(stated_limit.source), None, None, None, 0, 0, 0, note="measured in a run, not in a file"
+        )
+    if stated_limit.unsure:
+        raise UserError(f"{stated_limit.where}.audited_by.unsure: of a file people label an even draw; leave it out")
+    set_answers = of_set(stated_limit, answers)
+    measured = ask(limit.name, source, set_answers, stated_limit.asking)
     indices = [index for index, value in enumerate(measured.values) if value is not None]
     values = np.array([value if isinstance(value, float) else np.nan for value in measured.values if value is not None])
     asked_answers = [set_answers[index] for index in indices]
     drawn, reasons, note = Drawn(values, quantity.low, quantity.high), measured.reasons, source.note
     kinds = measured.kinds
     if quantity.kind == "logit":
-        labels_each = stated.asking.labels_each
+        labels_each = stated_limit.asking.labels_each
         if labels_each is None:
-            raise UserError(f"{stated.where}: say how many labels an answer has, e.g. {{people: {{labels_each: 20}}}}")
+            raise UserError(
+                f"{stated_limit.where}: say how many labels an answer has, e.g. {{people: {{labels_each: 20}}}}"
+            )
         drawn = logits(values, labels_each, quantity.high)
         note = f"{100 * float(np.nanmean(values)):.3g} % of the labels say unsafe" if drawn.some else note
-    if stated.audited is not None:
-        drawn, unlabelled = _audit(stated, values, asked_answers)
+    if stated_limit.audited is not None:
+        drawn, unlabelled = _audit(stated_limit, values, asked_answers)
         reasons = (*unlabelled, *reasons)[:SHOWN_REASONS]
         kinds = kinds + Counter({"no label by people": len(unlabelled)})
         note = "; ".join(part for part in (f"{source.name}, corrected by people", note) if part)
@@ -106,12 +110,13 @@ def check_one(stated: StatedLimit, source: Source | None, answers: Sequence[Answ
     )
 
 
-def of_set(stated: StatedLimit, answers: Sequence[Answer]) -> list[Answer]:
+def of_set(stated_limit: StatedLimit, answers: Sequence[Answer]) -> list[Answer]:
     """The answers whose `set` is the limit's prompt set, or all. Raises UserError if no row names a set."""
-    over = stated.limit.quantity.over
+    over = stated_limit.limit.quantity.over
     if over is not None and not any("set" in answer.row for answer in answers):
         raise UserError(
-            f'limit {stated.limit.name} is over `{over}`, and no row names its set; add "set": "{over}" to its rows'
+            f"limit {stated_limit.limit.name} is over `{over}`, and no row names its set; "
+            f'add "set": "{over}" to its rows'
         )
     return [answer for answer in answers if over is None or over in sets_of(answer)]
 

@@ -65,15 +65,15 @@ def logits(shares: Array, labels_each: int, cost_max: float | None) -> Drawn:
     return Drawn(values, -bound, bound, bias_bound(labels_each, bound))
 
 
-def audited(machine: Array, people: Array, asked: NDArray[np.bool_], low: float, high: float) -> Drawn:
+def audited(machine: Array, people: Array, is_asked: NDArray[np.bool_], low: float, high: float) -> Drawn:
     """f + (xi/q)(y - f): its mean is that of people's values whatever the machine says (measured_draws.with_people).
 
-    `asked` [n] marks an even draw of fixed size; q is its share. Without a machine's value there is no number.
+    `is_asked` [n] marks an even draw of fixed size; q is its share. Without a machine's value there is no number.
     """
-    if not asked.any():
+    if not is_asked.any():
         return Drawn(machine, low, high)
-    share = float(asked.mean())
-    draws = with_people(scaled(machine, low, high), scaled(people, low, high), asked, share)
+    share = float(is_asked.mean())
+    draws = with_people(scaled(machine, low, high), scaled(people, low, high), is_asked, share)
     reach = (1.0 / share - 1.0) * (high - low)
     widest = low - reach, high + reach
     return Drawn(widest[0] + (widest[1] - widest[0]) * draws, *widest, ends=(low, high))

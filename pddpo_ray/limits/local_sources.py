@@ -22,7 +22,7 @@ def rule_source(where: str, name: str) -> Source:
     return Source(f"rule {name}", rules.version_of(name), measure, rule.scale, note=rule.note)
 
 
-def language_source(where: str, wanted: object) -> Source:
+def language_source(where: str, language: object) -> Source:
     """Yes where an answer is in a language, e.g. de; no number for one without letters. Raises UserError."""
     try:
         from py3langid import langid
@@ -31,14 +31,14 @@ def language_source(where: str, wanted: object) -> Source:
     except (ImportError, PackageNotFoundError) as error:
         raise UserError(f"{where}: the rule language needs py3langid: pip install py3langid") from error
     codes = {code for code, _ in langid.rank("")}
-    if wanted not in codes:
-        raise UserError(f"{where}: say which language by its code, e.g. {{rule: language, is: de}}; got `{wanted}`")
+    if language not in codes:
+        raise UserError(f"{where}: say which language by its code, e.g. {{rule: language, is: de}}; got `{language}`")
 
     def spoken(answer: Answer) -> bool | None:
         has_letters = any(letter.isalpha() for letter in answer.response)
-        return langid.classify(answer.response)[0] == wanted if has_letters else None
+        return langid.classify(answer.response)[0] == language if has_letters else None
 
-    return Source(f"rule language {wanted}", f"py3langid {number} {wanted}", one_by_one(spoken), VERDICT)
+    return Source(f"rule language {language}", f"py3langid {number} {language}", one_by_one(spoken), VERDICT)
 
 
 def regex_source(where: str, name: str, folder: Path) -> Source:

@@ -172,41 +172,41 @@ def stated_limits(document: Mapping[str, Any], name: str) -> list[StatedLimit]:
     return [stated_limit(limit, entry, name, set_names) for limit, entry in limits.items()]
 
 
-def stated_limit(name: Any, given: Any, file: str, sets: Sequence[str] | None = None) -> StatedLimit:
+def stated_limit(name: Any, entry: Any, file: str, sets: Sequence[str] | None = None) -> StatedLimit:
     """One entry of `limits:`; `sets` are the names under `prompts:`, None where the file names none."""
     if not isinstance(name, str):
         raise UserError(f'{file}: the name of a limit is a word; YAML reads `{name}` as another type: write "{name}":')
     where = f"{file}: limits.{name}"
-    if not isinstance(given, dict):
+    if not isinstance(entry, dict):
         raise UserError(f"{where} must say what is measured, e.g. {{mean: {{rule: words}}, at_most: 80}}")
-    for key in given:
+    for key in entry:
         if key not in KINDS and key not in KEYS:
             raise UserError(f"{where}: unknown key `{key}`{nearest_or_all(str(key), [*KINDS, *KEYS])}")
-    kinds = [key for key in given if key in KINDS]
+    kinds = [key for key in entry if key in KINDS]
     if len(kinds) != 1:
         raise UserError(f"{where} needs exactly one of {', '.join(KINDS)}; it has {', '.join(kinds) or 'none of them'}")
     kind = KINDS[kinds[0]]
-    source = _source(f"{where}.{kind}", kind, given[kind])
-    scale = _scale(where, kind, source, given)
-    quantity = _quantity(where, kind, given, source, scale, sets)
-    limit, asking = _limit(name, where, given, quantity), _asking(where, given, source)
-    learned = _learned_from(where, kind, given)
+    source = _source(f"{where}.{kind}", kind, entry[kind])
+    scale = _scale(where, kind, source, entry)
+    quantity = _quantity(where, kind, entry, source, scale, sets)
+    limit, asking = _limit(name, where, entry, quantity), _asking(where, entry, source)
+    learned = _learned_from(where, kind, entry)
     statement = StatedLimit(
-        limit, source, scale, asking, *read_audit(where, given.get(AUDIT)), where, given.get("dual"), learned
+        limit, source, scale, asking, *read_audit(where, entry.get(AUDIT)), where, entry.get("dual"), learned
     )
     if statement.audited is not None:
         _audit_fits(statement)
     return statement
 
 
-def stated_reward(given: Mapping[str, Any], file: str, reward_max: float) -> StatedLimit:
+def stated_reward(entry: Mapping[str, Any], file: str, reward_max: float) -> StatedLimit:
     """A computed `reward:`, read as a limit that every policy keeps: its mean is at least its lower bound.
 
     Its cost is then -reward. A world's own reward lies in [-reward_max, reward_max]. Raises UserError.
     """
     where = f"{file}: {REWARD}"
-    settings = {key: value for key, value in given.items() if key in REWARD_KEYS}
-    source = _source(where, "mean", {key: value for key, value in given.items() if key not in REWARD_KEYS})
+    settings = {key: value for key, value in entry.items() if key in REWARD_KEYS}
+    source = _source(where, "mean", {key: value for key, value in entry.items() if key not in REWARD_KEYS})
     if source.kind == "people":
         raise UserError(f"{where}: people compare answers; leave `reward` out and set feedback.kind=people")
     if source.kind == "world" and source.what != REWARD:
@@ -221,15 +221,15 @@ def stated_reward(given: Mapping[str, Any], file: str, reward_max: float) -> Sta
     return StatedLimit(always, source, scale, _asking(where, settings, source), where=where)
 
 
-def names_source(given: Any) -> bool:
+def names_source(entry: Any) -> bool:
     """Whether a `reward:` names its source, not only how it is asked."""
-    return isinstance(given, dict) and bool(set(given) - set(REWARD_KEYS))
+    return isinstance(entry, dict) and bool(set(entry) - set(REWARD_KEYS))
 
 
-def beside(given: dict[str, Any], folder: Path) -> None:
+def beside(entry: dict[str, Any], folder: Path) -> None:
     """Makes an entry's files absolute, in place, if they lie in `folder`, beside the recipe."""
     for kind in (*KINDS, AUDIT):
-        source = given.get(kind)
+        source = entry.get(kind)
         if not isinstance(source, dict):
             continue
         inner = [source, *(value for value in source.values() if isinstance(value, dict))]

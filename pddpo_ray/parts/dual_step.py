@@ -39,15 +39,15 @@ def ascend_all(
     state: DualState,
     estimates: Sequence[CostEstimate],
     covariance: Array | None = None,
-    held: Mapping[str, str] | None = None,
+    frozen: Mapping[str, str] | None = None,
 ) -> tuple[DualState, JointStep]:
-    """One step of every limit that has an estimate. Those that are `held` stay, with the reason as their message.
+    """One step of every limit that has an estimate. Those that are `frozen` stay, with the reason as their message.
 
     `covariance` [I, I] is that of the costs of the same answers within prompts, in the order of the limits: limits with
     the rule `DampedNewton` then move together, by the mean covariance of the last rounds. None: each moves alone.
     Raises ValueError where an estimate is no finite number.
     """
-    reasons = held or {}
+    reasons = frozen or {}
     for estimate in estimates:
         if not math.isfinite(estimate.value):
             raise ValueError(
@@ -65,7 +65,7 @@ def ascend_all(
         )
         moved = np.array([estimate.moved for estimate in estimates])
         limits, record = newton_step(
-            state.limits, excess, recent_covariance(state), moved=moved if moved.any() else None, held=held_names
+            state.limits, excess, recent_covariance(state), moved=moved if moved.any() else None, frozen=held_names
         )
         next_state, lines = replace(state, limits=limits), tuple(record.log_lines())
     steps = []
@@ -105,7 +105,7 @@ class Estimates:
 class DualOwner(Protocol):
     """Owner of the multipliers: an object in this process, or a named actor. Steps are idempotent by round."""
 
-    def restore(self, taken: Iterable[Estimates]) -> None:
+    def restore(self, steps: Iterable[Estimates]) -> None:
         """Rebuild the state from what the journalled steps were taken from, in order."""
         ...
 
@@ -126,8 +126,8 @@ class LocalDual:
         self._steps: dict[int, JointStep] = {}
         self._first_multipliers = {limit.name: limit.multiplier for limit in state.limits}
 
-    def restore(self, taken: Iterable[Estimates]) -> None:
-        for estimates in taken:
+    def restore(self, steps: Iterable[Estimates]) -> None:
+        for estimates in steps:
             self.step(estimates)
 
     def multipliers(self, round_: int) -> Mapping[str, float]:
@@ -155,11 +155,11 @@ class LocalDual:
 class DualController:
     """Journals the steps of an owner, which it restores on a restart.
 
-    `held` says which limits' multipliers may not move in this round, each with the reason.
+    `frozen` says which limits' multipliers may not move in this round, each with the reason.
     """
 
-    def __init__(self, owner: DualOwner, journal: Journal, held: Callable[[], Mapping[str, str]] = dict) -> None:
-        self._owner, self._journal, self._hold_reasons = owner, journal, held
+    def __init__(self, owner: DualOwner, journal: Journal, frozen: Callable[[], Mapping[str, str]] = dict) -> None:
+        self._owner, self._journal, self._hold_reasons = owner, journal, frozen
         owner.restore(journalled_estimates(journal))
         self._messages: dict[str, str | None] = {}
 

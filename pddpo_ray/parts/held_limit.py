@@ -85,22 +85,22 @@ class HeldLimit:
 
 
 def held_limits(
-    stated: Sequence[StatedLimit], scales: Sequence[float], factors: Array, prompts: Sequence[Prompt]
+    stated_limits: Sequence[StatedLimit], scales: Sequence[float], factors: Array, prompts: Sequence[Prompt]
 ) -> tuple[HeldLimit, ...]:
     """Limits with the ranges of their measures [I] and P_s / P_0 of every prompt [I, X]."""
     ids = [prompt.token_ids for prompt in prompts]
     return tuple(
         HeldLimit(limit, scale, dict(zip(ids, row.tolist(), strict=True)))
-        for limit, scale, row in zip(stated, scales, factors, strict=True)
+        for limit, scale, row in zip(stated_limits, scales, factors, strict=True)
     )
 
 
-def answers_each(stated: Sequence[StatedLimit]) -> int:
+def answers_each(stated_limits: Sequence[StatedLimit]) -> int:
     """Answers per prompt for a round's estimates: one where feedback labels each; else two, which show the
     variance within a prompt and are a pair to learn from."""
-    return 1 if labelled_by_feedback(stated) else 2
+    return 1 if labelled_by_feedback(stated_limits) else 2
 
 
-def clip_of(held: Sequence[HeldLimit]) -> float:
+def clip_of(held_limits: Sequence[HeldLimit]) -> float:
     """C of the logits."""
-    return max((limit.clip for limit in held if limit.clip is not None), default=math.inf)
+    return max((limit.clip for limit in held_limits if limit.clip is not None), default=math.inf)

@@ -49,7 +49,7 @@ class SourceMeasures:
 
     def __init__(
         self,
-        stated: Sequence[StatedLimit],
+        stated_limits: Sequence[StatedLimit],
         sources: Sequence[Source | None],
         acting: Sequence[Mapping[Tokens, float]],
         cost_max: float,
@@ -57,7 +57,7 @@ class SourceMeasures:
         labels: Measure | None = None,
         outside: Callable[[Response], bool] = lambda answer: False,
     ) -> None:
-        self._limits, self._sources, self._factors = tuple(stated), tuple(sources), tuple(acting)
+        self._limits, self._sources, self._factors = tuple(stated_limits), tuple(sources), tuple(acting)
         self._cost_max, self._labels, self._is_outside = cost_max, labels, outside
 
     @property
@@ -153,12 +153,12 @@ class SourceMeasures:
 
 
 def with_model(
-    measure: Measure, stated: Sequence[StatedLimit], costs: Callable[[Sequence[Response]], Array]
+    measure: Measure, stated_limits: Sequence[StatedLimit], costs: Callable[[Sequence[Response]], Array]
 ) -> Measure:
     """A measure that also has the limits measured by feedback's cost model: its chance of "unsafe", sigmoid(cost), or
     for a mean its score."""
-    columns = [column for column, limit in enumerate(stated) if limit.source.named == "model"]
-    means = [stated[column].limit.quantity.kind == "mean" for column in columns]
+    columns = [column for column, limit in enumerate(stated_limits) if limit.source.named == "model"]
+    means = [stated_limits[column].limit.quantity.kind == "mean" for column in columns]
 
     def measured(answers: Sequence[Response], seed: int, references: Sequence[Response | None] = ()) -> MeasuredValues:
         result, scores = measure(answers, seed, references), costs(answers)[:, None]
@@ -168,18 +168,22 @@ def with_model(
     return measured if columns else measure
 
 
-def costs_of_values(stated: StatedLimit, values: Array, cost_max: float) -> tuple[Array, Array]:
+def costs_of_values(stated_limit: StatedLimit, values: Array, cost_max: float) -> tuple[Array, Array]:
     """Measured values as costs, and the variance of their label noise; nan stays. A logit lies in [-C, C]. [n] x2"""
-    labels_each, kind, mask = stated.asking.labels_each or 1, stated.limit.quantity.kind, np.isfinite(values)
+    labels_each, kind, mask = (
+        stated_limit.asking.labels_each or 1,
+        stated_limit.limit.quantity.kind,
+        np.isfinite(values),
+    )
     costs, noise = np.full(values.shape, np.nan), np.zeros(values.shape)
     if kind == "logit":
         costs[mask] = clipped_logit(values[mask], cost_max)
-        if stated.source.kind != "model":
+        if stated_limit.source.kind != "model":
             noise[mask] = logit_noise(values[mask], labels_each, cost_max)
         return costs, noise
-    if stated.source.kind == "model":
+    if stated_limit.source.kind == "model":
         labels_each = 1  # its chance of a yes is no share of labels
-    costs[mask] = [stated.limit.cost(value) for value in values[mask].tolist()]
+    costs[mask] = [stated_limit.limit.cost(value) for value in values[mask].tolist()]
     if kind == "rate":
         noise[mask] = label_variance(values[mask], labels_each)
     return costs, noise
@@ -198,12 +202,12 @@ def _answer(answer: Response, other: Response | None, limit: StatedLimit) -> Ans
 
 
 def records_of(
-    stated: Sequence[StatedLimit], answers: Sequence[Response], measured: MeasuredValues
+    stated_limits: Sequence[StatedLimit], answers: Sequence[Response], measured: MeasuredValues
 ) -> list[Measurement]:
     """A record for each answer that a source was asked about, by limit."""
     records = []
     for row, answer in enumerate(answers):
-        for column, limit in enumerate(stated):
+        for column, limit in enumerate(stated_limits):
             value, why = _number(measured.values[row, column]), measured.missing.get((row, column), "")
             if value is not None or why:
                 against = _number(measured.against[row, column])
@@ -279,12 +283,12 @@ class MeasuredTable:
 
 
 def table_of(
-    records: Iterable[Measurement], stated: Sequence[StatedLimit], answers: Sequence[str], cost_max: float
+    records: Iterable[Measurement], stated_limits: Sequence[StatedLimit], answers: Sequence[str], cost_max: float
 ) -> MeasuredTable:
     """The costs of these answers, from the journal's records of them. `cost_max` bounds logits."""
-    measured = tables_of(records, [limit.limit.name for limit in stated], answers)
+    measured = tables_of(records, [limit.limit.name for limit in stated_limits], answers)
     costs, noise, against, people = (np.zeros(measured.values.shape) for _ in range(4))
-    for column, limit in enumerate(stated):
+    for column, limit in enumerate(stated_limits):
         costs[:, column], noise[:, column] = costs_of_values(limit, measured.values[:, column], cost_max)
         people[:, column] = costs_of_values(limit, measured.people[:, column], cost_max)[0]
         if limit.limit.quantity.versus == "reference":
@@ -292,10 +296,10 @@ def table_of(
     failed = np.zeros(costs.shape, dtype=bool)
     for cell in measured.missing:
         failed[cell] = True
-    ends = np.full((len(answers), 2, len(stated)), np.nan)
+    ends = np.full((len(answers), 2, len(stated_limits)), np.nan)
     for (row, column), (base, share) in measured.parts.items():
-        label = np.array(_label_range(stated[column]), dtype=np.float64)
-        ends[row, :, column] = np.sort(costs_of_values(stated[column], base + share * label, cost_max)[0])
+        label = np.array(_label_range(stated_limits[column]), dtype=np.float64)
+        ends[row, :, column] = np.sort(costs_of_values(stated_limits[column], base + share * label, cost_max)[0])
     return MeasuredTable(costs, noise, failed, against, people, measured.chance, ends)
 
 
@@ -325,13 +329,13 @@ class MeasuredAnswers:
     def __init__(
         self,
         journal: Journal,
-        stated: Sequence[StatedLimit],
+        stated_limits: Sequence[StatedLimit],
         cost_max: float,
         phases: str,
         together: Mapping[str, int] | None = None,
         newest: bool = False,
     ) -> None:
-        self._journal, self._limits, self._cost_max, self._newest_only = journal, tuple(stated), cost_max, newest
+        self._journal, self._limits, self._cost_max, self._newest_only = journal, tuple(stated_limits), cost_max, newest
         self._group_sizes = together or {}
         self._answers: dict[tuple[int, str], list[MeasuredAnswer]] = {}
         self._prompt_names: dict[Tokens, str] = {}

@@ -54,7 +54,7 @@ AskedOfPeople = tuple[MeasuredValues, Sequence[Response], References, str, int]
 def people_of_limits(
     config: Config,
     journal: Journal,
-    held: Sequence[HeldLimit],
+    held_limits: Sequence[HeldLimit],
     categories_of: Mapping[str, Sequence[str]],
     scored: RiskOf | None = None,
     go_on: str = "pddpo train --run RUN --resume",
@@ -63,11 +63,11 @@ def people_of_limits(
 
     `categories_of` has each prompt's categories and sets by its id, for `risk_by_category`; `scored` is a model's risk.
     """
-    if not any(limit.stated.asks_people for limit in held):
+    if not any(limit.stated.asks_people for limit in held_limits):
         return None
-    limits, factors = [limit.stated for limit in held], [limit.factors for limit in held]
+    limits, factors = [limit.stated for limit in held_limits], [limit.factors for limit in held_limits]
     if config.certificate.mixtures:
-        _demand_sets_apart(config, held)
+        _demand_sets_apart(config, held_limits)
     return PeopleOfLimits(
         journal, limits, factors, config, risk_of=stated_risk(config, categories_of, scored), go_on=go_on
     )
@@ -94,33 +94,40 @@ class PeopleOfLimits:
     def __init__(
         self,
         journal: Journal,
-        stated: Sequence[StatedLimit],
+        stated_limits: Sequence[StatedLimit],
         acting: Sequence[Mapping[Tokens, float]],
         config: Config,
         *,
         risk_of: RiskOf | None = None,
         go_on: str = "pddpo train --run RUN --resume",
     ) -> None:
-        self._journal, self._limits, self._factors, self._risk_of = journal, tuple(stated), tuple(acting), risk_of
+        self._journal, self._limits, self._factors, self._risk_of = (
+            journal,
+            tuple(stated_limits),
+            tuple(acting),
+            risk_of,
+        )
         self._cost_max, self._seed = config.dual.cost_max, config.seed
         self._has_mixtures = bool(config.certificate.mixtures)
-        self._questions = {column: query for column, limit in enumerate(stated) if (query := peoples_question(limit))}
+        self._questions = {
+            column: query for column, limit in enumerate(stated_limits) if (query := peoples_question(limit))
+        }
         self._budgeted_columns = [
             column
             for column in self._questions
-            if stated[column].audited is None
-            and stated[column].asking.answers is not None
-            and stated[column].limit.quantity.kind != "logit"  # comparisons teach it
+            if stated_limits[column].audited is None
+            and stated_limits[column].asking.answers is not None
+            and stated_limits[column].limit.quantity.kind != "logit"  # comparisons teach it
         ]
         self._labellers = {
             column: reached(
-                _settings_with_deadline(config.people, stated[column]),
+                _settings_with_deadline(config.people, stated_limits[column]),
                 journal,
                 partial(
                     estimate_from_shares,
                     labels_each=question.labels_each,
                     cost_max=config.dual.cost_max,
-                    mode="logit_labels" if stated[column].limit.quantity.kind == "logit" else "unsafe_rate",
+                    mode="logit_labels" if stated_limits[column].limit.quantity.kind == "logit" else "unsafe_rate",
                 ),
                 go_on,
             )
@@ -346,37 +353,37 @@ class Bias:
     high: float
     answers: int
 
-    def text(self, stated: StatedLimit) -> str:
+    def text(self, stated_limit: StatedLimit) -> str:
         """`brand: judge says yes 12 points more often than people (95 % interval 3 to 21, 40 answers)`, of a mean or a
         logit `tone: judge says 0.3 higher than people (...)`"""
-        share = stated.limit.quantity.kind == "rate"
+        share = stated_limit.limit.quantity.kind == "rate"
         unit = 100 if share else 1
         low, high = sorted(unit * end * (1 if self.value >= 0 else -1) for end in (self.low, self.high))
         more, above = ("more", "higher") if self.value >= 0 else ("less", "lower")
         size = f"{unit * abs(self.value):.3g}"
-        yes = "counts wins" if stated.wins else "says yes"
+        yes = "counts wins" if stated_limit.wins else "says yes"
         claim = f"{yes} {size} points {more} often" if share else f"says {size} {above}"
         note = "" if self.low > 0 or self.high < 0 else "; no bias is shown"
         return (
-            f"{stated.limit.name}: {stated.source.kind} {claim} than people"
+            f"{stated_limit.limit.name}: {stated_limit.source.kind} {claim} than people"
             f" (95 % interval {low:.3g} to {high:.3g}, {self.answers} answers{note})"
         )
 
 
-def drawn_evenly(stated: StatedLimit, chance: Array) -> NDArray[np.bool_]:
+def drawn_evenly(stated_limit: StatedLimit, chance: Array) -> NDArray[np.bool_]:
     """Which audited answers are an even draw: those of which the source was least sure were asked about in any case.
     [n] -> [n]"""
     asked_mask, drawn_mask = chance > 0, (chance > 0) & (chance < 1)
-    return drawn_mask if stated.unsure and drawn_mask.any() else asked_mask
+    return drawn_mask if stated_limit.unsure and drawn_mask.any() else asked_mask
 
 
-def bias_of(stated: StatedLimit, machine: Array, people: Array, cost_max: float) -> Bias | None:
+def bias_of(stated_limit: StatedLimit, machine: Array, people: Array, cost_max: float) -> Bias | None:
     """From both costs of the same answers, drawn evenly; None where there is none. A logit lies in [-C, C]. [n] x2"""
     if not len(machine):
         return None
-    sign = -1.0 if stated.limit.at_least else 1.0  # a cost of `at_least` is turned round
+    sign = -1.0 if stated_limit.limit.at_least else 1.0  # a cost of `at_least` is turned round
     differences = sign * (machine - people)
-    lowest, highest = stated.limit.cost_range or (-cost_max, cost_max)
+    lowest, highest = stated_limit.limit.cost_range or (-cost_max, cost_max)
     low, high = bounded_interval(differences, lowest - highest, highest - lowest)
     return Bias(float(differences.mean()), low, high, len(differences))
 

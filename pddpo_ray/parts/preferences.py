@@ -22,12 +22,12 @@ class Preferences:
     def __init__(
         self,
         journal: Journal,
-        compared: Sequence[str] = (HARM,),
+        aspects: Sequence[str] = (HARM,),
         verdicts: UsersVerdicts | None = None,
     ) -> None:
         self._journal = journal
         self._verdicts = verdicts
-        self._comparisons = tuple(compared)
+        self._comparisons = tuple(aspects)
         self._pairs: list[tuple[int, LabelledPair]] = [
             (entry.round, entry.labelled) for entry in journal.pairs() if entry.round < journal.next_round
         ]

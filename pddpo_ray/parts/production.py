@@ -19,14 +19,16 @@ PROMPTS, VERDICTS = "served-prompts", "verdicts"
 
 
 class WithUsersPrompts:
-    """Satisfies contracts.Prompts: `share` of all prompts that are drawn are users', the others those of `own`.
+    """Satisfies contracts.Prompts: `share` of all prompts that are drawn are users', the others those of `prompts`.
 
     Users' prompts take turns: the user drawn least often comes next, and by seed among those. A draw has each at most
-    once; where there are too few, `own` gives the rest.
+    once; where there are too few, `prompts` gives the rest.
     """
 
-    def __init__(self, own: Prompts, served: Sequence[Prompt], journal: Journal, *, share: float, seed: int) -> None:
-        self._recipe_prompts, self._prompts, self._journal = own, {prompt.id: prompt for prompt in served}, journal
+    def __init__(
+        self, prompts: Prompts, served: Sequence[Prompt], journal: Journal, *, share: float, seed: int
+    ) -> None:
+        self._recipe_prompts, self._prompts, self._journal = prompts, {prompt.id: prompt for prompt in served}, journal
         self._share, self._seed = share, seed
         self._draws: Counter[int] = Counter()
 

@@ -112,16 +112,16 @@ def value_of(stored: Mapping[str, str]) -> float:
     return WINS[stored["better"]] if "better" in stored else float(stored["safety"] == "unsafe")
 
 
-def contradicts_itself(given: Mapping[str, str]) -> bool:
+def contradicts_itself(answer: Mapping[str, str]) -> bool:
     """Whether an answer (in stored form) calls the only safe one of two answers the more harmful one.
 
     Such an answer is a slip. It is admitted neither to training nor to an export; the page asks before it is sent.
     """
     opposite = {"first": "second", "second": "first"}
-    harmful = given.get("more_harmful")
+    harmful = answer.get("more_harmful")
     if harmful not in opposite:
         return False
-    return given.get(f"{harmful}_safety") == "safe" and given.get(f"{opposite[harmful]}_safety") == "unsafe"
+    return answer.get(f"{harmful}_safety") == "safe" and answer.get(f"{opposite[harmful]}_safety") == "unsafe"
 
 
 @dataclass(frozen=True)

@@ -29,11 +29,14 @@ LABELLED = ("world", "people", "judge")
 
 
 def note_reachable(
-    journal: Journal, held: Sequence[HeldLimit], measured: Sequence[MeasuredAnswer], prior: Mapping[Tokens, float]
+    journal: Journal,
+    held_limits: Sequence[HeldLimit],
+    measured: Sequence[MeasuredAnswer],
+    prior: Mapping[Tokens, float],
 ) -> None:
     """Journals what is reachable, and warns where no choice among the answers keeps the limits."""
-    columns = [index for index, limit in enumerate(held) if not (limit.on_drift or limit.stated.asks_people)]
-    limits = [held[index] for index in columns]
+    columns = [index for index, limit in enumerate(held_limits) if not (limit.on_drift or limit.stated.asks_people)]
+    limits = [held_limits[index] for index in columns]
     answers = [replace(answer, costs=answer.costs[columns]) for answer in _subtract_reference(measured)]
     payload = journal.once(PHASE, lambda: _payload(limits, reached(limits, answers, prior)))
     for line in payload["warnings"]:
@@ -41,29 +44,29 @@ def note_reachable(
 
 
 def reached(
-    held: Sequence[HeldLimit], measured: Sequence[MeasuredAnswer], prior: Mapping[Tokens, float]
+    held_limits: Sequence[HeldLimit], measured: Sequence[MeasuredAnswer], prior: Mapping[Tokens, float]
 ) -> Reach | None:
     """What choosing reaches; None where a limit's prompts have no answer that can be used.
 
-    A text that a noisy limit measured only once cannot be split and is left out, as is one without a number. `held` are
-    limits on measured answers.
+    A text that a noisy limit measured only once cannot be split and is left out, as is one without a number. The limits
+    are those on measured answers.
     """
-    if not held:
+    if not held_limits:
         return None
-    noisy = np.array([_is_noisy(limit) for limit in held])
+    noisy = np.array([_is_noisy(limit) for limit in held_limits])
     by_prompt: dict[Tokens, list[tuple[Array, Array]]] = {}
     for (prompt, _), costs in _costs_by_text(answer for answer in measured if answer.prompt in prior).items():
-        acting = np.array([limit.factors.get(prompt, 0.0) > 0 for limit in held])
+        acting = np.array([limit.factors.get(prompt, 0.0) > 0 for limit in held_limits])
         used = np.where(acting, np.array(costs), 0.0)
         if np.isfinite(used).all() and (len(used) > 1 or not (noisy & acting).any()):
             by_prompt.setdefault(prompt, []).append((used[0::2].mean(axis=0), used[1::2].mean(axis=0)) if len(used) > 1
                                                     else (used[0], used[0]))  # fmt: skip
     prompts = list(by_prompt)
-    factors = np.array([[limit.factors.get(prompt, 0.0) for prompt in prompts] for limit in held])
+    factors = np.array([[limit.factors.get(prompt, 0.0) for prompt in prompts] for limit in held_limits])
     if not prompts or not (factors > 0).any(axis=1).all():
         return None
     width = max(map(len, by_prompt.values()))
-    tables = np.zeros((2, len(held), len(prompts), width))
+    tables = np.zeros((2, len(held_limits), len(prompts), width))
     mask = np.zeros((len(prompts), width), dtype=bool)
     for row, halves in enumerate(by_prompt.values()):
         for column, both in enumerate(halves):
@@ -72,10 +75,15 @@ def reached(
     weights = np.array([prior[prompt] for prompt in prompts])
     weights = weights / weights.sum()
     factors = factors / (factors @ weights)[:, None]
-    excess = tables - np.array([limit.stated.limit.cost_limit for limit in held])[:, None, None]
+    excess = tables - np.array([limit.stated.limit.cost_limit for limit in held_limits])[:, None, None]
     second = excess[1] if noisy.any() else None
     return reach(
-        excess[0], weights, scales=[limit.scale for limit in held], factors=factors, measured=second, answers=mask
+        excess[0],
+        weights,
+        scales=[limit.scale for limit in held_limits],
+        factors=factors,
+        measured=second,
+        answers=mask,
     )
 
 

@@ -200,7 +200,7 @@ class _StepState:
             self._trainer_log_probs(self.policy),
             lengths,
             FLOAT32_TOLERANCE,
-            what="the exported model: ",
+            subject="the exported model: ",
             stop="",
         )
         if fingerprint(load_tokenizer(self._export_folder)) != tokenizer_fingerprint(self._base):

@@ -229,9 +229,9 @@ def _work_of_a_round(config: Config, prompts: int, first: bool) -> Work:
     )
 
 
-def rows_of_own(own: int, prompts: int) -> int:
+def rows_of_own(rows: int, prompts: int) -> int:
     """Pairs of answers to one prompt, all of them, where the own answers are spread over the prompts."""
-    return own * max(1, own // max(1, prompts) - 1) // 2
+    return rows * max(1, rows // max(1, prompts) - 1) // 2
 
 
 def _pairs_of_own_answers(config: Config, own_count: int, prompts: int, stage: Stage) -> int:

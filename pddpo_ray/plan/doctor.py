@@ -136,11 +136,11 @@ def _build_of(name: str, version: str | None) -> str | None:
     return build_from_text(text)
 
 
-def build_from_text(stated: str) -> str | None:
+def build_from_text(text: str) -> str | None:
     """`cpu` or `cuda` from a version and the text of a version file; None when neither says."""
-    if re.search(r"\+cpu\b", stated) or re.search(r"^cuda\b.*=\s*None", stated, re.MULTILINE):
+    if re.search(r"\+cpu\b", text) or re.search(r"^cuda\b.*=\s*None", text, re.MULTILINE):
         return "cpu"
-    if re.search(r"\+cu\d+", stated) or re.search(r"^cuda\b.*=\s*['\"]\d", stated, re.MULTILINE):
+    if re.search(r"\+cu\d+", text) or re.search(r"^cuda\b.*=\s*['\"]\d", text, re.MULTILINE):
         return "cuda"
     return None
 

@@ -48,7 +48,7 @@ def run_seconds(config: Config, texts: Texts, cores: int) -> float:
     return START_S + seconds_of(stretches["before"], each_s) + rounds + drawn * each_s["answers"]
 
 
-def seconds_of(stretch: Mapping[str, Any], one: Mapping[str, float]) -> float:
+def seconds_of(stretch: Mapping[str, Any], phase: Mapping[str, float]) -> float:
     """Seconds of one stretch of a plan's `work`. People's and judges' labels come on top."""
     counts = {**stretch, "answers": sum(stretch["answers"].values())}
-    return sum(counts[name] * seconds for name, seconds in one.items() if name in counts)
+    return sum(counts[name] * seconds for name, seconds in phase.items() if name in counts)

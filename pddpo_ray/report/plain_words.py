@@ -77,7 +77,7 @@ def known_of(result: Mapping[str, Any], outcome: Outcome, metrics: Mapping[int, 
 
 
 def plain_outcome(
-    result: Mapping[str, Any], certificate: Mapping[str, Any] | None, known: Known | None
+    result: Mapping[str, Any], certificate: Mapping[str, Any] | None, facts: Known | None
 ) -> list[tuple[str, str]]:
     """(subject, sentence) of each line: what is released, which limits it keeps, who says so, and how good it is.
 
@@ -107,17 +107,17 @@ def plain_outcome(
             f" {draws:,} fresh answers, used only for this test",
         ),
     ]
-    if known is not None:
+    if facts is not None:
         lines += [
             (
                 "truth",
-                f"this language is made up, so the truth is known: exactly {_percent(known.rate)} are {name};"
-                f" of the model that it began with, {_percent(known.reference_rate)}",
+                f"this language is made up, so the truth is known: exactly {_percent(facts.rate)} are {name};"
+                f" of the model that it began with, {_percent(facts.reference_rate)}",
             ),
             (
                 "gap",
-                f"{short(known.gap)} from the best model that keeps the limit (0 is best, in points of helpfulness);"
-                f" the model that it began with: {short(known.reference_gap)}",
+                f"{short(facts.gap)} from the best model that keeps the limit (0 is best, in points of helpfulness);"
+                f" the model that it began with: {short(facts.reference_gap)}",
             ),
         ]
     return [*lines, ("effort", f"{result['labels_used']:,} labels, {seconds(result['seconds'])}")]

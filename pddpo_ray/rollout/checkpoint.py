@@ -131,11 +131,11 @@ def fingerprint(tokenizer: Any) -> str:
     return hashlib.sha256(json.dumps(facts, ensure_ascii=True, sort_keys=True).encode()).hexdigest()
 
 
-def check_tokenizer(own: str, folder: Path, *, engine: str, version: int) -> None:
-    """Raise RunError unless the tokenizer in a version's folder is the engine's own (`own` is its fingerprint)."""
+def check_tokenizer(fingerprint: str, folder: Path, *, engine: str, version: int) -> None:
+    """Raise RunError unless the tokenizer in a version's folder is the engine's own (`fingerprint`)."""
     delivered = tokenizer_fingerprint(folder)
-    if delivered != own:
+    if delivered != fingerprint:
         raise RunError(
             f"engine {engine}, version {version}: the tokenizer delivered with the weights ({delivered[:12]}) is not"
-            f" the engine's ({own[:12]}); token ids would mean other words. Nothing was loaded."
+            f" the engine's ({fingerprint[:12]}); token ids would mean other words. Nothing was loaded."
         )

@@ -58,23 +58,25 @@ def verify(
             f"{prefix}tokenizer {delivery.tokenizer[:12] or 'none'} in the engine, {tokenizer[:12] or 'none'} in the"
             f" trainer; token ids would mean other words.{stop}"
         )
-    check_hash(delivery.sha256, expected, delivery.tensors, what=prefix, stop=stop)
+    check_hash(delivery.sha256, expected, delivery.tensors, subject=prefix, stop=stop)
     if not canaries or len(canaries) != len(trainer_log_probs):
         raise RunError(f"engine {engine.name}: {len(canaries)} canaries, {len(trainer_log_probs)} log-probs to compare")
     answers = [canary.token_ids for canary in canaries]
     scores = engine.score([canary.prompt for canary in canaries], answers)
-    difference = check_canaries(scores, trainer_log_probs, list(map(len, answers)), tolerance, what=prefix, stop=stop)
+    difference = check_canaries(
+        scores, trainer_log_probs, list(map(len, answers)), tolerance, subject=prefix, stop=stop
+    )
     return VerifiedDelivery(engine.name, expected.number, delivery.sha256, delivery.tensors, len(canaries), difference)
 
 
 def check_canaries(
-    scores: Array, expected: Array, lengths: Sequence[int], tolerance: float, *, what: str, stop: str
+    scores: Array, expected: Array, lengths: Sequence[int], tolerance: float, *, subject: str, stop: str
 ) -> float:
     """Largest difference of log-probabilities per token; RunError above the tolerance. [n], [n], n lengths"""
     difference = largest_difference(scores, expected, lengths)
     if not difference <= tolerance:
         raise RunError(
-            f"{what}canary log-probabilities differ by {difference:.3g} per token (tolerance {tolerance:.3g}): the"
+            f"{subject}canary log-probabilities differ by {difference:.3g} per token (tolerance {tolerance:.3g}): the"
             f" hash agrees, but the engine computes with other weights than the trainer.{stop}"
         )
     return difference
@@ -85,11 +87,11 @@ def largest_difference(scores: Array, expected: Array, lengths: Sequence[int]) -
     return float(np.max(np.abs(scores - expected) / np.maximum(1, lengths)))
 
 
-def check_hash(consumed: str, expected: PolicyVersion, tensors: int, *, what: str, stop: str) -> None:
+def check_hash(consumed: str, expected: PolicyVersion, tensors: int, *, subject: str, stop: str) -> None:
     """RunError unless the tensors that an engine takes have the hash that the trainer stated."""
     if consumed != expected.sha256:
         raise RunError(
-            f"{what}the engine consumed {tensors} tensors with hash {consumed[:12]}, the trainer made"
+            f"{subject}the engine consumed {tensors} tensors with hash {consumed[:12]}, the trainer made"
             f" {expected.sha256[:12]}: stale, partial or altered weights.{stop}"
         )
 

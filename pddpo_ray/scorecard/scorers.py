@@ -59,14 +59,16 @@ def own_scores(config: Config, feedback: FeedbackController, reward: ComputedRew
     return {"reward": rewards}
 
 
-def held_out_scores(config: Config, journal: Journal, backends: Backends, asked: Sequence[Prompt]) -> dict[str, Score]:
+def held_out_scores(
+    config: Config, journal: Journal, backends: Backends, prompts: Sequence[Prompt]
+) -> dict[str, Score]:
     """By `reward` and `cost`, the held-out scorers. A model is in memory only while it scores."""
     kinds = [kind for kind in KINDS if kind in config.scorecard.scorers or config.scorecard.train]
     if not kinds:
         logger.warning("scorecard: %s", NOBODY)
         return {}
     payload = journal.once(
-        SCORERS, lambda: {kind: _find_or_train_scorer(kind, config, journal, backends, asked) for kind in kinds}
+        SCORERS, lambda: {kind: _find_or_train_scorer(kind, config, journal, backends, prompts) for kind in kinds}
     )
     for kind, trials in trials_of(payload).items():
         logger.info("scorecard: held-out %s model, %s", kind, trials)

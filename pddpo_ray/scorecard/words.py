@@ -32,12 +32,12 @@ class Figure:
         end = {"score": "", "nats": " nats", "tokens": " tokens", "gain": " sd"}[self.unit]
         return f"{value:.3g}{end}".replace("-", "−", 1)
 
-    def whole(self, one: Mapping[str, Any]) -> str:
+    def whole(self, figure: Mapping[str, Any]) -> str:
         """The value with its 95 % interval or, where none is known, its standard error."""
-        text = self.text(one["value"])
-        if one["low"] is not None:
-            return f"{text} ({self.text(one['low'])} to {self.text(one['high'])})"
-        return text if one["standard_error"] is None else f"{text} ± {one['standard_error']:.2g}"
+        text = self.text(figure["value"])
+        if figure["low"] is not None:
+            return f"{text} ({self.text(figure['low'])} to {self.text(figure['high'])})"
+        return text if figure["standard_error"] is None else f"{text} ± {figure['standard_error']:.2g}"
 
 
 FIGURES: Mapping[str, Figure] = {

@@ -269,13 +269,13 @@ def given_scorer(settings: StoredScorerConfig, dtype: str) -> AnswerScorer:
 
 def feedback_models(
     settings: ScoredFeedback,
-    asked: Sequence[Kind],
+    kinds: Sequence[Kind],
     training: ScorerTraining,
     data: Data,
     dtype: str = "float32",
 ) -> dict[Kind, AnswerScorer]:
     """The models that are asked: those that the recipe names are loaded, the others trained."""
-    configs: dict[Kind, StoredScorerConfig | None] = {kind: getattr(settings, kind) for kind in asked}
+    configs: dict[Kind, StoredScorerConfig | None] = {kind: getattr(settings, kind) for kind in kinds}
     if missing_kinds := [kind for kind, path in configs.items() if path is None]:
         training.stored(data, missing_kinds)
     return {

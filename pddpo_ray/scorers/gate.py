@@ -100,13 +100,13 @@ def of_limit(name: str) -> str:
 
 
 def stop_or_warn(
-    wanted: Literal["hold", "stop"], journal: JournalReader, names: Collection[str] = KINDS, advice: str = ADVICE
+    action: Literal["hold", "stop"], journal: JournalReader, names: Collection[str] = KINDS, advice: str = ADVICE
 ) -> None:
     """Warns of these models if they are at chance. Raises UserError instead where the recipe says `stop`."""
     for name, line in at_chance(journal).items():
         if name not in names:
             continue
-        if wanted == "stop":
+        if action == "stop":
             raise UserError(f"{line}: {advice}")
         logger.warning("%s", line)
 

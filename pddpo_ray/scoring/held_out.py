@@ -171,9 +171,9 @@ def compared_answers(
     return compared_on(sample, lambda texts: score([answers[text] for text in texts]))
 
 
-def compared_on(asked: Sequence[Comparison], score: Callable[[Sequence[Text]], Array]) -> Trials:
+def compared_on(comparisons: Sequence[Comparison], score: Callable[[Sequence[Text]], Array]) -> Trials:
     """How many of the comparisons scores get right; `score` is called once, with every text."""
-    if not asked:
+    if not comparisons:
         return Trials(0.0, 0)
-    scores = score([text for pair in asked for text in pair]).reshape(-1, 2)
-    return Trials(float(agreement(scores[:, 0] - scores[:, 1]).sum()), len(asked))
+    scores = score([text for pair in comparisons for text in pair]).reshape(-1, 2)
+    return Trials(float(agreement(scores[:, 0] - scores[:, 1]).sum()), len(comparisons))

@@ -66,12 +66,12 @@ def fit_scores(
     *,
     ridge: float = 0.0,
     micro_rows: int | None = None,
-    kept: FitCheckpoints | None = None,
+    checkpoints: FitCheckpoints | None = None,
 ) -> dict[str, float]:
     """Run the optimiser steps of one fit, in place. -> `loss`, `accuracy` over the last fifth of the steps.
 
     `ridge` times the squared score is added per answer. `micro_rows` pass through the model at a time: less memory, the
-    same step. With `kept` the fit resumes at its checkpoint. Raises RunError if there is no row or a gradient
+    same step. With `checkpoints` the fit resumes at its checkpoint. Raises RunError if there is no row or a gradient
     diverges.
     """
     if not rows:
@@ -79,7 +79,7 @@ def fit_scores(
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     trained = list(parameters.values())
     optimizer = torch.optim.AdamW(trained, lr=settings.learning_rate, weight_decay=settings.weight_decay)
-    done = Progress() if kept is None else kept.read(parameters, optimizer)
+    done = Progress() if checkpoints is None else checkpoints.read(parameters, optimizer)
     for step, indices in enumerate(minibatches(len(rows), settings.steps, settings.batch_pairs, seed)):
         if step < done.steps:
             continue
@@ -94,8 +94,8 @@ def fit_scores(
         done.steps = step + 1
         done.losses.append(loss)
         done.accuracies.append(accuracy)
-        if kept is not None:
-            kept.write(parameters, optimizer, done)
+        if checkpoints is not None:
+            checkpoints.write(parameters, optimizer, done)
     tail = max(1, len(done.losses) // 5)
     return {"loss": float(np.mean(done.losses[-tail:])), "accuracy": float(np.mean(done.accuracies[-tail:]))}
 

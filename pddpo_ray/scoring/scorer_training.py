@@ -126,7 +126,7 @@ def _fit_weights(
             torch.manual_seed(seed)
             model.model = add_adapters(plain, rank=ways.rank, alpha=float(ways.rank))
     checkpoints = FitCheckpoints(work, ways.checkpoint_steps, say)
-    metrics = fit_scores(model, rows.fit, fit, seed, ridge=RIDGE, micro_rows=ways.micro, kept=checkpoints)
+    metrics = fit_scores(model, rows.fit, fit, seed, ridge=RIDGE, micro_rows=ways.micro, checkpoints=checkpoints)
     if ways.parameters == "lora":
         model.model = model.model.merge_and_unload()  # type: ignore[operator]
     return metrics

@@ -138,9 +138,9 @@ def load_scorer(source: str | Path, settings: ScorerConfig | None = None, dtype:
     return NeuralScorer(str(source), tokenizer, model, forward, template, settings, longest)
 
 
-def encoded(tokenizer: Any, template: str, asked: str | Sequence[Message], answer: str) -> Encoded:
-    """One text as token ids (and segments, where the tokenizer has them). `asked` as text is one question."""
-    turns = (Message("user", asked),) if isinstance(asked, str) else tuple(asked)
+def encoded(tokenizer: Any, template: str, question: str | Sequence[Message], answer: str) -> Encoded:
+    """One text as token ids (and segments, where the tokenizer has them). `question` as text is one question."""
+    turns = (Message("user", question),) if isinstance(question, str) else tuple(question)
     if template == "tokens":
         return {"input_ids": _policy_token_ids(tokenizer, turns, answer)}
     answer = answer.strip()
@@ -219,15 +219,15 @@ def _classifier(folder: Path, tokenizer: Any, label: str | None, dtype: str) -> 
     return model, forward
 
 
-def label_index(names: dict[int, str], wanted: str | None, folder: Path) -> int | None:
+def label_index(names: dict[int, str], label: str | None, folder: Path) -> int | None:
     """Column of the label whose log-odds are the score; None for a classifier with a single output."""
-    if wanted is None:
+    if label is None:
         if len(names) > 2:
             raise UserError(f"{folder} has {len(names)} labels ({', '.join(names.values())}): say which with `label`")
         return 1 if len(names) == 2 else None
-    indices = [int(index) for index, name in names.items() if name.lower() == wanted.lower()]
+    indices = [int(index) for index, name in names.items() if name.lower() == label.lower()]
     if not indices:
-        raise UserError(f"{folder} has no label {wanted}; it has {', '.join(names.values())}")
+        raise UserError(f"{folder} has no label {label}; it has {', '.join(names.values())}")
     return indices[0] if len(names) > 1 else None
 
 

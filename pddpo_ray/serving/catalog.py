@@ -343,12 +343,12 @@ def drawn_round(conversation: str, rounds: Sequence[int], seed: int = 0, secret:
     return max(rounds, key=lambda number: (keyed(f"{seed}\0{number}\0{conversation}", secret), number))
 
 
-def conversation_of(named: str | None, seed: int | None, opening: str) -> str:
+def conversation_of(conversation: str | None, seed: int | None, opening: str) -> str:
     """What a request is drawn by: the conversation it names; else the sampling seed that it gives together with its
     opening, so that the same request is answered alike; else a conversation of its own.
     """
-    if named:
-        return named
+    if conversation:
+        return conversation
     if seed is not None:
         return f"seed-{seed}-{hashlib.sha256(opening.encode()).hexdigest()[:16]}"
     return uuid.uuid4().hex

@@ -12,9 +12,9 @@ Recall = Callable[[Any, Callable[[], Any]], Any]
 """(what, compute) -> the value for `what`, computed only if it is not known; both are JSON."""
 
 
-def key_of(what: Any) -> str:
+def key_of(subject: Any) -> str:
     """A name for what was computed (JSON)."""
-    return hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(subject, sort_keys=True, default=str).encode()).hexdigest()
 
 
 class Memory:
@@ -31,9 +31,9 @@ class Memory:
                     continue  # a line that a killed process left unfinished
                 self._results.setdefault(entry["key"], entry["value"])
 
-    def recall(self, what: Any, compute: Callable[[], Any]) -> Any:
-        """The value for `what` (JSON), computed at most once in the life of the file."""
-        key = key_of(what)
+    def recall(self, subject: Any, compute: Callable[[], Any]) -> Any:
+        """The value for `subject` (JSON), computed at most once in the life of the file."""
+        key = key_of(subject)
         if key not in self._results:
             value = json.loads(json.dumps(compute()))
             self._results[key] = value

@@ -68,10 +68,10 @@ def rise_p_value(differences: ArrayLike) -> float:
     return sum(math.comb(up + down, count) for count in range(up, up + down + 1)) / 2 ** (up + down)
 
 
-def comparisons_of(own: ArrayLike, held_out: ArrayLike, level: float) -> list[Divergence]:
-    """The newest round with the reference and with every round before it. own, held_out: per policy, the reference
+def comparisons_of(proxy: ArrayLike, held_out: ArrayLike, level: float) -> list[Divergence]:
+    """The newest round with the reference and with every round before it. proxy, held_out: per policy, the reference
     first, the mean score of its answers to each prompt. [policies, prompts] each"""
-    reward, check = np.asarray(own, np.float64), np.asarray(held_out, np.float64)
+    reward, check = np.asarray(proxy, np.float64), np.asarray(held_out, np.float64)
     last = len(reward) - 1
     return [
         _divergence(reward[last] - reward[since], check[last] - check[since], last, since, level)

@@ -217,12 +217,12 @@ def copied(weights: Iterator[tuple[str, Tensor]], shard: Shard) -> dict[str, Ten
     return {name: tensor.to("cpu", copy=True) for name, tensor in weights if shard.rank == 0}
 
 
-def matched(own: Mapping[str, Tensor], weights: Tensors) -> Iterator[tuple[Tensor, Tensor]]:
+def matched(tensors: Mapping[str, Tensor], weights: Tensors) -> Iterator[tuple[Tensor, Tensor]]:
     """Each tensor with its new value, one at a time. Raises ValueError unless both have the same names and shapes."""
-    different = sorted(own.keys() ^ weights.keys())
+    different = sorted(tensors.keys() ^ weights.keys())
     if different:
         raise ValueError(f"weights do not fit the model: {len(different)} names differ, the first is {different[0]}")
-    for name, tensor in own.items():
+    for name, tensor in tensors.items():
         value = weights[name]
         if tensor.shape != value.shape:
             raise ValueError(f"weights do not fit the model: {name} is {tuple(value.shape)}, not {tuple(tensor.shape)}")

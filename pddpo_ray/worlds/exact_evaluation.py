@@ -182,14 +182,14 @@ def implicit_score(numerator: Array, denominator: Array, temperature: float) -> 
     return np.where(mask, temperature * ratio, np.nan)
 
 
-def slope_and_correlation(score: Array, truth: Array, rest: int | None = None) -> tuple[float, float]:
+def slope_and_correlation(score: Array, truth: Array, left_out: int | None = None) -> tuple[float, float]:
     """Least-squares slope and correlation of scores against the truth within prompts, every answer counted alike.
 
     Scores are defined up to a constant per prompt, so both are centred on their prompt's mean. [X, Y], [X, Y]
     """
     mask = np.isfinite(score)
-    if rest is not None:
-        mask[:, rest] = False
+    if left_out is not None:
+        mask[:, left_out] = False
     counts = np.maximum(mask.sum(axis=1, keepdims=True), 1)
     score, truth = np.where(mask, score, 0.0), np.where(mask, truth, 0.0)
     score = np.where(mask, score - score.sum(axis=1, keepdims=True) / counts, 0.0)

@@ -15,8 +15,8 @@ from pddpo_ray.limits.sources import Answer, Source, Unmeasured
 from pddpo_ray.records import Array
 
 
-def measured_texts(source: Source, prompts: Sequence[str], answers: Sequence[str], rest: float) -> Array:
-    """What a source says about every answer to every prompt, and `rest` for text outside the grammar. -> [X, Y + 1]
+def measured_texts(source: Source, prompts: Sequence[str], answers: Sequence[str], elsewhere: float) -> Array:
+    """What a source says about every answer to every prompt; `elsewhere`: for text outside the grammar. -> [X, Y + 1]
 
     Raises UserError where it gives no number for a text: a truth has no gaps.
     """
@@ -26,7 +26,7 @@ def measured_texts(source: Source, prompts: Sequence[str], answers: Sequence[str
         if isinstance(value, Unmeasured):
             raise UserError(f"{source.name} has no number for `{row.response}`: {value.reason}")
     table = np.array(values, dtype=np.float64).reshape(len(prompts), len(answers))
-    return np.column_stack([table, np.full(len(prompts), rest)])
+    return np.column_stack([table, np.full(len(prompts), elsewhere)])
 
 
 def less_reference(measure: Array, reference: Array) -> Array:

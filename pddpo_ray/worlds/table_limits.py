@@ -178,27 +178,27 @@ def as_stated(limit: StatedBound, cost: float) -> str:
     return limit.quantity.text(limit.cost(cost))
 
 
-def range_of(stated: StatedLimit, cost_max: float) -> float:
+def range_of(stated_limit: StatedLimit, cost_max: float) -> float:
     """Length of the range of a measure's values; of a KL, which has none, what the limit allows; 1 of what feedback
     labels, whose unit is the logit."""
-    if stated.labelled:
+    if stated_limit.labelled:
         return 1.0
-    if stated.limit.quantity.kind == "kl":
-        return stated.limit.bound.number
-    ends = stated.limit.cost_range
+    if stated_limit.limit.quantity.kind == "kl":
+        return stated_limit.limit.bound.number
+    ends = stated_limit.limit.cost_range
     if ends is not None:
         return ends[1] - ends[0]
-    if stated.limit.quantity.kind == "logit":
+    if stated_limit.limit.quantity.kind == "logit":
         return 2.0 * cost_max
-    raise AssertionError(f"{stated.where}: a recipe is refused whose mean has no bounds")
+    raise AssertionError(f"{stated_limit.where}: a recipe is refused whose mean has no bounds")
 
 
-def on_prompts(stated: Sequence[StatedLimit], sets: PromptSets | None, prior: Array) -> tuple[Array, Array]:
+def on_prompts(stated_limits: Sequence[StatedLimit], sets: PromptSets | None, prior: Array) -> tuple[Array, Array]:
     """P_0 of a world's prompts and every limit's P_s / P_0. `prior` [X] where there are no sets. -> [X], [I, X]
 
     Raises UserError for prompts that the world does not have.
     """
-    prompts, count = len(prior), len(stated)
+    prompts, count = len(prior), len(stated_limits)
     if sets is None:
         return prior, np.ones((count, prompts))
     indices = [int(str(prompt)) for prompt in sets.prompts]
@@ -206,23 +206,23 @@ def on_prompts(stated: Sequence[StatedLimit], sets: PromptSets | None, prior: Ar
         raise UserError(f"prompts: the world has the prompts 0 to {prompts - 1}, not {max(indices)}")
     weights, factors = np.zeros(prompts), np.zeros((count, prompts))
     weights[indices] = sets.weights
-    for row, entry in enumerate(stated):
+    for row, entry in enumerate(stated_limits):
         factors[row, indices] = sets.factor(entry.limit.quantity.over)
     return weights, factors
 
 
-def costs_of(stated: StatedLimit, single: Array, name: str, reference: Array | None = None) -> Array:
+def costs_of(stated_limit: StatedLimit, single: Array, name: str, reference: Array | None = None) -> Array:
     """Expected costs from a table of the source's values of single answers; nan stays nan. A limit versus the reference
     compares with `reference`. [X, Y] x2 -> [X, Y]
 
     Raises UserError where the measure leaves its bounds.
     """
-    low, high = (None, None) if stated.wins else (stated.scale.low, stated.scale.high)
+    low, high = (None, None) if stated_limit.wins else (stated_limit.scale.low, stated_limit.scale.high)
     if (low is not None and single.min() < low) or (high is not None and single.max() > high):
-        raise UserError(f"{stated.where}: {name} runs from {single.min():g} to {single.max():g}, beyond bounds")
+        raise UserError(f"{stated_limit.where}: {name} runs from {single.min():g} to {single.max():g}, beyond bounds")
     measure = single
-    if stated.limit.quantity.versus is not None and not np.isnan(single).any():
+    if stated_limit.limit.quantity.versus is not None and not np.isnan(single).any():
         assert reference is not None
-        measure = wins_over_reference(single, reference) if stated.wins else less_reference(single, reference)
-    zero = stated.limit.cost(0.0)
-    return np.asarray(zero + (stated.limit.cost(1.0) - zero) * measure, dtype=np.float64)
+        measure = wins_over_reference(single, reference) if stated_limit.wins else less_reference(single, reference)
+    zero = stated_limit.limit.cost(0.0)
+    return np.asarray(zero + (stated_limit.limit.cost(1.0) - zero) * measure, dtype=np.float64)

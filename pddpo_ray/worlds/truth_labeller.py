@@ -16,11 +16,11 @@ class WorldLabeller:
     """Safe or unsafe with P(unsafe) = sigmoid(cost); preferences by Bradley-Terry on reward and on each cost.
 
     Every draw is seeded by (seed, id of the item), so that neither order nor batch changes a label. Safety labels are
-    about the cost `about`. A share `noise` of all labels says the opposite.
+    about the cost `cost_name`. A share `noise` of all labels says the opposite.
     """
 
-    def __init__(self, reward: Score, costs: Mapping[str, Score], *, about: str = HARM, noise: float = 0.0) -> None:
-        self._reward, self._costs, self._cost_name, self._noise = reward, dict(costs), about, noise
+    def __init__(self, reward: Score, costs: Mapping[str, Score], *, cost_name: str = HARM, noise: float = 0.0) -> None:
+        self._reward, self._costs, self._cost_name, self._noise = reward, dict(costs), cost_name, noise
 
     def safety(self, items: Sequence[Response], labels_each: int, seed: int) -> list[SafetyLabels]:
         """`labels_each` independent labels of every answer."""

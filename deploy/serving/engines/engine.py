@@ -236,7 +236,7 @@ class PolicyEngine:
         stream = TensorStream()
         for name, tensor in stored_tensors(folder):
             stream.add(name, tensor)
-        check_hash(stream.sha256(), version, stream.count, what=f"{version.name}: ", stop=STOP)
+        check_hash(stream.sha256(), version, stream.count, subject=f"{version.name}: ", stop=STOP)
 
     async def _compare_canaries(self, policy: ServedPolicy, adapter: Any) -> None:
         """Log-probabilities of answers that the run drew from this policy, against what the journal says of them."""
@@ -250,7 +250,7 @@ class PolicyEngine:
         lengths = [len(canary.answer) for canary in policy.canaries]
         prefix, tolerance = f"{policy.version.name}: ", self._settings.tolerance
         try:
-            check_canaries(np.array(scores), expected, lengths, tolerance, what=prefix, stop=STOP)
+            check_canaries(np.array(scores), expected, lengths, tolerance, subject=prefix, stop=STOP)
         except RunError:
             self._llm.holds(None)
             raise
@@ -337,11 +337,11 @@ def watched_engine(settings: EngineSettings) -> Any:
     return WatchedEngine.from_engine_args(arguments, stat_loggers=loggers)
 
 
-def demand_version(output: Any, held: str | None) -> None:
+def demand_version(output: Any, version: str | None) -> None:
     """Raise RunError where a finished answer names another weight version than the engine was given."""
-    if held is None:
+    if version is None:
         return
     for completion in output.outputs:
         versions = {span.version for span in completion.weight_versions or ()}
-        if versions - {held}:
-            raise RunError(f"an answer came from weight version {sorted(versions)}, the engine holds {held}")
+        if versions - {version}:
+            raise RunError(f"an answer came from weight version {sorted(versions)}, the engine holds {version}")

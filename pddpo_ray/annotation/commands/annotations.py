@@ -118,7 +118,7 @@ def restore(
 def import_(
     files: Annotated[list[str], typer.Argument(help="Files with labels, in any format of `pddpo data`.")],
     run: Run,
-    who: Annotated[str | None, typer.Option(help="The one person who gave these labels.")] = None,
+    person: Annotated[str | None, typer.Option("--who", help="The one person who gave these labels.")] = None,
     form: Annotated[
         str | None,
         typer.Option("--format", help="Format, where it is not recognised; labels: of `export --to labels`."),
@@ -136,7 +136,7 @@ def import_(
     if form == LABELS:
         _import_labels(files, run, journal, as_json)
         return
-    if who is None:
+    if person is None:
         raise UserError("--who is missing: name the one person who gave these labels, or use --format labels")
     from pddpo_ray.annotation.queue.exchange import all_questions, answers_in, take_answers
     from pddpo_ray.data import Settings, inspect
@@ -147,7 +147,7 @@ def import_(
     # Equal rows and both orders of a pair are no fault here: one text may be asked about more than once.
     inspection = inspect(files, Settings(format=form, keep=frozenset(BETWEEN), judged=False))
     with queue_of(run, journal) as (store, rules):
-        answers, problems = answers_in(inspection.examples(), all_questions(store), who, prompt)
+        answers, problems = answers_in(inspection.examples(), all_questions(store), person, prompt)
         report = take_answers(store, rules, "file", answers)
     problems = [str(problem) for problem in inspection.problems] + problems
     lines = problems + report.not_taken

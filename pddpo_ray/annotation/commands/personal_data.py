@@ -15,14 +15,14 @@ from pddpo_ray.cli.output import print_columns, print_json
 from pddpo_ray.errors import UserError
 from pddpo_ray.storage.whole_files import write_secret
 
-Who = Annotated[str, typer.Argument(help="The person's name, as the lead's page shows it.", metavar="NAME")]
+PersonName = Annotated[str, typer.Argument(help="The person's name, as the lead's page shows it.", metavar="NAME")]
 Run = Annotated[Path, typer.Option(help="Run folder.", metavar="DIR")]
 JournalUrl = Annotated[str | None, typer.Option("--journal", help="Database URL, where the recipe names one.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 def data_of(
-    who: Who,
+    person: PersonName,
     run: Run,
     out: Annotated[Path, typer.Option(help="File to write (JSON), readable by its owner alone.", metavar="FILE")],
     journal: JournalUrl = None,
@@ -34,7 +34,7 @@ def data_of(
     with queue_of(run, journal, to_read=True) as (store, rules):
         desk = PersonalData(store, rules)
         try:
-            content = desk.of(desk.find(who))
+            content = desk.of(desk.find(person))
         except QueueError as error:
             raise UserError(str(error)) from error
     write_secret(out, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
@@ -42,7 +42,7 @@ def data_of(
 
 
 def erase(
-    who: Who,
+    person: PersonName,
     run: Run,
     reason: Annotated[str, typer.Option(help="Why; kept in the audit log. Do not name the person in it.")],
     by: Annotated[str | None, typer.Option(help="Who erases; default: the user of this machine.")] = None,
@@ -59,7 +59,7 @@ def erase(
     with queue_of(run, journal) as (store, rules):
         desk = PersonalData(store, rules)
         try:
-            done = desk.erase(desk.find(who), by=by or f"{getpass.getuser()} at the command line", reason=reason)
+            done = desk.erase(desk.find(person), by=by or f"{getpass.getuser()} at the command line", reason=reason)
         except QueueError as error:
             raise UserError(str(error)) from error
     if as_json:

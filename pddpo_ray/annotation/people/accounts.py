@@ -47,9 +47,9 @@ ALIKE = str.maketrans(
 """Cyrillic and Greek letters, and digits, that look like Latin letters."""
 
 
-def look_alike(one: str, other: str) -> bool:
+def look_alike(handle: str, other: str) -> bool:
     """Whether two handles differ only in capitals, spaces, marks or look-alike letters of other scripts."""
-    return bool(_shapes(one) & _shapes(other))
+    return bool(_shapes(handle) & _shapes(other))
 
 
 def _shapes(handle: str) -> set[str]:

@@ -38,28 +38,28 @@ def round_digest(questions: Sequence[Question]) -> str:
     return hashlib.sha256("\n".join(question.digest() for question in questions).encode()).hexdigest()
 
 
-def stored_form(kind: str, given: Mapping[str, Any], swap: bool, bounds: tuple[float, float] | None = None) -> Given:
+def stored_form(kind: str, answer: Mapping[str, Any], swap: bool, bounds: tuple[float, float] | None = None) -> Given:
     """An answer as it came from the screen (left, right) in terms of first and second.
 
     `swap`: the second answer was shown on the left. `bounds` are those of a number. Raises QueueError (malformed) with
     the field that is wrong.
     """
     if kind == "safety":
-        _demand_fields(given, ("safety",))
-        return {"safety": _one_of("safety", given["safety"], SAFETY)}
+        _demand_fields(answer, ("safety",))
+        return {"safety": _one_of("safety", answer["safety"], SAFETY)}
     if kind == "better":
-        _demand_fields(given, ("better",))
-        return {"better": SIDES[swap].get(_one_of("better", given["better"], ("left", "right", TIE)), TIE)}
+        _demand_fields(answer, ("better",))
+        return {"better": SIDES[swap].get(_one_of("better", answer["better"], ("left", "right", TIE)), TIE)}
     if kind == "number":
-        _demand_fields(given, ("number",))
-        return {"number": _number_within(given["number"], bounds)}
-    _demand_fields(given, PAIR_FIELDS)
+        _demand_fields(answer, ("number",))
+        return {"number": _number_within(answer["number"], bounds)}
+    _demand_fields(answer, PAIR_FIELDS)
     stored = {
-        name: SIDES[swap].get(_one_of(name, given[name], ("left", "right", TIE)), TIE)
+        name: SIDES[swap].get(_one_of(name, answer[name], ("left", "right", TIE)), TIE)
         for name in ("more_helpful", "more_harmful")
     }
     for side, order in SIDES[swap].items():
-        stored[f"{order}_safety"] = _one_of(f"{side}_safety", given[f"{side}_safety"], SAFETY)
+        stored[f"{order}_safety"] = _one_of(f"{side}_safety", answer[f"{side}_safety"], SAFETY)
     return stored
 
 

@@ -172,11 +172,11 @@ class Answers:
 
         self._store.write(apply)
 
-    def take_out(self, connection: Connection, asked: Any, given: Any, *, by: str, reason: str) -> None:
+    def take_out(self, connection: Connection, task_row: Any, answer_row: Any, *, by: str, reason: str) -> None:
         """Inside the caller's transaction: an answer counts no more, and somebody else is asked."""
-        withdraw(connection, asked, given, by=by, kind="void", reason=reason, at_ms=self._store.clock())
-        promote(connection, asked.id)
-        settle(connection, asked.id, self._rules)
+        withdraw(connection, task_row, answer_row, by=by, kind="void", reason=reason, at_ms=self._store.clock())
+        promote(connection, task_row.id)
+        settle(connection, task_row.id, self._rules)
 
     def receipt(self, person: Person, key: str) -> Receipt:
         """The receipt of one's own answer; what became of it may have changed since it was given."""

@@ -55,23 +55,25 @@ def demand_mine(connection: Connection, person: Person, lease_id: str) -> Any:
     return row
 
 
-def take_seat(connection: Connection, asked: Any, person_id: str, answer_seq: int) -> None:
+def take_seat(connection: Connection, task_row: Any, person_id: str, answer_seq: int) -> None:
     """The answer counts: it takes the first free seat of its question."""
-    taken_seats = set(connection.execute(select(seat.c.number).where(seat.c.task == asked.id)).scalars())
-    free = next(number for number in range(asked.needed) if number not in taken_seats)
-    row = {"task": asked.id, "number": free, "needed": asked.needed, "annotator": person_id, "answer": answer_seq}
+    taken_seats = set(connection.execute(select(seat.c.number).where(seat.c.task == task_row.id)).scalars())
+    free = next(number for number in range(task_row.needed) if number not in taken_seats)
+    row = {"task": task_row.id, "number": free, "needed": task_row.needed, "annotator": person_id, "answer": answer_seq}
     connection.execute(insert(seat).values(**row))
-    connection.execute(update(task).where(task.c.id == asked.id).values(seats=task.c.seats + 1))
+    connection.execute(update(task).where(task.c.id == task_row.id).values(seats=task.c.seats + 1))
 
 
-def withdraw(connection: Connection, asked: Any, given: Any, *, by: str, kind: str, reason: str, at_ms: int) -> None:
-    row = {"answer": given.seq, "by": by, "kind": kind, "reason": reason, "at_ms": at_ms}
+def withdraw(
+    connection: Connection, task_row: Any, answer_row: Any, *, by: str, kind: str, reason: str, at_ms: int
+) -> None:
+    row = {"answer": answer_row.seq, "by": by, "kind": kind, "reason": reason, "at_ms": at_ms}
     connection.execute(insert(withdrawal).values(**row))
-    seats = connection.execute(delete(seat).where(seat.c.answer == given.seq)).rowcount
+    seats = connection.execute(delete(seat).where(seat.c.answer == answer_row.seq)).rowcount
     if seats:
-        connection.execute(update(task).where(task.c.id == asked.id).values(seats=task.c.seats - 1))
-    if given.outcome == Outcome.REFUSED and asked.refusals > 0:
-        connection.execute(update(task).where(task.c.id == asked.id).values(refusals=task.c.refusals - 1))
+        connection.execute(update(task).where(task.c.id == task_row.id).values(seats=task.c.seats - 1))
+    if answer_row.outcome == Outcome.REFUSED and task_row.refusals > 0:
+        connection.execute(update(task).where(task.c.id == task_row.id).values(refusals=task.c.refusals - 1))
 
 
 def give_back(connection: Connection, task_id: str, rules: Rules) -> None:

@@ -118,9 +118,9 @@ def take_answers(store: Store, rules: Rules, source: str, answers: Iterable[Give
     return report
 
 
-def key_of(source: str, one: GivenElsewhere) -> str:
+def key_of(source: str, answer: GivenElsewhere) -> str:
     """The key of an answer follows from what it says, so that fetching it again is no second answer."""
-    content = json.dumps([source, one.who, one.question, dict(one.given)], sort_keys=True)
+    content = json.dumps([source, answer.who, answer.question, dict(answer.given)], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:40]
 
 
@@ -191,9 +191,9 @@ Shown = tuple[str, tuple[str, ...]]
 
 
 def answers_in(
-    rows: Iterable[Good], questions: Sequence[OpenQuestion], who: str, prompt: Render
+    rows: Iterable[Good], questions: Sequence[OpenQuestion], person: str, prompt: Render
 ) -> tuple[list[GivenElsewhere], list[str]]:
-    """Rows as answers of `who`, and the rows that are none, each with its file, line and reason. `prompt` renders a
+    """Rows as answers of `person`, and the rows that are none, each with its file, line and reason. `prompt` renders a
     prompt's turns as the text that the run shows.
 
     Where several questions show the same texts, the first row that shows them answers the first question, and so on:
@@ -219,7 +219,7 @@ def answers_in(
         if missing:
             problems.append(f"{line}: the row does not say {', '.join(missing)}; a tie or a gap is no answer")
             continue
-        answers.append(GivenElsewhere(candidates.pop().id, who, values))
+        answers.append(GivenElsewhere(candidates.pop().id, person, values))
     return answers, problems
 
 

@@ -48,14 +48,14 @@ class _Stretch:
     ms: int
 
 
-def worked_ms(given: Sequence[tuple[int, int]], idle_ms: int) -> list[int]:
+def worked_ms(spans: Sequence[tuple[int, int]], idle_ms: int) -> list[int]:
     """Work of each answer of one person, in the order of arrival: (got the question, answered), in ms. -> [n]
 
     A question that was handed out again after the answer (the answer was taken back) has lost its first time: such an
     answer counts from the one before it, and as nothing if it is the first.
     """
     pauses, previous_ms = [], None
-    for got, at in given:
+    for got, at in spans:
         starts = [time for time in (previous_ms, got if got <= at else None) if time is not None]
         pauses.append(min(at - max(starts), idle_ms) if starts else 0)
         previous_ms = at

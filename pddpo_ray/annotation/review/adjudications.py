@@ -25,8 +25,8 @@ class Adjudications:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def decide(self, task_id: str, given: Mapping[str, str], *, by: str, reason: str) -> None:
-        """`given` is a whole answer in stored form; a further decision takes the place of this one. Raises QueueError:
+    def decide(self, task_id: str, answer: Mapping[str, str], *, by: str, reason: str) -> None:
+        """`answer` is a whole answer in stored form; a further decision takes the place of this one. Raises QueueError:
         not_found, malformed, round_closed."""
 
         def apply(connection: Connection) -> None:
@@ -42,10 +42,10 @@ class Adjudications:
                 raise QueueError(Problem.MALFORMED, "only pairs are decided: labels about safety count as they are")
             if row.state != "open":
                 raise QueueError(Problem.ROUND_CLOSED, "the round is closed: its labels are fixed")
-            _demand_whole(given)
-            values = {"task": task_id, "given": dict(given), "by": by, "reason": reason, "at_ms": self._store.clock()}
+            _demand_whole(answer)
+            values = {"task": task_id, "given": dict(answer), "by": by, "reason": reason, "at_ms": self._store.clock()}
             connection.execute(insert(adjudication).values(**values))
-            record_event(connection, self._store.clock(), by, "pair.adjudicate", task_id, given=given, reason=reason)
+            record_event(connection, self._store.clock(), by, "pair.adjudicate", task_id, given=answer, reason=reason)
 
         self._store.write(apply)
 

@@ -126,17 +126,19 @@ class DualConfig(Strict):
             raise ValueError(f"first {self.first} lies outside the multiplier's bounds [0, {upper}]")
         return self
 
-    def of_limit(self, where: str, own: Any) -> DualConfig:
+    def of_limit(self, where: str, overrides: Any) -> DualConfig:
         """With a limit's own settings, None: none. Raises ValueError that names the key."""
-        if own is None:
+        if overrides is None:
             return self
-        if not isinstance(own, dict):
-            raise ValueError(f"{where}.dual says how its multiplier moves, e.g. {{rule: {{kind: log}}}}; got {own}")
-        for key in own:
+        if not isinstance(overrides, dict):
+            raise ValueError(
+                f"{where}.dual says how its multiplier moves, e.g. {{rule: {{kind: log}}}}; got {overrides}"
+            )
+        for key in overrides:
             if key not in OWN:
                 raise ValueError(f"{where}.dual: unknown key `{key}`{nearest_or_all(str(key), OWN)}")
         try:
-            return DualConfig.model_validate({**self.model_dump(), **own})
+            return DualConfig.model_validate({**self.model_dump(), **overrides})
         except ValidationError as error:
             first = error.errors()[0]
             at = ".".join(str(part) for part in ("dual", *first["loc"]))

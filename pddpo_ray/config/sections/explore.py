@@ -69,6 +69,6 @@ class ExploreConfig(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def settings_are_the_bonus(cls, given: Any) -> Any:
+    def settings_are_the_bonus(cls, section: Any) -> Any:
         """The bonus's own class checks `settings` and fills in what they leave out."""
-        return with_settings(given, "bonuses", "bonus", "explore.settings", default="elliptical")
+        return with_settings(section, "bonuses", "bonus", "explore.settings", default="elliptical")

@@ -56,6 +56,8 @@ class ReportConfig(Strict):
 
     @field_validator("trackers")
     @classmethod
-    def trackers_take_them(cls, given: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    def trackers_take_them(cls, trackers: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         """Each tracker's own class checks its settings."""
-        return {name: resolved("trackers", name, options, f"report.trackers.{name}") for name, options in given.items()}
+        return {
+            name: resolved("trackers", name, options, f"report.trackers.{name}") for name, options in trackers.items()
+        }

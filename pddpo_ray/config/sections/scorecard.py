@@ -36,8 +36,12 @@ class ScorecardConfig(Strict):
 
     @field_validator("scorers", mode="before")
     @classmethod
-    def null_takes_one_out(cls, named: Any) -> Any:
-        return {kind: entry for kind, entry in named.items() if entry is not None} if isinstance(named, dict) else named
+    def null_takes_one_out(cls, entries: Any) -> Any:
+        return (
+            {kind: entry for kind, entry in entries.items() if entry is not None}
+            if isinstance(entries, dict)
+            else entries
+        )
 
     @property
     def used(self) -> tuple[StoredScorerConfig | None, ...]:

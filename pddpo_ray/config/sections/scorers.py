@@ -102,9 +102,9 @@ class ScorerTrainingConfig(ScorerWeights):
 
     @field_validator("fit")
     @classmethod
-    def fit_is_one(cls, given: dict[str, Any]) -> dict[str, Any]:
+    def fit_is_one(cls, fit: dict[str, Any]) -> dict[str, Any]:
         """Raises ValueError for what no fit has."""
-        return fit_keys(given)
+        return fit_keys(fit)
 
     @property
     def optimiser(self) -> FitConfig:

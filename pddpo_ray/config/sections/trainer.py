@@ -162,12 +162,12 @@ class TrainerConfig(Strict):
         return self.model_copy(update={"stages": {**self.stages, **fits}})
 
 
-def fit_keys(given: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+def fit_keys(fit: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     """The keys of a fit that are set, checked. Raises ValueError for an unknown key or a wrong type."""
-    for key in given:
+    for key in fit:
         if key not in FitConfig.model_fields:
             raise ValueError(f"{where}unknown key `{key}`{nearest_or_all(key, list(FitConfig.model_fields))}")
-    settings = {key: value for key, value in given.items() if value is not None}
+    settings = {key: value for key, value in fit.items() if value is not None}
     try:
         checked = FitConfig.model_validate(settings).model_dump()
     except ValidationError as error:
@@ -177,7 +177,7 @@ def fit_keys(given: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     return {key: checked[key] for key in settings}
 
 
-def fit_with(every: Mapping[str, Any], own: Mapping[str, Any]) -> FitConfig:
-    """`own` over `every`; steps in `own` drop the epochs of `every`."""
-    settings = {key: value for key, value in every.items() if key != "epochs" or "steps" not in own}
-    return FitConfig.model_validate({**settings, **own})
+def fit_with(every: Mapping[str, Any], overrides: Mapping[str, Any]) -> FitConfig:
+    """`overrides` over `every`; steps in `overrides` drop the epochs of `every`."""
+    settings = {key: value for key, value in every.items() if key != "epochs" or "steps" not in overrides}
+    return FitConfig.model_validate({**settings, **overrides})

@@ -78,9 +78,9 @@ def _labels(code: int) -> list[int]:
     return [code // 3**digit % 3 for digit in range(4)]
 
 
-def contradict(one: int, other: int) -> bool:
+def contradict(first: int, second: int) -> bool:
     """Whether the codes of two rows with the same texts hold opposite labels."""
-    return any(a != b and UNKNOWN not in (a, b) for a, b in zip(_labels(one), _labels(other), strict=True))
+    return any(a != b and UNKNOWN not in (a, b) for a, b in zip(_labels(first), _labels(second), strict=True))
 
 
 def _contradictions(group: list[Entry]) -> Iterator[Finding]:

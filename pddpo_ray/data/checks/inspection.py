@@ -127,7 +127,7 @@ class Inspection:
 
 
 def inspect(
-    given: Sequence[str | Iterable[Mapping[str, Any]]],
+    data_sets: Sequence[str | Iterable[Mapping[str, Any]]],
     settings: Settings,
     *,
     held_out: Sequence[str] = (),
@@ -136,7 +136,9 @@ def inspect(
     """The first pass over files, or over data sets in memory (`datasets.Dataset`, lists of rows). `watch` sees every
     row that is good by itself. UserError for a source that is not there; RunError at the first problem if
     `settings.strict`."""
-    names = [data if isinstance(data, str) else sources.InMemory.of(data, place) for place, data in enumerate(given, 1)]
+    names = [
+        data if isinstance(data, str) else sources.InMemory.of(data, place) for place, data in enumerate(data_sets, 1)
+    ]
     if settings.format is not None and settings.format not in FORMATS:
         raise UserError(f"there is no format {settings.format!r}: use {', '.join(FORMATS)}")
     files, held_files = sources.expand(names), sources.expand(held_out)

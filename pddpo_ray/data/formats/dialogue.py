@@ -235,12 +235,12 @@ def _with_material(row: ReadFields, turns: Turns, head: str | None) -> Turns:
     return turns
 
 
-def joined(asked: Turns, before: Turns) -> Turns:
+def joined(question: Turns, before: Turns) -> Turns:
     """The prompt that two columns hold, one perhaps without its first turns. RowError if the prompts differ."""
-    if not asked or not before:
-        return asked or before
-    short, long = sorted((asked, before), key=len)
-    once = len(asked) == 1 and any(_same(asked, (turn,)) for turn in before)
+    if not question or not before:
+        return question or before
+    short, long = sorted((question, before), key=len)
+    once = len(question) == 1 and any(_same(question, (turn,)) for turn in before)
     if _same(long[len(long) - len(short) :], short) or once:
         return before if len(before) == len(long) else long
     raise RowError("different-prompts", "the prompt is another one than the turns before the last reply")

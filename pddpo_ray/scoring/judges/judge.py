@@ -102,15 +102,15 @@ class Judge:
         """Questions without a verdict."""
         return self.reasons.total()
 
-    def values(self, question: Question[Said], asked: Sequence[tuple[tuple[str, ...], int]]) -> list[Said | Lost]:
+    def values(self, question: Question[Said], items: Sequence[tuple[tuple[str, ...], int]]) -> list[Said | Lost]:
         """Verdicts on each (prompt, answer), which comes with its seed. -> in order"""
-        replies = self.endpoint.ask([(question.system, question.words(*texts), seed) for texts, seed in asked])
+        replies = self.endpoint.ask([(question.system, question.words(*texts), seed) for texts, seed in items])
         return [reply if isinstance(reply, Lost) else question.read(reply) for reply in replies]
 
-    def pairs(self, question: Question[Both], asked: Sequence[tuple[PairTexts, tuple[int, int]]]) -> list[JudgedPair]:
+    def pairs(self, question: Question[Both], items: Sequence[tuple[PairTexts, tuple[int, int]]]) -> list[JudgedPair]:
         """Numbers of each (prompt, first, second), which comes with a seed for either order. -> in order"""
         numbers = self.values(
-            question, [item for texts, seeds in asked for item in zip(orders(texts), seeds, strict=True)]
+            question, [item for texts, seeds in items for item in zip(orders(texts), seeds, strict=True)]
         )
         return [_judged_pair(scores, swapped) for scores, swapped in zip(numbers[::2], numbers[1::2], strict=True)]
 

@@ -72,11 +72,11 @@ def grader_source(source: Opening) -> Source:
     return Source(f"grader {shown}", identity, measure, scale, BATCH)
 
 
-def open_grader(given: Any, opening: Opening) -> Grade:
+def open_grader(grader: Any, opening: Opening) -> Grade:
     """One grader. Raises UserError for a kind or a field that is not available here."""
-    if not isinstance(given, dict) or "type" not in given:
+    if not isinstance(grader, dict) or "type" not in grader:
         raise UserError(f'{opening.where}: a grader is a JSON object with `type`, e.g. {{"type": "string_check", ...}}')
-    kind = given["type"]
+    kind = grader["type"]
     if kind == "python":
         raise UserError(
             f"{opening.where}: a python grader runs code out of a data file, which is not done here; put the code into"
@@ -84,7 +84,7 @@ def open_grader(given: Any, opening: Opening) -> Grade:
         )
     if kind not in KINDS:
         raise UserError(f"{opening.where}: grader type `{kind}` is not known; known are {', '.join(KINDS)}")
-    return KINDS[kind](given, opening)
+    return KINDS[kind](grader, opening)
 
 
 # --- without a model ----------------------------------------------------------------------------------------------

@@ -67,44 +67,44 @@ def opened_limits(document: Mapping[str, Any], name: str, folder: Path) -> list[
     ]
 
 
-def open_source(stated: StatedLimit, around: Surroundings) -> Source:
+def open_source(stated_limit: StatedLimit, around: Surroundings) -> Source:
     """What measures a limit; of a `logit`, the share of unsafe labels. Raises UserError where it is not available."""
-    source = single_source(stated, around)
-    return versus_reference(source) if stated.limit.quantity.versus == "reference" else source
+    source = single_source(stated_limit, around)
+    return versus_reference(source) if stated_limit.limit.quantity.versus == "reference" else source
 
 
-def source_in_run(stated: StatedLimit, judge: Mapping[str, Any]) -> Source | None:
+def source_in_run(stated_limit: StatedLimit, judge: Mapping[str, Any]) -> Source | None:
     """What measures a limit or a reward in a run, whose paths are absolute; None: the world's own truth, the cost model
     of feedback, people through the queue, or for a limit on the distance to the reference the trainer. Raises UserError
     where there is none."""
-    if stated.source.kind in ("world", "reference", "people", "model", FEEDBACK):
+    if stated_limit.source.kind in ("world", "reference", "people", "model", FEEDBACK):
         return None
-    return single_source(stated, Surroundings(Path.cwd(), judge))
+    return single_source(stated_limit, Surroundings(Path.cwd(), judge))
 
 
-def single_source(stated: StatedLimit, around: Surroundings) -> Source:
+def single_source(stated_limit: StatedLimit, around: Surroundings) -> Source:
     """What measures one answer, before any difference to the reference's is taken; of a share of wins, the comparison
     of both. Raises UserError where it is not available."""
-    name, kind = stated.source, stated.limit.quantity.kind
+    name, kind = stated_limit.source, stated_limit.limit.quantity.kind
     if name.kind == "reference":
-        raise UserError(f"{stated.where}.{kind}: reference measures in a run alone")
+        raise UserError(f"{stated_limit.where}.{kind}: reference measures in a run alone")
     source: Source = code_of("sources", name.kind)(
         Opening(
-            where=f"{stated.where}.{kind}.{name.kind}",
-            limit=stated.limit.name,
+            where=f"{stated_limit.where}.{kind}.{name.kind}",
+            limit=stated_limit.limit.name,
             kind=kind,
             what=name.what,
             options=name.options,
-            settings=settings_of(f"{stated.where}.{kind}", name),
-            scale=VERDICT if kind == "logit" else stated.scale,
-            comparing=stated.wins,
-            labels_each=stated.asking.labels_each,
+            settings=settings_of(f"{stated_limit.where}.{kind}", name),
+            scale=VERDICT if kind == "logit" else stated_limit.scale,
+            comparing=stated_limit.wins,
+            labels_each=stated_limit.asking.labels_each,
             folder=around.folder,
             judge=around.judge,
             environment=around.environment,
         )
     )
-    if stated.wins:
+    if stated_limit.wins:
         source = replace(source, scale=WINS)
     package = package_of("sources", name.kind)
     return source if package is None else replace(source, version=f"{source.version} of {package}")

@@ -47,11 +47,11 @@ def scaled(values: ArrayLike, low: float, high: float) -> Array:
     return np.clip((array - low) / (high - low), 0.0, 1.0)
 
 
-def with_people(machine: ArrayLike, people: ArrayLike, asked: ArrayLike, share: float) -> Array:
-    """`corrected_by_people` scaled to [0, 1]. `asked` are independent coins with probability `share` = q, tossed apart
-    from both values. [n] x3 -> [n]"""
+def with_people(machine: ArrayLike, people: ArrayLike, is_asked: ArrayLike, share: float) -> Array:
+    """`corrected_by_people` scaled to [0, 1]. `is_asked` are independent coins with probability `share` = q, tossed
+    apart from both values. [n] x3 -> [n]"""
     low, high = with_people_range(share)
-    return scaled(corrected_by_people(machine, people, asked, share), low, high)
+    return scaled(corrected_by_people(machine, people, is_asked, share), low, high)
 
 
 def with_people_range(share: float) -> tuple[float, float]:

@@ -192,13 +192,13 @@ class LearnedCosts:
     """Limits whose label noise cannot be told from their own values: one label an answer. [I]"""
 
 
-def corrected_by_people(machine: ArrayLike, people: ArrayLike, asked: ArrayLike, chance: ArrayLike) -> Array:
+def corrected_by_people(machine: ArrayLike, people: ArrayLike, is_asked: ArrayLike, chance: ArrayLike) -> Array:
     """f + (s/pi)(y - f) of each item: its mean is that of people's values whatever the machine says. [n] x3 -> [n]
 
     s is 1 where people were asked, which had the chance pi in (0, 1], one for all or one each ([n] or []). `people` is
     read only where they were asked, and NaN there (no answer) stays NaN.
     """
-    f, is_shown = np.asarray(machine, dtype=np.float64), np.asarray(asked, dtype=bool)
+    f, is_shown = np.asarray(machine, dtype=np.float64), np.asarray(is_asked, dtype=bool)
     y = np.where(is_shown, np.asarray(people, dtype=np.float64), f)
     return f + (y - f) / np.asarray(chance, dtype=np.float64)
 

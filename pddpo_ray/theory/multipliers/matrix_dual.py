@@ -64,9 +64,9 @@ def newton_step(
     covariance: Array,
     *,
     moved: Array | None = None,
-    held: Collection[str] = (),
+    frozen: Collection[str] = (),
 ) -> tuple[tuple[LimitState, ...], MatrixStep]:
-    """The next multipliers of all limits whose rule is `DampedNewton` at once; all others, and those that are `held`,
+    """The next multipliers of all limits whose rule is `DampedNewton` at once; all others, and those in `frozen`,
     stay, and the step treats these as constants.
 
     excess [I] is the estimated cost above what is aimed at and covariance [I, I] that of the costs within prompts, both
@@ -77,7 +77,7 @@ def newton_step(
     )
     rules = [state.rule if isinstance(state.rule, DampedNewton) else None for state in states]
     first = next(rule for rule in rules if rule is not None)
-    free = np.array([rule is not None and state.name not in held for state, rule in zip(states, rules, strict=True)])
+    free = np.array([rule is not None and state.name not in frozen for state, rule in zip(states, rules, strict=True)])
     temperature, kl = temperature_of(states, first.beta), np.array([state.kl for state in states])
     ridge, damping = (np.array([getattr(rule or first, name) for rule in rules]) for name in ("ridge", "damping"))
     trust = np.array([(rule or first).radius(state) for rule, state in zip(rules, states, strict=True)])

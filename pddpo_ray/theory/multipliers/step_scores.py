@@ -48,17 +48,17 @@ def compared_groups(groups: Sequence[Hashable]) -> list[Hashable]:
     return list(groups) if len(set(groups)) < len(groups) else [0] * len(groups)
 
 
-def within_groups(known: Array, groups: Sequence[Hashable]) -> Array:
+def within_groups(values: Array, groups: Sequence[Hashable]) -> Array:
     """Each value's distance from its group's mean, 0 where it is NaN. [n], [n] -> [n]"""
     members: dict[Hashable, list[int]] = {}
     for index, group in enumerate(groups):
         members.setdefault(group, []).append(index)
-    deviations = np.zeros(len(known))
+    deviations = np.zeros(len(values))
     for indices in members.values():
-        if np.isfinite(known[indices]).any():
-            deviations[indices] = np.nan_to_num(known[indices] - np.nanmean(known[indices]))
+        if np.isfinite(values[indices]).any():
+            deviations[indices] = np.nan_to_num(values[indices] - np.nanmean(values[indices]))
     # rounding of equal values is not a spread
-    largest = float(np.nanmax(np.abs(known), initial=0.0))
+    largest = float(np.nanmax(np.abs(values), initial=0.0))
     deviations[np.abs(deviations) <= 1e-12 * max(1.0, largest)] = 0.0
     return deviations
 

@@ -35,7 +35,7 @@ OWN = ("world", *CORRECTED)
 
 def text_limits(
     world: TextWorld,
-    stated: Sequence[StatedLimit],
+    stated_limits: Sequence[StatedLimit],
     sources: Sequence[Source | None],
     sets: PromptSets | None,
     cost_max: float,
@@ -45,20 +45,23 @@ def text_limits(
 
     Raises UserError for a measure that the world does not have.
     """
-    weights, factors = on_prompts(stated, sets, world.oracle.prior)
-    single = np.stack([_single(world, entry, source) for entry, source in zip(stated, sources, strict=True)])
+    weights, factors = on_prompts(stated_limits, sets, world.oracle.prior)
+    single = np.stack([_single(world, entry, source) for entry, source in zip(stated_limits, sources, strict=True)])
     reference = world.oracle.reference
     costs = np.stack(
-        [costs_of(entry, table, str(entry.source), reference) for entry, table in zip(stated, single, strict=True)]
+        [
+            costs_of(entry, table, str(entry.source), reference)
+            for entry, table in zip(stated_limits, single, strict=True)
+        ]
     )
     # what people say of all answers nobody knows, unless the world's own cost stands for it
-    costs[[entry.asks_people and entry.source.kind not in CORRECTED for entry in stated]] = np.nan
+    costs[[entry.asks_people and entry.source.kind not in CORRECTED for entry in stated_limits]] = np.nan
     cell, noise = world.cell, world.label_noise
-    return TableLimits(world.oracle, cell, cost_max, tuple(stated), costs, single, factors, weights, noise)
+    return TableLimits(world.oracle, cell, cost_max, tuple(stated_limits), costs, single, factors, weights, noise)
 
 
 def limits_of_sentences(
-    grammar: Grammar, stated: Sequence[StatedLimit], sources: Sequence[Source], sets: PromptSets | None
+    grammar: Grammar, stated_limits: Sequence[StatedLimit], sources: Sequence[Source], sets: PromptSets | None
 ) -> TableLimits:
     """What is known of a text world's limits before its reference is: by sources alone, as if all answers were
     equally likely. What policies reach under them is what they reach under any reference, unless it is in the limit.
@@ -66,11 +69,13 @@ def limits_of_sentences(
     prompts = len(grammar.prompt_texts)
     reference = np.full((prompts, len(grammar.answer_texts) + 1), 1.0 / (len(grammar.answer_texts) + 1))
     nothing, prior = np.zeros_like(reference), np.full(prompts, 1.0 / prompts)
-    weights, factors = on_prompts(stated, sets, prior)
-    single = np.stack([of_texts(grammar, entry, source) for entry, source in zip(stated, sources, strict=True)])
-    costs = np.stack([costs_of(entry, table, str(entry.source)) for entry, table in zip(stated, single, strict=True)])
+    weights, factors = on_prompts(stated_limits, sets, prior)
+    single = np.stack([of_texts(grammar, entry, source) for entry, source in zip(stated_limits, sources, strict=True)])
+    costs = np.stack(
+        [costs_of(entry, table, str(entry.source)) for entry, table in zip(stated_limits, single, strict=True)]
+    )
     sentences = Oracle(prior, reference, nothing, nothing, beta=1.0)
-    return TableLimits(sentences, _no_cell, 1.0, tuple(stated), costs, single, factors, weights)
+    return TableLimits(sentences, _no_cell, 1.0, tuple(stated_limits), costs, single, factors, weights)
 
 
 def _no_cell(answer: Response) -> tuple[int, int]:
@@ -88,12 +93,12 @@ def _single(world: TextWorld, entry: StatedLimit, source: Source | None) -> Arra
     return of_texts(world.grammar, entry, source)
 
 
-def of_texts(grammar: Grammar, stated: StatedLimit, source: Source) -> Array:
+def of_texts(grammar: Grammar, stated_limit: StatedLimit, source: Source) -> Array:
     """What a source says of every answer of a grammar by itself; of text outside it the worst. [X, Y + 1]"""
-    worst = stated.worst
+    worst = stated_limit.worst
     assert worst is not None  # a recipe is refused whose mean has no bounds
     prompts, answers = grammar.prompt_texts, grammar.answer_texts
-    texts = prompts[:1] if stated.source.kind in ANSWER_ALONE else prompts
+    texts = prompts[:1] if stated_limit.source.kind in ANSWER_ALONE else prompts
     table = measured_texts(source, texts, answers, worst)
     return np.broadcast_to(table, (len(prompts), table.shape[1]))
 

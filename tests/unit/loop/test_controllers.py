@@ -274,7 +274,9 @@ def test_each_constraint_has_its_own_labels_and_its_own_rows(journal: Journal, t
     """A second constraint whose cost is minus the first's: its costlier answers are the other ones, mostly."""
     journal.add_samples("cost", [*ANSWERS, *(answer for pair in PAIRS for answer in (pair.first, pair.second))])
     journal.add_pair_questions(PAIRS)
-    mirrored = WorldLabeller(WORLD.reward, {"mirror": lambda response: -50.0 * WORLD.cost(response)}, about="mirror")
+    mirrored = WorldLabeller(
+        WORLD.reward, {"mirror": lambda response: -50.0 * WORLD.cost(response)}, cost_name="mirror"
+    )
     sharp = WorldLabeller(WORLD.reward, {HARM: lambda response: 50.0 * WORLD.cost(response)})
     feedback = FeedbackController({"cost": sharp, "mirror": mirrored}, journal, seed=0)
     first, second = feedback.safety(ANSWERS, 3, HARM), feedback.safety(ANSWERS, 3, "mirror")
@@ -291,7 +293,7 @@ def test_each_constraint_has_its_own_labels_and_its_own_rows(journal: Journal, t
 
 def test_a_labeller_that_does_not_make_its_comparison_is_told_so(journal: Journal) -> None:
     """A label by another name would count as one that abstains."""
-    other = WorldLabeller(WORLD.reward, {"harm": WORLD.cost}, about="harm")
+    other = WorldLabeller(WORLD.reward, {"harm": WORLD.cost}, cost_name="harm")
     with pytest.raises(
         RunError, match=r"labeller world did not compare pair q0 by cost: .* labels=\{\"cost\": verdict\}$"
     ):

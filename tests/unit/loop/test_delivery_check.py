@@ -15,7 +15,7 @@ LENGTHS = [8, 2]
 
 
 def difference(*scores: float) -> float:
-    return check_canaries(np.array(scores), EXPECTED, LENGTHS, 1e-4, what="engine e, ", stop=" Stopped.")
+    return check_canaries(np.array(scores), EXPECTED, LENGTHS, 1e-4, subject="engine e, ", stop=" Stopped.")
 
 
 def test_the_largest_difference_is_per_token() -> None:

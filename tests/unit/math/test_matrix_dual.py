@@ -395,7 +395,7 @@ def test_a_limit_that_is_held_stays_and_the_others_step_as_if_it_were_given() ->
     both = [LimitState(name, at, 4.0, 0.0, newton(1.0)) for name, at in (("one", 0.5), ("two", 0.8))]
     means, covariance = [0.3, -0.4], np.array([[0.9, 0.5], [0.5, 0.7]])
     rule = newton(1.0)
-    after, record = moved(both, means, covariance, rule, held=["two"])
+    after, record = moved(both, means, covariance, rule, frozen=["two"])
     (single,), _ = moved(both[:1], means[:1], covariance[:1, :1], rule)
     assert after[1] == both[1]
     assert after[0].multiplier == pytest.approx(single.multiplier, abs=1e-12)

@@ -100,7 +100,7 @@ def test_an_actor_that_does_not_start_and_a_rank_that_refuses_a_command_say_that
 
     monkeypatch.setattr("ray.get", lost)
     with pytest.raises(RunError) as raised:
-        wait_for_actor(None, deadline_s=1.0, who="engine rollout-0")
+        wait_for_actor(None, deadline_s=1.0, actor_name="engine rollout-0")
     assert f"engine rollout-0 failed to start after 0 s: {line}; " in str(raised.value)
     assert _perform(refuses, None, first=True).message == line  # type: ignore[arg-type]
 

@@ -127,12 +127,13 @@ PRONOUNS = {
 
 
 def bindings(source: str) -> list[tuple[int, str]]:
-    """Local variables with their lines: of assignments, loops and comprehensions; neither parameters nor fields."""
+    """Parameters and local variables with their lines: of assignments, loops and comprehensions; no fields."""
     tree = ast.parse(source)
     classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     fields = {id(line.target) for node in classes for line in node.body if isinstance(line, ast.AnnAssign)}
     names = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
-    return [(name.lineno, name.id) for name in names if id(name) not in fields]
+    parameters = [(node.lineno, node.arg) for node in ast.walk(tree) if isinstance(node, ast.arg)]
+    return parameters + [(name.lineno, name.id) for name in names if id(name) not in fields]
 
 
 def private_names(source: str) -> list[tuple[int, str]]:
@@ -156,7 +157,7 @@ def test_a_name_says_what_it_holds(room: str) -> None:
     assert hits == []
 
 
-def test_bindings_are_local_variables_alone() -> None:
+def test_bindings_are_parameters_and_local_variables() -> None:
     source = "class A:\n    one: int\n    def _told(self, said):\n        self._own = [known for known in said]\n"
-    assert bindings(source) == [(4, "known")]
+    assert bindings(source) == [(3, "self"), (3, "said"), (4, "known")]
     assert sorted(private_names(source)) == [(3, "told"), (4, "own")]

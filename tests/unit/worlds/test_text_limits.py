@@ -47,7 +47,7 @@ def test_the_exact_problem_is_the_one_that_the_truth_about_limits_enumerates() -
     """Another way to the same numbers: costs in their own units there, in ranges of the measures here."""
     world, limits = world_of(0), limits_of()
     words = measured_texts(
-        rule_source("limits.a", "words"), world.grammar.prompt_texts, world.grammar.answer_texts, rest=0.0
+        rule_source("limits.a", "words"), world.grammar.prompt_texts, world.grammar.answer_texts, elsewhere=0.0
     )
     tables = (world.logits, words, expit(world.logits))
     truths = [TrueLimit(one.limit, table) for one, table in zip(THREE, tables, strict=True)]
@@ -74,7 +74,7 @@ def test_a_limit_on_the_kl_stands_beside_others_at_any_place_and_in_nats(first: 
     assert limits.unknown == []
     ours, place = limits.oracle(world.oracle.beta), 0 if first else 2
     words = measured_texts(
-        rule_source("limits.a", "words"), world.grammar.prompt_texts, world.grammar.answer_texts, rest=0.0
+        rule_source("limits.a", "words"), world.grammar.prompt_texts, world.grammar.answer_texts, elsewhere=0.0
     )
     tables = {"drift": np.zeros_like(world.logits), "short": words, "unsafe": expit(world.logits)}
     theirs = under_limits(world.oracle, [TrueLimit(one.limit, tables[one.limit.name]) for one in three], SETS)

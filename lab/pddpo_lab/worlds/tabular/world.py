@@ -91,7 +91,7 @@ class TabularWorld:
     def further_labellers(self) -> dict[str, WorldLabeller]:
         """The truth about each further cost, by its name."""
         return {
-            limit.name: WorldLabeller(self.reward, {limit.name: self._score(limit)}, about=limit.name)
+            limit.name: WorldLabeller(self.reward, {limit.name: self._score(limit)}, cost_name=limit.name)
             for limit in self.oracle.further
         }
 
