@@ -262,11 +262,12 @@ def test_a_failure_on_either_answer_is_no_number_and_too_many_are_named(tmp_path
         config = recipe(tmp_path, {"helpful": judged(server.url)}, "dual.rho=4", "rounds=1")
         result = run_recipe(config, tmp_path / "run")
         with open_folder(tmp_path / "run") as journal:
-            (payload,) = (entry.payload for entry in journal.phases(1, "measure-answers"))
-        failed = len(payload["failed"])
-        assert 0 < failed < len(payload["ids"])
+            comparisons = list(journal.measurements(phase="measure-answers", limit="helpful"))
+        failed = [comparison for comparison in comparisons if comparison.value is None]
+        assert 0 < len(failed) < len(comparisons)
+        assert all(comparison.missing for comparison in failed)
         # a comparison without a number counts as lost
-        assert result["limits"]["helpful"]["estimate"] == pytest.approx(0.5 * (1 - failed / len(payload["ids"])))
+        assert result["limits"]["helpful"]["estimate"] == pytest.approx(0.5 * (1 - len(failed) / len(comparisons)))
         config = recipe(tmp_path, {"helpful": judged(server.url, failed="5 %")}, "dual.rho=4", "rounds=1")
         with pytest.raises(RunError, match=r"limit helpful: judge m gave no number for .* more than the 5 %"):
             run_recipe(config, tmp_path / "strict")
