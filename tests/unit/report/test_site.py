@@ -63,7 +63,7 @@ def test_every_page_is_built_and_none_loads_anything_from_elsewhere(site: Path) 
 @pytest.mark.full
 @pytest.mark.slow
 def test_symbols_and_abbreviations_explain_themselves_on_every_page(site: Path) -> None:
-    for page in ("limits-in-training", "concepts/multiplier", "certificates"):
+    for page in ("one-round", "concepts/multiplier", "certificates"):
         built = (site / f"{page}.html").read_text(encoding="utf-8")
         assert re.search(r'<abbr title="the multiplier[^"]*">λ</abbr>', built), page
 
