@@ -108,7 +108,7 @@ full: test $(DOCS_READY) $(CLIENTS_READY) $(CHART_READY)
 	$(BOTH) full-runs full-services
 
 # Two workers on two cores: each of them computes on one thread. Bytecode is kept: every process would compile it anew.
-check-tests run-tests: export OMP_NUM_THREADS := 1
+check-tests run-tests full-runs: export OMP_NUM_THREADS := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 check-tests: setup
@@ -121,7 +121,7 @@ service-tests: setup
 	$(IN_LINE) -m "($(SERVICES)) and not (full or chaos or real)" $(ARGS)
 
 full-runs: setup
-	$(IN_LINE) -m "full and not ($(SERVICES) or chaos or real)" $(ARGS)
+	$(TESTS) -m "full and not ($(SERVICES) or chaos or real)" $(ARGS)
 
 full-services: setup
 	$(IN_LINE) -m "full and ($(SERVICES)) and not (chaos or real)" $(ARGS)
