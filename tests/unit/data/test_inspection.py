@@ -103,6 +103,13 @@ def test_statistics_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert found["preferences"]["harmless"]["longer_preferred"] == 0.5
     assert (found["helpful_and_harmless_opposed"], found["answers_safe"]) == (1.0, 0.75)
     assert found["prompt_and_longest_answer"]["max"] == 8
+    with pytest.raises(SystemExit):
+        main(["data", "stats", str(tmp_path / "a.jsonl")])
+    printed = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "preferences: helpful labels 2, first preferred 1, longer preferred 0.5" in printed
+    assert "answers safe 0.75" in printed
+    assert f"to 1 25% {15 * '█'}" in printed
+    assert printed[-1] == "2 of 2 rows are good"
 
 
 def test_lengths_in_tokens_limits_and_special_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
