@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import re
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -183,9 +182,7 @@ def _keys_below(model: type[BaseModel], prefix: str, variant: str) -> Iterator[E
     for key, sections, tag in below:
         for section in sections:
             tag_text = f"{tag}: {_tag(section, tag)}" if tag and len(sections) > 1 else ""
-            yield from _keys_below(
-                section, f"{key}.", tag_text or ("" if len(sections) == 1 else _section_name(section))
-            )
+            yield from _keys_below(section, f"{key}.", tag_text)
 
 
 def _brought_settings(key: str, field: FieldInfo) -> Iterator[Explained]:
@@ -270,13 +267,6 @@ def _default(field: FieldInfo) -> str:
 def _tag(section: type[BaseModel], tag: str) -> str:
     field = section.model_fields.get(tag)
     return "" if field is None else str(field.default if not field.is_required() else get_args(field.annotation)[0])
-
-
-def _section_name(section: type[BaseModel]) -> str:
-    for tag in ("kind", "engine"):
-        if tag in section.model_fields:
-            return f"{tag}: {_tag(section, tag)}"
-    return re.sub(r"(?<!^)(?=[A-Z])", " ", section.__name__.removesuffix("Config")).lower()
 
 
 def _one_line(text: str) -> str:

@@ -55,13 +55,6 @@ class Prompts:
         self._draws: dict[int, int] = {}
         self._orders: dict[str, list[int]] = {}
 
-    def __len__(self) -> int:
-        return len(self._prompts)
-
-    @property
-    def all(self) -> tuple[Prompt, ...]:
-        return self._prompts
-
     def draw(self, count: int) -> list[Prompt]:
         """The next `count` prompts. The start of every draw is journalled as a phase of its round."""
         number = self._draws[self._journal.round] = self._draws.get(self._journal.round, 0) + 1

@@ -70,9 +70,6 @@ class Column:
         for shard in self._shards():
             self._take_shard(shard)
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def missing(self, texts: Sequence[Text]) -> list[Text]:
         """The different texts that have no entry, in order."""
         return [text for text in dict.fromkeys(texts) if text_key(text) not in self._entries]

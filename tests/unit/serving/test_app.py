@@ -553,6 +553,18 @@ def test_models_say_when_they_were_made(caller: Caller) -> None:
     assert created["reference"] <= created["round-1"] <= created["round-2"] == created["mixture"]
 
 
+def test_a_model_is_described_to_keys_that_may_ask_for_it_alone(caller: Caller) -> None:
+    def described(scope: Scope, name: str) -> Any:
+        return caller.client.get(f"/v1/models/{name}", headers={"authorization": f"Bearer {caller.keys[scope]}"})
+
+    for scope, name in ((Scope.INSPECT, "round-1"), (Scope.CHAT, "released")):
+        reply = described(scope, name)
+        assert (reply.status_code, reply.json()["id"]) == (200, name)
+    refusals = [described(Scope.CHAT, name) for name in ("round-1", "nowhere")]
+    assert [reply.status_code for reply in refusals] == [404, 404]
+    assert [error_of(reply).replace("nowhere", "round-1") for reply in refusals] == [error_of(refusals[0])] * 2
+
+
 def test_responses_are_refused_with_a_body_that_says_what_to_use(caller: Caller) -> None:
     reply = caller.post("/v1/responses", {"model": "released", "input": "hello"})
     assert (reply.status_code, "/v1/chat/completions" in error_of(reply)) == (404, True)
