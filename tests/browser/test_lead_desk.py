@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Locator, expect
 
 from deploy.annotation.app import create_app
 from pddpo_ray.annotation.people.accounts import DEFAULT_GUIDELINES, Campaign, People, Person, Role
@@ -31,6 +31,17 @@ def answers(service: FreshService, person: Person, said: str, key: str = "") -> 
     service.queue.answers.answer(
         person, key or f"key-of-{person.handle}", lease.id, Submission("label", {"safety": said})
     )
+
+
+def opened_disagreement(service: FreshService, screen: Screen) -> Locator:
+    """The pair of an open batch on which two people differ, opened on the lead's page."""
+    works(service, service.queue.person("ana"), lambda one: PREFERS_FIRST)
+    works(service, service.queue.person("ben"), lambda one: PREFERS_SECOND)
+    screen.sign_in(service.tokens[Role.LEAD])
+    screen.page.goto(f"{screen.url}/lead")
+    split = screen.page.locator("#disagreements details")
+    split.locator("summary").click()
+    return split
 
 
 @pytest.mark.full
@@ -115,12 +126,7 @@ def test_a_lead_takes_out_a_label_that_nobody_contradicts_and_reads_why_another_
 def test_a_decision_half_written_stays_when_the_page_is_read_again(service: FreshService, screen: Screen) -> None:
     queue, page = service.queue, screen.page
     batch = queue.rounds.open(1, "compare", pairs(1), labels_each=2)
-    works(service, queue.person("ana"), lambda one: PREFERS_FIRST)
-    works(service, queue.person("ben"), lambda one: PREFERS_SECOND)
-    screen.sign_in(service.tokens[Role.LEAD])
-    page.goto(f"{screen.url}/lead")
-    split = page.locator("#disagreements details")
-    split.locator("summary").click()
+    split = opened_disagreement(service, screen)
     split.get_by_label("more helpful").select_option("tie")
     split.get_by_label("Reason for this decision").fill("both say")
     again = page.get_by_role("button", name="Round 1, compare")
@@ -146,12 +152,7 @@ def test_a_decision_that_is_sent_while_the_page_is_read_again_is_no_draft(
 ) -> None:
     queue, page = service.queue, screen.page
     queue.rounds.open(1, "compare", pairs(1), labels_each=2)
-    works(service, queue.person("ana"), lambda one: PREFERS_FIRST)
-    works(service, queue.person("ben"), lambda one: PREFERS_SECOND)
-    screen.sign_in(service.tokens[Role.LEAD])
-    page.goto(f"{screen.url}/lead")
-    split = page.locator("#disagreements details")
-    split.locator("summary").click()
+    split = opened_disagreement(service, screen)
     split.get_by_label("Reason for this decision").fill("both say")
     held: list[Any] = []
     page.route("**/adjudicate", lambda route: held.append(route))

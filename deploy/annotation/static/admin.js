@@ -5,6 +5,7 @@ import { isUnsent, sent, shown } from "./drafts.js";
 import { showVersions } from "./guidelines.js";
 import { headed, place } from "./place.js";
 import { refused } from "./problem.js";
+import { readings } from "./readings.js";
 
 function button(words, doing) {
   const one = make("button", { type: "button" }, words);
@@ -12,18 +13,11 @@ function button(words, doing) {
   return one;
 }
 
-let acting = 0, asked = 0;
+const accounts = readings();
 
 // Also after a refusal everything shown is as it is on the server.
 async function act(doing) {
-  let said = "";
-  acting += 1;
-  try {
-    await doing();
-  } catch (problem) {
-    said = problem.message;
-  }
-  acting -= 1;
+  let said = await accounts.change(doing);
   await refreshAdmin().catch((problem) => { said ||= problem.message; });
   refused(said);
 }
@@ -108,12 +102,10 @@ function invitation(one) {
   return make("p", { class: "muted" }, `${one.handle} (${one.role}) is invited until ${new Date(one.expires_ms).toLocaleString()}`);
 }
 
-// A reply that a later change or question overtakes is not shown: the later one's is.
 export async function refreshAdmin() {
-  asked += 1;
-  const mine = asked;
+  const isNewest = accounts.begin();
   const [{ invitations }, { people }, { gold }] = await Promise.all(["/invitations", "/people", "/gold"].map((path) => call("GET", path)));
-  if (acting || mine !== asked) return;
+  if (!isNewest()) return;
   $("invitations").replaceChildren(...invitations.map(invitation));
   showAccounts(people.filter((one) => one.role !== "service"));
   place($("gold"), ...gold.map(control));

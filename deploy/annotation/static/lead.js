@@ -10,10 +10,12 @@ import { showVersions } from "./guidelines.js";
 import { labelsOf, showLabels, voidButton } from "./labels.js";
 import { place } from "./place.js";
 import { refused, unread } from "./problem.js";
+import { readings } from "./readings.js";
 import { showRuns } from "./runs.js";
 
 const EVERY_MS = 10000;
-let me, selected = null, paused = false, acting = 0, asked = 0;
+const desk = readings();
+let me, selected = null, paused = false;
 
 const number = (value, digits = 2) => (value === null || value === undefined ? "–" : value.toFixed(digits));
 const share = (value) => (value === null || value === undefined ? "–" : `${Math.round(100 * value)} %`);
@@ -69,15 +71,7 @@ function showHeld(answer) {
 }
 
 async function act(doing) {
-  let said = "";
-  acting += 1;
-  try {
-    await doing();
-  } catch (problem) {
-    said = problem.message;
-  }
-  acting -= 1;
-  refused(said);
+  refused(await desk.change(doing));
   refresh();
 }
 
@@ -131,13 +125,11 @@ function showEffects(effects) {
     `${number(one.multiplier_before, 3)} → ${number(one.multiplier_after, 3)}`)), 4, "No round has closed yet.");
 }
 
-// A reply that a later question or change overtakes is not shown: the later one's is.
 async function refresh() {
-  asked += 1;
-  const mine = asked;
+  const isNewest = desk.begin();
   const read = async (path, show) => {
     const reply = await call("GET", path);
-    if (!acting && mine === asked) show(reply);
+    if (isNewest()) show(reply);
   };
   try {
     await read("/rounds", showRounds);

@@ -37,11 +37,9 @@ class ScorecardConfig(Strict):
     @field_validator("scorers", mode="before")
     @classmethod
     def null_takes_one_out(cls, entries: Any) -> Any:
-        return (
-            {kind: entry for kind, entry in entries.items() if entry is not None}
-            if isinstance(entries, dict)
-            else entries
-        )
+        if not isinstance(entries, dict):
+            return entries
+        return {kind: entry for kind, entry in entries.items() if entry is not None}
 
     @property
     def used(self) -> tuple[StoredScorerConfig | None, ...]:
