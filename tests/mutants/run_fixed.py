@@ -1,4 +1,4 @@
-"""Runs the fixed mutants in forked children and writes which test saw each: -m tests.mutants.run_fixed FILE."""
+"""Runs the chosen mutants in forked children and writes which test saw each: -m tests.mutants.run_fixed FILE."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from pathlib import Path
 from tests.mutants.fixed import FIXED
 from tests.mutants.forks import Forks, with_tests
 from tests.mutants.mutation import ROOT, apply
+from tests.mutants.planted import PLANTED
+
+CHOSEN = (*FIXED, *PLANTED)
 
 
 def files_with(tests: set[str]) -> list[str]:
@@ -23,7 +26,7 @@ def files_with(tests: set[str]) -> list[str]:
 
 
 def main(answer: Path) -> None:
-    names = {name for mutant in FIXED for name in mutant.tests}
+    names = {name for mutant in CHOSEN for name in mutant.tests}
     reds: dict[str, str | None] = {}
 
     def work(forks: Forks) -> None:
@@ -33,7 +36,7 @@ def main(answer: Path) -> None:
         skipped = set(every) - set(outcome.passed)
         reds[""] = outcome.red or next(iter(sorted(skipped)), None)
         forks.warm(outcome)
-        for mutant in FIXED:
+        for mutant in CHOSEN:
             try:
                 source = mutant.source
             except ValueError:  # its own test says so

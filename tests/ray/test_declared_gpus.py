@@ -105,11 +105,10 @@ def what_is_seen() -> Any:
     return SimpleNamespace(score_texts=lambda texts: os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
-@pytest.mark.parametrize("recipe", [pytest.param("gpu/pd-dpo-4", marks=pytest.mark.full), "gpu/o-pd-dpo-4"])
 def test_every_gpu_of_a_time_shared_run_holds_one_rank_and_one_engine_and_its_scorers_are_on_two(
-    cluster: LocalCluster, recipe: str, tmp_path: Path
+    cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    parts = {bundle.part: bundle for bundle in bundles(load(recipe, check_files=False), "cuda")}
+    parts = {bundle.part: bundle for bundle in bundles(load("gpu/o-pd-dpo-4", check_files=False), "cuda")}
     check_cluster(list(parts.values()))
     trainer, engines = parts["trainer"], parts["rollout"]
     group, handles = seeing_in(engines)

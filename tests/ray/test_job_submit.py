@@ -45,17 +45,6 @@ def test_a_submitted_job_runs_a_recipe_to_its_end(head: Head, tmp_path: Path) ->
 
 
 @pytest.mark.full
-def test_pddpo_submit_follows_a_run_to_its_end(head: Head, tmp_path: Path) -> None:
-    run_dir = tmp_path / "followed"
-    done = pddpo_submit(head, "tabular", run_dir, "rounds=2")
-    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
-    told = json.loads(done.stdout)
-    assert (told["exit_code"], told["attached"], told["run"]) == (0, False, str(run_dir))
-    assert "round 2/2" in done.stderr, "the log was shown"
-    assert json.loads((run_dir / "result.json").read_text())["rounds"] == 2
-
-
-@pytest.mark.full
 def test_the_exit_code_of_a_submitted_run_is_its_own(head: Head, tmp_path: Path) -> None:
     """2, because a secret that was named is not on the node; Ray's own command would say 1."""
     done = pddpo_submit(head, "tabular", tmp_path / "secret", "rounds=2", "--secret", "NOWHERE_TO_BE_FOUND")

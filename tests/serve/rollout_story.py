@@ -48,7 +48,7 @@ def main(folder: Path) -> None:
             deploy(run.folder)
             taken_over_at = ends["whole"]
             deadline = time.monotonic() + 120
-            while ends["whole"] < taken_over_at + 2 * STREAMS and time.monotonic() < deadline:
+            while ends["whole"] < taken_over_at + STREAMS and time.monotonic() < deadline:
                 time.sleep(0.1)
         # An old replica ends a moment after its last answer.
         while before & living() and time.monotonic() < deadline:

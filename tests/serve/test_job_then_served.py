@@ -33,6 +33,9 @@ def test_the_endpoint_serves_what_a_submitted_job_made(tmp_path: Path) -> None:
     with running_head() as head:
         done = pddpo_submit(head, "text-world", run, *SMALL)
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
+    told = json.loads(done.stdout)
+    assert (told["exit_code"], told["attached"], told["run"]) == (0, False, str(run))
+    assert "round 1/1" in done.stderr, "the log was shown"
     assert json.loads((run / "result.json").read_text())["weights_verified"] is True
     with read_journal(run / "journal.sqlite", "job") as journal:
         version, identity = journal.policies[-1].number, journal.run_id

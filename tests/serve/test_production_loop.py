@@ -1,6 +1,6 @@
 """The whole loop with nothing left out: a run is trained and served, its users' prompts and verdicts come back.
 
-Both endpoints are this file's own: they serve one run before and after further rounds, and keep what is asked.
+The endpoint is this file's own: it serves one run while that goes on with further rounds, and keeps what is asked.
 """
 
 from __future__ import annotations
@@ -59,17 +59,16 @@ def test_served_prompts_and_verdicts_enter_two_further_rounds_and_a_withdrawn_on
             assert users.judge(unsafe, "unsafe")
         assert not users.judge(not_given, "up")
 
-    run_recipe(recipe(tmp_path, 3, CONTEXT, TAKING), run, resume=True)
-    with read_journal(run / JOURNAL) as journal:
-        asked = {prompt.id: prompt.text for prompt in journal.prompts().values() if prompt.id.startswith("served-")}
-        assert sorted(asked.values()) == ["How do I feed a zebra?", "Write to [mail] how I sleep."]
-        for number in (2, 3):
-            assert {answer.prompt.id for answer in journal.samples(number)} & set(asked)
-        assert len(journal.phases(2, "verdicts")[0].payload["pairs"]) == 2
-    assert texts_in(run)
+        run_recipe(recipe(tmp_path, 3, CONTEXT, TAKING), run, resume=True)
+        with read_journal(run / JOURNAL) as journal:
+            asked = {prompt.id: prompt.text for prompt in journal.prompts().values() if prompt.id.startswith("served-")}
+            assert sorted(asked.values()) == ["How do I feed a zebra?", "Write to [mail] how I sleep."]
+            for number in (2, 3):
+                assert {answer.prompt.id for answer in journal.samples(number)} & set(asked)
+            assert len(journal.phases(2, "verdicts")[0].payload["pairs"]) == 2
+        assert texts_in(run)
 
-    with served(run, tmp_path / "serve-again.log", "--keep", "request") as endpoint:
-        taken = Users(endpoint.url, run).post("/v1/withdraw", {"id": zebra[0]})
+        taken = users.post("/v1/withdraw", {"id": zebra[0]})
     assert taken["prompts"] == 1
     assert texts_in(run) == []
     run_recipe(recipe(tmp_path, 4, CONTEXT, TAKING), run, resume=True)

@@ -15,11 +15,12 @@ from pathlib import Path
 from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
+import pddpo_lab
 import pddpo_ray
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "docs" / "paper.md", ROOT / "lab" / "studies" / "paper-verified.md")
-PACKAGE = str(Path(pddpo_ray.__file__).parent) + os.sep
+PACKAGES = tuple(str(Path(str(package.__file__)).parent) + os.sep for package in (pddpo_ray, pddpo_lab))
 Entered = set[tuple[str, str]]
 """(file, qualified name) of functions."""
 
@@ -28,7 +29,7 @@ def named() -> list[str]:
     """Every function, class and module that a table of the pages names, in order."""
     text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
     rows = [line for line in text.splitlines() if line.startswith("|")]
-    return list(dict.fromkeys(re.findall(r"`(pddpo_ray\.[\w.]+)`", "\n".join(rows))))
+    return list(dict.fromkeys(re.findall(r"`(pddpo_(?:ray|lab)\.[\w.]+)`", "\n".join(rows))))
 
 
 def functions_of(name: str) -> Entered:
@@ -41,13 +42,13 @@ def functions_of(name: str) -> Entered:
 
 @contextmanager
 def entered() -> Iterator[Entered]:
-    """Functions of the package that this process enters meanwhile, in threads that begin in here too."""
+    """Functions of both packages that this process enters meanwhile, in threads that begin in here too."""
     seen: Entered = set()
     _forget_results()
 
     def note(frame: FrameType, event: str, argument: Any) -> None:
         code = frame.f_code
-        if event == "call" and code.co_filename.startswith(PACKAGE):
+        if event == "call" and code.co_filename.startswith(PACKAGES):
             seen.add((code.co_filename, code.co_qualname))
 
     threading.setprofile(note)
@@ -62,7 +63,7 @@ def entered() -> Iterator[Entered]:
 def _forget_results() -> None:
     """Functions that remember their results would not be entered for what an earlier run asked them."""
     for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] == pddpo_ray.__name__:
+        if name.partition(".")[0] in (pddpo_ray.__name__, pddpo_lab.__name__):
             for value in vars(module).values():
                 if hasattr(value, "cache_clear"):
                     value.cache_clear()
@@ -99,7 +100,7 @@ def _codes(found: object) -> Iterator[tuple[str, str]]:
         yield from _codes(found.func)
     elif isinstance(found, staticmethod | classmethod):
         yield from _codes(found.__func__)
-    elif isinstance(found, FunctionType) and found.__code__.co_filename.startswith(PACKAGE):
+    elif isinstance(found, FunctionType) and found.__code__.co_filename.startswith(PACKAGES):
         yield found.__code__.co_filename, found.__code__.co_qualname
 
 

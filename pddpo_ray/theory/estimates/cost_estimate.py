@@ -152,17 +152,24 @@ class MeasuredAnswer:
 
     def or_lost(self, costs: Array, worst: Array, end: int, failed: NDArray[np.bool_]) -> Array:
         """The costs; where they `failed` [I] the end of the range that the labels leave open, or `worst`. [I]"""
+        if not failed.any():  # of nearly all answers
+            return costs
         return np.where(failed, np.where(np.isnan(self.ends[end]), worst, self.ends[end]), costs)
 
     def corrected(self, missing: Array) -> Array:
         """Costs corrected by people's, `missing` [I] in place of those that they did not give. [I]"""
         shape = self.costs.shape
-        chance, people = np.broadcast_to(self.chance, shape), np.broadcast_to(self.people, shape)
+        chance, people = _row(self.chance, shape), _row(self.people, shape)
         audit_mask = chance > 0
         if not audit_mask.any():
             return self.costs
         people_costs = np.where(np.isnan(people), missing, people)
         return corrected_by_people(self.costs, people_costs, audit_mask, np.where(audit_mask, chance, 1.0))
+
+
+def _row(value: Array | float, shape: tuple[int, ...]) -> Array:
+    """One number for each limit, from that or from one for all of them; quicker than `np.broadcast_to`. [I]"""
+    return value if isinstance(value, np.ndarray) and value.shape == shape else np.full(shape, value)
 
 
 @dataclass(frozen=True, eq=False)
@@ -283,7 +290,7 @@ def _even_draws(measured: Sequence[MeasuredAnswer], weights: Array, costs: Array
     np.add.at(total, draws, weights * costs)
     has_weight = weight > 0
     uneven = np.ptp(np.where(has_weight, weight, weight.max(axis=0)), axis=0) > 1e-9 * weight.max(axis=0)
-    audited = np.array([np.broadcast_to(answer.chance, costs.shape[1:]) > 0 for answer in measured]).any(axis=0)
+    audited = np.array([_row(answer.chance, costs.shape[1:]) > 0 for answer in measured]).any(axis=0)
     return np.divide(total, weight, out=np.full_like(total, np.nan), where=has_weight & ~(uneven | audited))
 
 
@@ -305,7 +312,7 @@ def answers_behind(measured: Sequence[MeasuredAnswer], index: int, factors: Fact
     """
     answers = [answer for answer in measured if factors[answer.prompt][index] > 0]
     measured_count = sum(bool(np.isfinite(answer.costs[index])) for answer in answers)
-    chances = np.array([np.broadcast_to(answer.chance, answer.costs.shape)[index] for answer in answers])
+    chances = np.array([_row(answer.chance, answer.costs.shape)[index] for answer in answers])
     certain, drawn = int((chances == 1).sum()), int(((chances > 0) & (chances < 1)).sum())
     if certain or drawn:
         return answers_seen(certain, drawn, measured_count)
@@ -319,8 +326,8 @@ def means_by_people_alone(measured: Sequence[MeasuredAnswer]) -> Array:
     do not count, for the low end of an interval of a rate.
     """
     shape = measured[0].costs.shape
-    chance = np.array([np.broadcast_to(answer.chance, shape) for answer in measured])
-    people_costs = np.nan_to_num(np.array([np.broadcast_to(answer.people, shape) for answer in measured]), nan=0.0)
+    chance = np.array([_row(answer.chance, shape) for answer in measured])
+    people_costs = np.nan_to_num(np.array([_row(answer.people, shape) for answer in measured]), nan=0.0)
     least = np.where(chance > 0, chance, 1.0).min(axis=0)
     weights = np.where(chance > 0, least / np.where(chance > 0, chance, 1.0), 0.0)
     total = weights.sum(axis=0)
@@ -338,8 +345,8 @@ def _of_an_even_draw(measured: Sequence[MeasuredAnswer], weights: Array, worst: 
     Answers that were certain to be asked about (pi = 1) are no part of the draw: their cost is people's.
     """
     machine = np.array([answer.costs for answer in measured])
-    chance = np.array([np.broadcast_to(answer.chance, machine[0].shape) for answer in measured])
-    people = np.array([np.broadcast_to(answer.people, machine[0].shape) for answer in measured])
+    chance = np.array([_row(answer.chance, machine[0].shape) for answer in measured])
+    people = np.array([_row(answer.people, machine[0].shape) for answer in measured])
     certain = chance == 1
     audit_mask = (chance > 0) & (weights > 0) & ~certain
     differences = np.where(audit_mask, np.where(np.isnan(people), worst, people) - machine, 0.0)

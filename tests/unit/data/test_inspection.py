@@ -223,9 +223,9 @@ def test_abstained_and_failed_labels_are_exported_as_no_label() -> None:
 
 @pytest.mark.full
 def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
-    """Ten times the rows, 120 MB in place of 12: the same memory but for one byte a row."""
+    """Ten times the rows, 60 MB in place of 6: the same memory but for one byte a row."""
     peaks = []
-    for rows in (20_000, 200_000):
+    for rows in (10_000, 100_000):
         path = tmp_path / f"{rows}.jsonl"
         data_rows.generate(rows, path)
         words = ["data", "convert", str(path), "--to", "trl", "--out", str(tmp_path / "out.parquet"), "--show", "0"]
@@ -238,7 +238,7 @@ def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
         assert f"{rows:,} written" in done.stdout
         assert f"{rows // 1000:,} duplicate" in done.stdout
         peaks.append(int(done.stderr))
-    assert peaks[1] - peaks[0] < 40, peaks
+    assert peaks[1] - peaks[0] < 30, peaks
 
 
 def run(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> dict[str, Any]:

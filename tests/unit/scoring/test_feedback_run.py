@@ -52,8 +52,17 @@ class PowerCut(BaseException):
     pass
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A finished run on scorers that it trained, and its result."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    return folder, run_recipe(tiny(), folder)
+
+
 @pytest.mark.full
-def test_a_run_on_trained_scorers_broken_off_equals_the_unbroken_one(tmp_path: Path) -> None:
+def test_a_run_on_trained_scorers_broken_off_equals_the_unbroken_one(
+    whole: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
     def cut(event: Any) -> None:
         if isinstance(event, PhaseChanged) and (event.event.round, event.event.phase) == (1, "compare"):
             raise PowerCut
@@ -61,12 +70,12 @@ def test_a_run_on_trained_scorers_broken_off_equals_the_unbroken_one(tmp_path: P
     with pytest.raises(PowerCut):
         run_recipe(tiny(), tmp_path / "cut" / "run", progress=cut)
     run_recipe(tiny(), tmp_path / "cut" / "run", resume=True)
-    result = run_recipe(tiny(), tmp_path / "whole" / "run")
-    broken, unbroken = story(tmp_path / "cut" / "run"), story(tmp_path / "whole" / "run")
+    folder, result = whole
+    broken, unbroken = story(tmp_path / "cut" / "run"), story(folder)
     for ours, theirs in zip(broken.pop("exact"), unbroken.pop("exact"), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-6)
     assert broken == unbroken
-    with journal(tmp_path / "whole" / "run") as log:
+    with journal(folder) as log:
         metrics = log.metrics()
         asked = metrics[0]["labels/scorers"]
         # 24 pairs are held out: whether a small scorer gets more than half of them differs between CPUs
@@ -81,18 +90,19 @@ def test_a_run_on_trained_scorers_broken_off_equals_the_unbroken_one(tmp_path: P
     assert result["labels_scorers"] == asked
     assert result["labels_safety"] == 2 * 12 * 5
     assert result["labels_used"] == asked + 2 * 12 * 5 + 2 * result["labels_pairs"]
-    scorer = load_scorer(ArtifactStore(tmp_path / "whole" / "run" / "artifacts").folder(place["path"]))
+    scorer = load_scorer(ArtifactStore(folder / "artifacts").folder(place["path"]))
     drawn = ScoredLabeller(scorer, scorer).safety(answers, 5, seed_of(0, 2, "safety", "cost", 0))
     assert [item.labels for item in labels] == [item.labels for item in drawn], "labels follow the stored cost model"
 
 
 @pytest.mark.full
 @pytest.mark.slow
-def test_given_models_and_their_own_scores_move_the_multiplier(tmp_path: Path) -> None:
-    run_recipe(tiny("rounds=1"), tmp_path / "first")
-    with journal(tmp_path / "first") as log:
+def test_given_models_and_their_own_scores_move_the_multiplier(
+    whole: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    with journal(whole[0]) as log:
         places = next(entry.payload for entry in log.phases(0) if entry.phase == "score-models")
-    folder = tmp_path / "first" / "artifacts"
+    folder = whole[0] / "artifacts"
     given = [f"feedback.{kind}={{path: '{folder / places[kind]['path']}'}}" for kind in ("reward", "cost")]
     config = tiny(
         *given,
@@ -136,20 +146,26 @@ def test_a_judge_labels_a_whole_run(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.slow
-@pytest.mark.parametrize("reply", [(400, "filtered"), (500, "choked"), (200, "I would rather not judge this.")])
 def test_answers_without_a_verdict_count_as_unsafe_and_the_run_ends(
-    tmp_path: Path, reply: tuple[int, str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the answers of a round a judge declines some, always the same texts; all others are safe."""
+    """Of the answers of a round a judge declines some, always the same texts, each in one of three ways; all others are
+    safe."""
+    replies = [(400, "filtered"), (500, "choked"), (200, "I would rather not judge this.")]
+    used = set()
 
-    def declined(body: dict[str, Any]) -> bool:
+    def declined(body: dict[str, Any]) -> tuple[int, str] | None:
         answer = body["messages"][1]["content"].split("[answer", 1)[-1]
-        return "[end of" in answer and zlib.crc32(answer.encode()) % 4 == 0
+        number = zlib.crc32(answer.encode())
+        if "[end of" not in answer or number % 4:
+            return None
+        used.add(replies[number // 4 % 3])
+        return replies[number // 4 % 3]
 
     with measuring_server() as server:
 
         def chat(body: dict[str, Any]) -> tuple[int, str]:
-            if declined(body):
+            if reply := declined(body):
                 return reply
             one = "Say whether" in body["messages"][1]["content"]
             return 200, "[[safe]]" if one else f"[[{2 + body['seed'] % 7}, 5]]"
@@ -167,6 +183,7 @@ def test_answers_without_a_verdict_count_as_unsafe_and_the_run_ends(
         (step,) = log.dual_steps()
         metrics = log.metrics()[1]
     assert len(labels) == 24, "nothing is left out"
+    assert used == set(replies)
     missing = sum(own == (Verdict.MISSING,) * 2 for own in labels)
     assert 0 < missing < 24
     assert {own for own in labels} == {(Verdict.MISSING,) * 2, (Verdict.SAFE,) * 2}

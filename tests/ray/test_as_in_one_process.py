@@ -1,0 +1,102 @@
+"""Runs on Ray compute what they compute in one process: by the same formulas, in the actors' processes, to the same
+numbers.
+
+The session is this file's own: its workers start with an environment in which they note what they enter.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from actors import launch
+from pddpo_ray.certificates.ledger import read_ledger
+from pddpo_ray.certificates.testing import certify
+from pddpo_ray.config import load
+from pddpo_ray.driver.run import run_recipe
+from pddpo_ray.journal.identity import open_folder
+from tests.support.ray_session import session
+from tests.support.reach import Entered, entered, missing
+from tests.support.traces import trace
+from tests.unit.methods.test_reach import CERTIFIED, ON_TABLES, ON_TEXTS, ONLY_TEXTS, WORLD
+from tools.small_runs import HERE, ON_RAY, TABLE, TEXT, VARIANTS
+
+pytestmark = [pytest.mark.ray, pytest.mark.full]
+
+SITE = Path(__file__).parents[1] / "reach_site"
+IN_WORKERS = (
+    "pddpo_lab.mle.box_mle",
+    "pddpo_lab.margins.score_margin",
+    "pddpo_ray.theory.multipliers.dual.ascend",
+    "pddpo_ray.worlds.truth_labeller.WorldLabeller.compare",
+    *(name for name in ONLY_TEXTS if "exploration" not in name and not name.endswith("baseline_optimism_loss")),
+)
+"""Work of the trainer's, the dual variable's and the labellers' processes."""
+RUNS = {
+    "o-pd-dpo": ["tabular", *TABLE, WORLD, *CERTIFIED],
+    "two limits, the paper's loss": [
+        *["tabular-two-limits", *TABLE, "limits.privacy.labels_each=8", "rounds=2"],
+        *["algorithm=o-pd-dpo-paper", *VARIANTS["bonus-simhash"]],
+    ],
+    "policy gradients": ["tabular", *TABLE, WORLD, *ON_TABLES["c-grpo"]],
+    "texts": ["text-world", *TEXT, *ON_TEXTS["paper"]],
+}
+"""A run's processes take half a minute to start. These give the trainer each kind of work: fits of a table with a
+margin, policy gradients, networks. Other methods ask the same parts, and one actor holds any rule of the multiplier."""
+
+TWO_ENGINES = ["rollout.engines=2"]
+
+
+@pytest.fixture(scope="module")
+def notes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where worker processes note what they enter, while a session runs in which they do."""
+    folder = tmp_path_factory.mktemp("notes")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REACH_OUT", str(folder))
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(SITE), os.environ.get("PYTHONPATH", "")]))
+        for _ in session():
+            yield folder
+
+
+def in_workers(notes: Path) -> Entered:
+    """What they entered since this was asked before."""
+    lines = []
+    for file in notes.iterdir():
+        lines += file.read_text().splitlines()
+        file.unlink()
+    return {(path, name) for path, _, name in (line.partition("\t") for line in lines)}
+
+
+def test_runs_on_ray_enter_the_formulas_of_one_process_and_give_its_numbers(notes: Path, tmp_path: Path) -> None:
+    workers: Entered = set()
+    for name, (recipe, *overrides) in RUNS.items():
+        here, there = (tmp_path / place / name / "run" for place in ("here", "there"))
+        with entered() as formulas:
+            in_one = run_recipe(load(recipe, [*overrides, *HERE]), here)
+        with entered() as driver:
+            on_ray = launch.run_recipe(load(recipe, [*overrides, *TWO_ENGINES, *ON_RAY]), there)
+        assert on_ray["limits"] == in_one["limits"], name
+        assert trace(there) == trace(here), name
+        elsewhere = in_workers(notes)
+        theory = {function for function in formulas if f"{os.sep}theory{os.sep}" in function[0]}
+        assert theory - (driver | elsewhere) == set(), name
+        workers |= elsewhere
+    assert missing(workers, list(IN_WORKERS)) == []
+    verdicts_at_the_end_and_later(tmp_path)
+
+
+def verdicts_at_the_end_and_later(folder: Path) -> None:
+    """Of the first run, on Ray and in one process: the ledgers, and a certificate after the end."""
+    recipe, *overrides = RUNS["o-pd-dpo"]
+    ledgers, later = [], []
+    for place, mode in (("here", HERE), ("there", [*TWO_ENGINES, *ON_RAY])):
+        run = folder / place / "o-pd-dpo" / "run"
+        later.append(certify(load(recipe, [*overrides, *mode]), run, "mixture", {}, 64).numbers)
+        with open_folder(run) as journal:
+            ledgers.append([(line.candidate, line.numbers, line.state) for line in read_ledger(journal)])
+    assert ledgers[0] == ledgers[1]
+    assert len(ledgers[0]) == 2
+    assert later[0] == later[1]
