@@ -28,7 +28,7 @@ IN_BFLOAT16 = ("bf16-torch", "bf16-zero1", "bf16-zero2", "bf16-zero3")
 IN_MAKE_TEST = ("zero2", 2)
 
 
-ALONE = ("torch", "zero3", "lora-torch", "bf16-torch", "bf16-zero2")
+ALONE = ("torch", "zero3", "lora-torch")
 """Those that run on one rank too: without a second one nothing is divided, whatever the stage."""
 
 

@@ -20,7 +20,7 @@ from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.journal.identity import open_folder
 from tests.support.ray_session import session
 from tests.support.reach import Entered, entered, missing
-from tests.support.traces import trace
+from tests.support.traces import trace, workers_by_round
 from tests.unit.methods.test_reach import CERTIFIED, ON_TABLES, ON_TEXTS, ONLY_TEXTS, WORLD
 from tools.small_runs import HERE, ON_RAY, TABLE, TEXT, VARIANTS
 
@@ -80,6 +80,9 @@ def test_runs_on_ray_enter_the_formulas_of_one_process_and_give_its_numbers(note
             on_ray = launch.run_recipe(load(recipe, [*overrides, *TWO_ENGINES, *ON_RAY]), there)
         assert on_ray["limits"] == in_one["limits"], name
         assert trace(there) == trace(here), name
+        assert on_ray["weights_verified"], name
+        (ranks,) = set(workers_by_round(there))
+        assert os.getpid() not in ranks, "every fit of a run was made by the same processes, and not by the driver"
         elsewhere = in_workers(notes)
         theory = {function for function in formulas if f"{os.sep}theory{os.sep}" in function[0]}
         assert theory - (driver | elsewhere) == set(), name

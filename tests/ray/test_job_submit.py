@@ -8,11 +8,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from pddpo_ray.errors import UserError
+from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.storage.whole_files import write_secret
 from tests.support.job_head import ROOT, Head, pddpo_submit, running_head
 from tests.support.ports import free_port
@@ -50,6 +54,41 @@ def test_the_exit_code_of_a_submitted_run_is_its_own(head: Head, tmp_path: Path)
     done = pddpo_submit(head, "tabular", tmp_path / "secret", "rounds=2", "--secret", "NOWHERE_TO_BE_FOUND")
     assert done.returncode == 2, done.stderr[-3000:]
     assert "secret NOWHERE_TO_BE_FOUND is neither in the environment nor in" in done.stderr
+
+
+def stopped(head: Head, run_dir: Path) -> str | None:
+    """Who `pddpo stop` ended."""
+    command = [sys.executable, "-m", "pddpo_ray", "stop", str(run_dir), "--address", head.address, "--json"]
+    done = subprocess.run(command, env=head.environment, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    name: str | None = json.loads(done.stdout)["stopped"]
+    return name
+
+
+def next_round(run_dir: Path) -> int:
+    """Of a run that may not have begun."""
+    try:
+        with open_folder(run_dir) as journal:
+            return journal.next_round
+    except UserError:
+        return 0
+
+
+@pytest.mark.full
+def test_pddpo_stop_ends_a_job_in_mid_run(head: Head, tmp_path: Path) -> None:
+    run_dir = tmp_path / "stopped"
+    with ThreadPoolExecutor() as pool:
+        followed = pool.submit(pddpo_submit, head, "tabular", run_dir, "rounds=400")
+        deadline = time.monotonic() + 250
+        while next_round(run_dir) < 3:
+            assert time.monotonic() < deadline, "the job has not begun its third round"
+            time.sleep(0.2)
+        job = stopped(head, run_dir)
+        done = followed.result()
+    assert done.returncode == 143, done.stderr[-2000:]
+    assert job == f"job {json.loads(done.stdout)['job']}"
+    assert not (run_dir / "result.json").exists()
+    assert stopped(head, run_dir) is None
 
 
 def test_a_cluster_that_asks_for_a_token_or_is_not_there_is_one_line(head: Head, tmp_path: Path) -> None:

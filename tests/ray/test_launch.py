@@ -22,7 +22,7 @@ from pddpo_ray.journal import read_journal
 from pddpo_ray.parts.dual_step import Estimates
 from pddpo_ray.records import CostEstimate
 from tests.support.ray_session import living_actors
-from tests.support.traces import phases_done, trace, workers_by_round
+from tests.support.traces import phases_done, trace
 
 pytestmark = pytest.mark.ray
 
@@ -40,21 +40,6 @@ def unbroken(folder: Path) -> dict[str, Any]:
     """The same recipe in one process."""
     run.run_recipe(load(*RECIPE), folder / "local")
     return trace(folder / "local")
-
-
-@pytest.mark.full
-def test_ray_and_one_process_give_the_same_multipliers_labels_and_versions(
-    folder: Path, unbroken: dict[str, Any], ray_running: None
-) -> None:
-    here = folder / "on-ray"
-    recipe, overrides = RECIPE
-    result = launch.run_recipe(load(recipe, [*overrides, *ON_RAY, "rollout.engines=2"]), here)
-    assert trace(here) == unbroken
-    assert result["weights_verified"]
-    workers = workers_by_round(here)
-    assert len(workers) == 6, "two fits a round"
-    assert len(set(workers)) == 1, "every fit of the run was made by the same processes"
-    assert os.getpid() not in workers[0]
 
 
 def test_a_cluster_that_is_too_small_is_refused_within_seconds(folder: Path, ray_running: None) -> None:

@@ -1,4 +1,7 @@
-"""The text world on Ray with real vLLM engines: verified deliveries, one group for all rounds, and lost processes."""
+"""The text world on Ray with real vLLM engines: verified deliveries, one group for all rounds, and lost processes.
+
+The engines are those of its own runs: what is shown is how a run starts, checks and replaces them.
+"""
 
 from __future__ import annotations
 

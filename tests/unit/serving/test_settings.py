@@ -67,7 +67,9 @@ def test_merged_weights_hold_four_policies_and_adapters_all(run: ServedRun) -> N
     assert engine_settings(args, place, "reference").weights == "merged"
 
 
-def test_an_engine_over_several_gpus_can_be_asked_for(run: ServedRun) -> None:
+def test_an_engine_over_several_gpus_can_be_asked_for(run: ServedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    # nothing is to be compiled in an engine's process; this one has tests that compile
+    monkeypatch.setattr("pddpo_ray.rollout.vllm_start.without_compiling", lambda: True)
     place = find(ServeArgs(run=str(run.folder)))
     spread = engine_settings(ServeArgs(run=str(run.folder), gpus=2, tensor_parallel=2), place, "reference")
     options = vllm_options(Path(spread.model), spread, spread.dtype)
