@@ -265,6 +265,7 @@ def test_a_mean_within_stated_bounds_is_covered_however_skewed_it_is(draws: int,
         hits += low <= 20.0 * severe - (1.0 - severe) <= high
     assert hits / 400 >= 0.93
     assert interval(CostEstimate(0.0, 0.1, 64, 1, "cost_model")) is None
+    assert interval(CostEstimate(0.0, 0.1, 64, 1, "cost_model", missing=0.2)) is None
 
 
 @pytest.mark.slow
@@ -304,10 +305,11 @@ def test_the_shortfall_is_a_share_of_the_way_from_what_a_test_reaches_to_the_lim
 
 
 def test_who_is_tested_first() -> None:
-    """The likely ones by helpfulness, the later of two alike; then the nearest; those above a limit never."""
+    """The likely ones by helpfulness, then the nearest, of two alike the later; those above a limit never."""
     short = {1: -1.0, 2: None, 3: 0.0, 4: 0.7, 5: 0.2, 6: -0.1}
     helpful = {1: 0.1, 2: 9.0, 3: 0.3, 4: 5.0, 5: 0.0, 6: 0.3}
     assert in_order_of_test(short, helpful) == [6, 3, 1, 5, 4]
+    assert in_order_of_test({4: 0.5, 5: 0.5}, {4: 1.0, 5: 0.0}) == [5, 4]
     assert in_order_of_test({}, {}) == []
 
 

@@ -407,3 +407,10 @@ def test_a_limit_that_is_held_stays_and_the_others_step_as_if_it_were_given() ->
     _, taken = ascend_all(DualState(tuple(both)), seen, covariance, held)
     assert (taken.steps[1].multiplier_after, taken.steps[1].message) == (0.8, held["two"])
     assert taken.steps[0].multiplier_after == after[0].multiplier
+
+
+def test_a_multiplier_whose_box_is_a_point_moves_the_others_by_what_they_share() -> None:
+    """By hand: the first one's slope 1 - 2 s - 0.3 is zero at 0.35."""
+    hessian = np.array([[2.0, 1.0], [1.0, 3.0]])
+    step, _ = box_step(np.array([1.0, 0.5]), hessian, np.array([-5.0, 0.3]), np.array([5.0, 0.3]))
+    np.testing.assert_allclose(step, [0.35, 0.3], rtol=1e-12)

@@ -28,7 +28,7 @@ from pddpo_ray.theory.estimates.cost_estimate import (
 from pddpo_ray.theory.estimates.estimate_interval import interval
 from pddpo_ray.theory.estimates.prompt_sets import prompt_sets
 from pddpo_ray.theory.intervals import bounded_ends, bounded_interval
-from pddpo_ray.theory.losses.value_stage import value_pairs, value_scale
+from pddpo_ray.theory.losses.value_stage import _drawn_pairs, value_pairs, value_scale
 from pddpo_ray.theory.multipliers.dual import DampedNewton, LimitState
 from pddpo_ray.theory.multipliers.matrix_dual import newton_step
 
@@ -368,3 +368,8 @@ def test_draws_that_weigh_differently_or_that_people_correct_have_no_bets() -> N
     assert ends_by_draws(draws, draws, (0.0, 1.0)) is not None
     assert ends_by_draws(draws, draws, (0.0, 0.25)) is None
     assert ends_by_draws(draws[:2], draws[:2], (0.0, 1.0)) is None
+
+
+def test_every_prompt_draws_pairs_of_its_own() -> None:
+    assert _drawn_pairs(20, 4, (1,)) == _drawn_pairs(20, 4, (1,))
+    assert _drawn_pairs(20, 4, (1,)) != _drawn_pairs(20, 4, (2,))

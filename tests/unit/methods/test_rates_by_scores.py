@@ -52,3 +52,4 @@ def test_the_shift_to_a_rate_by_hand() -> None:
     assert shift_to_rate(logits, (2 / 3 + 2 / 5) / 2) == pytest.approx(np.log(2.0))
     assert shift_to_rate(logits, 0.75 * 2 / 3 + 0.25 * 2 / 5, [3.0, 1.0]) == pytest.approx(np.log(2.0))
     assert -20.0 < shift_to_rate(logits, 0.0) < -8.0, "a rate of which nobody saw one has a zero too"
+    assert 8.0 < shift_to_rate(logits, 1.0) < 20.0, "and so has one of which nobody saw another"

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import pddpo_lab.methods
+from pddpo_lab.methods.settings import for_the_dual_by_policies
 from pddpo_ray import algorithms
 from pddpo_ray.config import LogRule, LoraParameters, load, recipe_names
 from pddpo_ray.config.sections.trainer import Stage
@@ -80,6 +81,14 @@ def test_the_multipliers_of_the_table() -> None:
     for value in (1.0, 2.0, 3.0, 4.0):
         assert load("paper/pd-dpo-fixed", [f"dual.first={value}"]).dual.first == value
     assert load("paper/pd-dpo").dual.rho == 5.0
+
+
+def test_pecan_draws_answers_for_a_multiplier_that_it_is_not_given() -> None:
+    """Those of the dual, and the reference's whose labels set the zero of its costs."""
+    given, free = load("paper/pecan"), load("paper/pecan", ["method.multiplier=null"])
+    assert for_the_dual_by_policies(given, 3) == {}
+    each = free.method["answers"]
+    assert for_the_dual_by_policies(free, 3) == {"dual": 3 * each, "cost": free.feedback.responses}
 
 
 @pytest.mark.parametrize("method", ["pecan", "mocan", "caid"])

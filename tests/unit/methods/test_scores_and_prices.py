@@ -172,6 +172,8 @@ def test_weights_are_merged_linearly_and_keep_their_type() -> None:
     merged = merged_weights(base, other, 0.25)
     assert merged["w"].tolist() == [1.5, -1.0]
     assert (merged["b"].item(), merged["b"].dtype) == (5.0, torch.bfloat16)
+    exact = merged_weights({"w": torch.tensor([1 / 3.0], dtype=torch.float64)}, {"w": torch.zeros(1)}, 0.0)
+    assert exact["w"].item() == 1 / 3.0
 
 
 def test_merged_tables_are_normalised_and_keep_impossible_answers_impossible() -> None:
