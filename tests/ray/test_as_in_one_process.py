@@ -35,11 +35,16 @@ IN_WORKERS = (
     *(name for name in ONLY_TEXTS if "exploration" not in name and not name.endswith("baseline_optimism_loss")),
 )
 """Work of the trainer's, the dual variable's and the labellers' processes."""
+DRAWS = 640
 RUNS = {
-    "o-pd-dpo": ["tabular", *TABLE, WORLD, *CERTIFIED],
+    "o-pd-dpo": ["tabular", *TABLE, *CERTIFIED, "limits.cost.at_most=60 %", f"certificate.draws={DRAWS}"],
     "two limits, the paper's loss": [
         *["tabular-two-limits", *TABLE, "limits.privacy.labels_each=8", "rounds=2"],
         *["algorithm=o-pd-dpo-paper", *VARIANTS["bonus-simhash"]],
+    ],
+    "sources and a drift": [
+        *["tabular-limits", "rounds=2", "feedback.responses=24", "explore.prompts=8", "offline.pairs=80"],
+        "limits.drift={kl: reference, at_most: 0.3}",
     ],
     "policy gradients": ["tabular", *TABLE, WORLD, *ON_TABLES["c-grpo"]],
     "texts": ["text-world", *TEXT, *ON_TEXTS["paper"]],
@@ -97,9 +102,9 @@ def verdicts_at_the_end_and_later(folder: Path) -> None:
     ledgers, later = [], []
     for place, mode in (("here", HERE), ("there", [*TWO_ENGINES, *ON_RAY])):
         run = folder / place / "o-pd-dpo" / "run"
-        later.append(certify(load(recipe, [*overrides, *mode]), run, "mixture", {}, 64).numbers)
+        later.append(certify(load(recipe, [*overrides, *mode]), run, "mixture", {}, DRAWS).numbers)
         with open_folder(run) as journal:
             ledgers.append([(line.candidate, line.numbers, line.state) for line in read_ledger(journal)])
     assert ledgers[0] == ledgers[1]
-    assert len(ledgers[0]) == 2
+    assert [state for _, _, state in ledgers[0]] == ["certified", "certified"]
     assert later[0] == later[1]
