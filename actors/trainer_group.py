@@ -164,6 +164,8 @@ class TrainerGroup:
         from ray.train.torch import TorchConfig, TorchTrainer
 
         os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "180")
+        # how late a start or an end is noticed; two seconds by default
+        os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
         settings = self._settings
         self._failure: BaseException | None = None
         self._mailbox = (

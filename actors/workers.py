@@ -1,11 +1,13 @@
 """What runs inside the worker processes: functions that make a rank's trainer, an engine or a labeller there.
 
-They travel by name with plain arguments; models and engines are imported and built where they live.
+They travel by name with plain arguments; models and engines are imported and built where they live: a labeller or a
+table's rank needs no torch, whose import is half of its start.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pddpo_ray.backends.in_process import backends_of_world
 from pddpo_ray.config import Config
@@ -13,16 +15,19 @@ from pddpo_ray.contracts import Labeller, RolloutEngine, TrainerBackend
 from pddpo_ray.records import PolicyVersion
 from pddpo_ray.rollout.factory import language_engine
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.training.engine import TorchEngine
-from pddpo_ray.training.fit import Engine, Shard
-from pddpo_ray.training.passes.log_probs import ResponseScorer
-from pddpo_ray.training.recipe_trainer import recipe_trainer
+
+if TYPE_CHECKING:
+    from pddpo_ray.training.fit import Engine, Shard
+    from pddpo_ray.training.passes.log_probs import ResponseScorer
 
 
 def text_trainer(
     config: Config, folder: Path, store: str, reference: PolicyVersion, rank: int, ranks: int
 ) -> TrainerBackend:
     """A rank of the trainer for the model in `folder`, with the recipe's engine."""
+    from pddpo_ray.training.fit import Shard
+    from pddpo_ray.training.recipe_trainer import recipe_trainer
+
     name, dtype, shard = config.trainer.engine, config.model.dtype, Shard(rank, ranks)
     return recipe_trainer(
         config.model,
@@ -57,6 +62,8 @@ def given_labeller(labeller: Labeller) -> Labeller:
 def make_engine(name: str, scorer: ResponseScorer, shard: Shard, *, dtype: str = "float32") -> Engine:
     """`torch`, or `zero1` to `zero3`; DeepSpeed is imported only where it is asked for."""
     if name == "torch":
+        from pddpo_ray.training.engine import TorchEngine
+
         return TorchEngine(scorer, shard)
     from actors.deepspeed_engine import DeepSpeedEngine
 

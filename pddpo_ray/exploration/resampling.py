@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import logsumexp
 
 from pddpo_ray.records import Array
 
@@ -63,14 +62,16 @@ def resampling_weights(base: Array, optimism: Array, *, ess_floor: float = ESS_F
     """Normalised weights of the candidates, the tau used and the effective sample size. [n], [n] -> [n], [], []"""
     tau = temper(base, optimism, ess_floor=ess_floor)
     log_weights = base + tau * optimism
-    weights = np.exp(log_weights - logsumexp(log_weights))
-    return weights / weights.sum(), tau, effective_sample_size(log_weights)
+    return _normalised(log_weights), tau, effective_sample_size(log_weights)
 
 
 def optimistic_weights(log_policy: Array, optimism: Array) -> Array:
     """The optimistic policy itself, policy * exp(optimism), where the answers are all there are. [n], [n] -> [n]"""
-    log_weights = log_policy + optimism
-    weights = np.exp(log_weights - logsumexp(log_weights))
+    return _normalised(log_policy + optimism)
+
+
+def _normalised(log_weights: Array) -> Array:
+    weights = np.exp(log_weights - log_weights.max())
     return np.asarray(weights / weights.sum())
 
 

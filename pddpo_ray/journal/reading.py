@@ -150,9 +150,18 @@ class JournalReader:
         ][0]
         return share
 
-    def measurements(self, round_: int | None = None, phase: str = "%", limit: str | None = None) -> list[Measurement]:
-        """What was measured of answers, in their order; `phase` is an SQL pattern (`measure-%`)."""
+    def measurements(
+        self,
+        round_: int | None = None,
+        phase: str = "%",
+        limit: str | None = None,
+        answers: Sequence[str] | None = None,
+    ) -> list[Measurement]:
+        """What was measured of answers, of all or of these by their ids, in their order; `phase` is an SQL pattern
+        (`measure-%`)."""
         query = self._measurement_query((schema.measurement,), round_, phase, limit)
+        if answers is not None:
+            query = query.where(schema.measurement.c.sample.in_(answers))
         return [rows.measurement_record(row) for row in self._read(query)]
 
     def measured(self) -> Iterator[tuple[int, str, Measurement]]:

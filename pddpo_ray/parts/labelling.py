@@ -14,8 +14,9 @@ import numpy as np
 from pddpo_ray.contracts import EarlyLabeller, Labeller, LateLabeller
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
+from pddpo_ray.journal.rows import SAFETY
 from pddpo_ray.limits.sources import asked_first
-from pddpo_ray.parts.measuring import labels_of_answers, numbers_of
+from pddpo_ray.parts.measuring import numbers_of, tables_of
 from pddpo_ray.records import HARM, LabelledPair, Pair, Response, SafetyLabels, Verdict
 from pddpo_ray.scoring.scored_labeller import ScoredLabeller
 from pddpo_ray.theory.seeds import seed_of
@@ -103,7 +104,9 @@ class FeedbackController:
         phase = f"safety-{constraint}-{batch}"
         self._journal.once(phase, lambda: self._add_safety_labels(items, labels_each, constraint, may_lack=True))
         ids = [item.id for item in items]
-        return numbers_of(labels_of_answers(self._journal, [self._journal.round], constraint, ids).values[:, 0])
+        # of this batch alone: a round has as many labels of others as it had batches
+        records = self._journal.measurements(self._journal.round, SAFETY, constraint, ids)
+        return numbers_of(tables_of(records, [constraint], ids).values[:, 0])
 
     def compare(self, pairs: Sequence[Pair]) -> list[LabelledPair]:
         """One label of every pair, for helpfulness and for every constraint, in order. Abstaining is one.

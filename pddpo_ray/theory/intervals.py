@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import brentq
-from scipy.stats import beta
-from scipy.stats import t as student
+from scipy.special import betaincinv, stdtrit
 
 from pddpo_ray.records import Array
 
@@ -97,7 +96,7 @@ def _low_by_bets(units: Array, tail: float) -> float:
 
 def student_half_width(standard_error: float, count: int, level: float = 0.95) -> float:
     """Half the two-sided t-interval of a mean of `count` independent values, count >= 2."""
-    return float(student.ppf(0.5 + level / 2, count - 1)) * standard_error
+    return float(stdtrit(count - 1, 0.5 + level / 2)) * standard_error
 
 
 def clopper_pearson(successes: float, count: float, level: float = 0.95) -> tuple[float, float]:
@@ -111,12 +110,12 @@ def clopper_pearson(successes: float, count: float, level: float = 0.95) -> tupl
 
 def binomial_low(successes: float, count: float, tail: float) -> float:
     """One-sided exact lower bound of a rate: that number of successes or more has probability `tail` there."""
-    return 0.0 if successes <= 0 else float(beta.ppf(tail, successes, count - successes + 1))
+    return 0.0 if successes <= 0 else float(betaincinv(successes, count - successes + 1, tail))
 
 
 def binomial_high(successes: float, count: float, tail: float) -> float:
     """One-sided exact upper bound of a rate: that number of successes or fewer has probability `tail` there."""
-    return 1.0 if successes >= count else float(beta.ppf(1.0 - tail, successes + 1, count - successes))
+    return 1.0 if successes >= count else float(betaincinv(successes + 1, count - successes, 1.0 - tail))
 
 
 LARGEST_STAKE = 0.9

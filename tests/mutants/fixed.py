@@ -325,8 +325,8 @@ FIXED = (
     mutant(
         "an interval of one side",
         "theory/intervals student_half_width",
-        "student.ppf(0.5 + level / 2, count - 1)",
-        "student.ppf(level, count - 1)",
+        "stdtrit(count - 1, 0.5 + level / 2)",
+        "stdtrit(count - 1, level)",
         "test_groups_of_values_are_averaged_and_none_is_left_out",
     ),
     mutant(

@@ -21,8 +21,8 @@ from pddpo_ray.journal.identity import open_folder
 from tests.support.ray_session import session
 from tests.support.reach import Entered, entered, missing
 from tests.support.traces import trace, workers_by_round
-from tests.unit.methods.test_reach import CERTIFIED, ON_TABLES, ON_TEXTS, ONLY_TEXTS, WORLD
-from tools.small_runs import HERE, ON_RAY, TABLE, TEXT, VARIANTS
+from tests.unit.methods.test_reach import CERTIFIED, ON_TABLES, ONLY_TEXTS, WORLD
+from tools.small_runs import FEW_STEPS, HERE, ON_RAY, QUIET, TABLE, VARIANTS
 
 pytestmark = [pytest.mark.ray, pytest.mark.full]
 
@@ -47,7 +47,11 @@ RUNS = {
         "limits.drift={kl: reference, at_most: 0.3}",
     ],
     "policy gradients": ["tabular", *TABLE, WORLD, *ON_TABLES["c-grpo"]],
-    "texts": ["text-world", *TEXT, *ON_TEXTS["paper"]],
+    "three limits on texts, with a computed reward": [
+        *["text-world-limits", *FEW_STEPS, *QUIET, "trainer.threads=1", "rounds=2", "offline.compare_rounds=0"],
+        *["rollout={engine: transformers, max_tokens: 40, candidates: 4}", "feedback.responses=16", "offline.pairs=48"],
+        *["explore={calibration: 48, rank: 8, prompts: 4, picks: 2}", "reward={rule: words, bounds: [0, 20]}"],
+    ],
 }
 """A run's processes take half a minute to start. These give the trainer each kind of work: fits of a table with a
 margin, policy gradients, networks. Other methods ask the same parts, and one actor holds any rule of the multiplier."""
@@ -75,6 +79,13 @@ def in_workers(notes: Path) -> Entered:
     return {(path, name) for path, _, name in (line.partition("\t") for line in lines)}
 
 
+def measured(run: Path) -> list[tuple[int, str, object]]:
+    """Whose answers were measured for which limit, what each step did to the multipliers, and computed rewards."""
+    with open_folder(run) as journal:
+        wanted = [*journal.phases(like="measure-%"), *journal.phases(like="dual"), *journal.phases(like="reward-%")]
+        return [(one.round, one.phase, one.payload) for one in wanted]
+
+
 def test_runs_on_ray_enter_the_formulas_of_one_process_and_give_its_numbers(notes: Path, tmp_path: Path) -> None:
     workers: Entered = set()
     for name, (recipe, *overrides) in RUNS.items():
@@ -85,6 +96,7 @@ def test_runs_on_ray_enter_the_formulas_of_one_process_and_give_its_numbers(note
             on_ray = launch.run_recipe(load(recipe, [*overrides, *TWO_ENGINES, *ON_RAY]), there)
         assert on_ray["limits"] == in_one["limits"], name
         assert trace(there) == trace(here), name
+        assert measured(there) == measured(here), name
         assert on_ray["weights_verified"], name
         (ranks,) = set(workers_by_round(there))
         assert os.getpid() not in ranks, "every fit of a run was made by the same processes, and not by the driver"
@@ -93,6 +105,8 @@ def test_runs_on_ray_enter_the_formulas_of_one_process_and_give_its_numbers(note
         assert theory - (driver | elsewhere) == set(), name
         workers |= elsewhere
     assert missing(workers, list(IN_WORKERS)) == []
+    phases = {phase for _, phase, _ in measured(tmp_path / "there" / name / "run")}
+    assert {"measure-offline", "measure-pairs", "measure-answers", "dual", "reward-pairs"} <= phases
     verdicts_at_the_end_and_later(tmp_path)
 
 

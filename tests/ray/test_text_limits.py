@@ -1,4 +1,4 @@
-"""Three limits on the text world through Ray's trainer and engine: the numbers of one process."""
+"""People measure one of three limits of a run on Ray."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ import pytest
 
 from actors import launch
 from pddpo_ray.config import load
-from pddpo_ray.driver.run import run_recipe
 from pddpo_ray.errors import ParkedError
 from pddpo_ray.journal.identity import open_folder
 from tests.runs.test_people_limits import AT_ONCE, PARKED, QUESTION, long, nobody_twice
 from tests.support.answering_people import answering
 from tests.support.measured import measured_in
-from tests.support.traces import trace, workers_by_round
 
 pytestmark = [pytest.mark.ray, pytest.mark.full]
 
@@ -26,29 +24,6 @@ SMALL = (
 )  # fmt: skip
 
 
-def measured(run: Path) -> list[tuple[int, str, object]]:
-    """Every number that a limit's source gave, and what each step did to the multipliers."""
-    with open_folder(run) as journal:
-        wanted = [*journal.phases(like="measure-%"), *journal.phases(like="dual"), *journal.phases(like="reward-%")]
-        return [(one.round, one.phase, one.payload) for one in wanted]
-
-
-def test_limits_on_texts_through_ray_equal_those_in_one_process(ray_running: None, tmp_path: Path) -> None:
-    """Labels, multipliers and the hashes of all weights, with a reward that a rule computes beside the three limits."""
-    small = [*SMALL, "reward={rule: words, bounds: [0, 20]}"]
-    here = run_recipe(load("text-world-limits", small), tmp_path / "here" / "run")
-    on_ray = load("text-world-limits", [*small, "cluster.mode=ray", "cluster.cpus=4"])
-    there = launch.run_recipe(on_ray, tmp_path / "there" / "run")
-    assert set(here["limits"]) == {"harmful", "length", "rude"}
-    assert there["limits"] == here["limits"]
-    assert not set(workers_by_round(tmp_path / "there" / "run")) & set(workers_by_round(tmp_path / "here" / "run"))
-    phases = [phase for _, phase, _ in measured(tmp_path / "here" / "run")]
-    assert {"measure-offline", "measure-pairs", "measure-answers", "dual", "reward-pairs"} <= set(phases)
-    assert measured(tmp_path / "there" / "run") == measured(tmp_path / "here" / "run")
-    assert trace(tmp_path / "there" / "run") == trace(tmp_path / "here" / "run")
-
-
-@pytest.mark.full
 def test_people_measure_a_limit_of_a_run_on_ray(ray_running: None, tmp_path: Path) -> None:
     """The run parks until people are there; then their labels are the limit's numbers, answer by answer."""
     folder, question = tmp_path / "run", tmp_path / "long.md"

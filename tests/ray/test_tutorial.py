@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.job_head import ROOT, Head, running_head
-from tests.support.tutorial_page import commands, ran
+from tests.support.tutorial_page import commands, ran, ran_here
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.full]
 PAGE = "tutorials/on-a-cluster.md"
@@ -31,7 +31,7 @@ def test_a_run_is_submitted_followed_and_gone_on_with(tmp_path: Path) -> None:
     run = tmp_path / "first"
     with running_head() as head:
         plan, travels, submit, logs, go_on, report = (here(words, head, run) for words in commands(PAGE))
-        assert "resources (ray" in ran(ROOT, plan)
+        assert "resources (ray" in ran_here(ROOT, plan)
         assert "entrypoint: python -m pddpo_ray train" in ran(ROOT, travels, environment=head.environment)
         assert not run.exists()
         assert "round 3/3" in ran(ROOT, submit, environment=head.environment)
@@ -39,7 +39,7 @@ def test_a_run_is_submitted_followed_and_gone_on_with(tmp_path: Path) -> None:
         assert "round 4/4" in ran(ROOT, go_on, environment=head.environment)
     assert json.loads((run / "result.json").read_text())["rounds"] == 4
     (run / "report.html").unlink(missing_ok=True)
-    ran(tmp_path, report)
+    ran_here(tmp_path, report)
     assert (run / "report.html").is_file()
 
 

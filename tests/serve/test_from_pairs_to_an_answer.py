@@ -18,20 +18,11 @@ import pytest
 from tests.support.scorer_rows import rows_of_words, write_rows
 from tests.support.served_process import served
 from tests.support.small_align import SMALL_ALIGN, save_chat_model
-from tests.support.tutorial_page import blocks
+from tests.support.tutorial_page import blocks, ran_here
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.full, pytest.mark.timeout(1800)]
 ANSWERS = "models/mine\nhelpful.jsonl\nat most 90 % unsafe\nsafety.jsonl\n"
 """To its questions; the limit is loose, since a tiny model of random words is to keep it."""
-
-
-def pddpo(folder: Path, *words: str, told: str = "") -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "pddpo_ray", *words],
-        cwd=folder, input=told, capture_output=True, text=True, timeout=900, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, (words, done.stdout[-2000:], done.stderr[-3000:])
-    return done.stdout
 
 
 def write_what_the_reader_has(folder: Path) -> None:
@@ -52,18 +43,21 @@ def write_what_the_reader_has(folder: Path) -> None:
 
 def test_a_file_of_pairs_becomes_an_answer_of_the_endpoint(tmp_path: Path) -> None:
     write_what_the_reader_has(tmp_path)
-    said = pddpo(tmp_path, "init", "ours.yaml", told=ANSWERS)
-    follows = [shlex.split(line) for line in said.splitlines() if line.strip().startswith("pddpo ")]
+    asked = subprocess.run(
+        [sys.executable, "-m", "pddpo_ray", "init", "ours.yaml"],
+        cwd=tmp_path, input=ANSWERS, capture_output=True, text=True, timeout=300, check=True,
+    )  # fmt: skip
+    follows = [shlex.split(line) for line in asked.stdout.splitlines() if line.strip().startswith("pddpo ")]
     assert [words[1] for words in follows] == ["scorer", "scorer", "train", "train", "serve"]
     for words in follows[:2]:
-        assert "better than chance" in pddpo(tmp_path, *words[1:], "--device", "cpu")
+        assert "better than chance" in ran_here(tmp_path, [*words, "--device", "cpu"])
     for words in follows[2:4]:
-        pddpo(tmp_path, *words[1:], *SMALL_ALIGN, "rounds=2")
+        ran_here(tmp_path, [*words, *SMALL_ALIGN, "rounds=2"])
     run = tmp_path / "runs" / "mine"
     loose = ["--policy", "last", "--limit", "unsafe=0.95", "--limit", "helpful=0.05", "--budget", "128"]
-    certified = pddpo(tmp_path, "certify", "runs/mine", *loose)
+    certified = ran_here(tmp_path, ["pddpo", "certify", "runs/mine", *loose])
     assert re.search(r"at most \d", certified)
-    pddpo(tmp_path, "export", "runs/mine", "--to", "aligned", "--round", "2")
+    ran_here(tmp_path, ["pddpo", "export", "runs/mine", "--to", "aligned", "--round", "2"])
     assert (tmp_path / "aligned" / "model.safetensors").is_file()
     prompt = json.loads((tmp_path / "helpful.jsonl").read_text().splitlines()[0])["prompt"]
     with served(run, tmp_path / "serve.log") as endpoint:

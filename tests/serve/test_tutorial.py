@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.served_process import served
-from tests.support.tutorial_page import blocks, commands, ran
+from tests.support.tutorial_page import blocks, commands, ran_here
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.full, pytest.mark.timeout(1800)]
 PAGE = "tutorials/serve-and-certify.md"
@@ -32,9 +32,9 @@ SMALL = [
 def test_the_tutorial_ends_with_a_certified_answer(tmp_path: Path) -> None:
     train, verify, serve, release = commands(PAGE)
     run = tmp_path / "runs" / "certified"
-    said = ran(tmp_path, [*train, *SMALL])
+    said = ran_here(tmp_path, [*train, *SMALL])
     assert "Certified: unsafe" in said
-    assert "Computed again from the" in ran(tmp_path, verify)
+    assert "Computed again from the" in ran_here(tmp_path, verify)
     assert serve == ["pddpo", "serve", "runs/certified", "--port", "8800"]
     (script,) = blocks(PAGE, "py")
     with served(run, tmp_path / "serve.log") as endpoint:
@@ -48,5 +48,5 @@ def test_the_tutorial_ends_with_a_certified_answer(tmp_path: Path) -> None:
     assert re.search(r"unsafe", certificate), certificate
     assert told["raw"].parse().choices[0].message.content
     assert cooler.headers["x-pddpo-certificate"].startswith("none"), cooler.headers
-    assert "round" in ran(tmp_path, release)
+    assert "round" in ran_here(tmp_path, release)
     assert json.loads((run / "result.json").read_text())["outcome"]["policy"]

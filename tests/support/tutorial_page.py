@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from pddpo_ray.cli.main import main
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -36,3 +42,15 @@ def ran(folder: Path, words: list[str], code: int = 0, environment: dict[str, st
     )
     assert done.returncode == code, (words, done.stdout[-2000:], done.stderr[-3000:])
     return done.stdout + done.stderr
+
+
+def ran_here(folder: Path, words: list[str], code: int = 0) -> str:
+    """The same in this process, which has its imports behind it: most of a short command's time."""
+    said = io.StringIO()
+    with contextlib.ExitStack() as here:
+        for context in (contextlib.chdir(folder), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said)):
+            here.enter_context(context)
+        ended = here.enter_context(pytest.raises(SystemExit))
+        main(words[1:])
+    assert ended.value.code == code, (words, said.getvalue()[-5000:])
+    return said.getvalue()

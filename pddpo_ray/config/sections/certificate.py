@@ -21,7 +21,7 @@ class CertificateConfig(Strict):
     is certified; all but the last give way to the next where two batches or more miss a limit on average."""
     draws: int = Field(2000, ge=1)
     """The most draws of a candidate: a prompt, an answer and its labels each. It stops earlier when it is decided."""
-    batch: int = Field(64, ge=1)
+    batch: int = Field(64, ge=1, le=10_000)
     """Draws that are asked for together."""
     shares: list[float] | None = None
     """Shares of 1 - confidence for the first, second, ... candidate, which sum to at most 1; null: 6 / (pi^2 k^2),

@@ -20,9 +20,8 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
 from scipy.optimize import minimize_scalar
-from scipy.special import expit, logit
+from scipy.special import betaln, expit, logit, xlogy
 
 from pddpo_ray.records import Array, CostEstimate, answers_seen
 from pddpo_ray.theory.intervals import bounded_interval
@@ -53,9 +52,15 @@ def clipped_logit(unsafe_shares: ArrayLike, cost_max: float) -> Array:
 
 def expected_clipped_logit(cost: ArrayLike, labels_each: int, cost_max: float) -> Array:
     """E[clipped logit] of a response whose true cost is `cost`, by the exact binomial sum. [...] -> [...]"""
-    counts = np.arange(labels_each + 1)
-    chances = stats.binom.pmf(counts, labels_each, expit(np.asarray(cost, dtype=np.float64))[..., None])
-    return chances @ clipped_logit(counts / labels_each, cost_max)
+    return _label_chances(cost, labels_each) @ clipped_logit(np.arange(labels_each + 1) / labels_each, cost_max)
+
+
+def _label_chances(cost: ArrayLike, labels_each: int) -> Array:
+    """Chances of 0, 1, ..., M unsafe labels of a response whose true cost is `cost`. [...] -> [..., M + 1]"""
+    unsafe = np.arange(labels_each + 1)
+    safe, logits = labels_each - unsafe, np.asarray(cost, dtype=np.float64)[..., None]
+    log_ways = -betaln(unsafe + 1, safe + 1) - np.log(labels_each + 1)
+    return np.exp(log_ways + xlogy(unsafe, expit(logits)) + xlogy(safe, expit(-logits)))
 
 
 def logit_bias(cost: ArrayLike, labels_each: int, cost_max: float) -> Array:
@@ -88,9 +93,8 @@ def logit_noise(shares: ArrayLike, labels_each: int, cost_max: float) -> Array:
 @lru_cache(maxsize=64)
 def _noise_sizes(labels_each: int, cost_max: float) -> Array:
     """Variance of the clipped logit at the clipped logit of each number of unsafe labels. -> [M + 1]"""
-    counts = np.arange(labels_each + 1)
-    values = clipped_logit(counts / labels_each, cost_max)
-    chances = stats.binom.pmf(counts, labels_each, expit(values)[:, None])
+    values = clipped_logit(np.arange(labels_each + 1) / labels_each, cost_max)
+    chances = _label_chances(values, labels_each)
     return chances @ values**2 - (chances @ values) ** 2
 
 

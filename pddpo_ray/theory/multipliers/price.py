@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.stats import norm
+from scipy.special import ndtri
 
 STEEPEST = 0.25
 """Largest slope of the win rate sigmoid(reward difference) in the reward."""
@@ -34,7 +34,7 @@ class Price:
 
 def price(multiplier: float, standard_error: float, change: float, *, level: float = 0.95) -> Price:
     """Gain of a limit that is looser by `change` (in units of the measure, as a cost). A price is never below 0."""
-    half = float(norm.ppf(0.5 + level / 2)) * standard_error
+    half = float(ndtri(0.5 + level / 2)) * standard_error
     ends = (max(multiplier - half, 0.0), max(multiplier, 0.0), multiplier + half)
     low, gain, high = (end * change for end in ends)
     return Price(change, gain, low, high)

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.tutorial_page import ran_here
+
 ROOT = Path(__file__).parents[3]
 STEPS, LEARNING_RATE = 12, 1e-3
 
@@ -23,14 +25,11 @@ def documented() -> list[list[str]]:
     return [shlex.split(line) for line in block.splitlines() if line.strip() and not line.startswith("```")]
 
 
-def run(command: list[str], folder: Path) -> str:
-    program = (
-        [sys.executable, *command[1:]] if command[0] == "python" else [sys.executable, "-m", "pddpo_ray", *command[1:]]
-    )
+def run_script(command: list[str], folder: Path) -> None:
+    program = [sys.executable, *command[1:]]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(program, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
 
 
 @pytest.mark.full
@@ -39,10 +38,10 @@ def test_a_model_trained_by_trl_is_scored(tmp_path: Path) -> None:
     """Fewer steps, at a higher rate. DPO on pairs of harmlessness makes the policy cheaper, away from the reference."""
     export, train, score = documented()
     assert "trl_dpo" in train[2]
-    run(export, tmp_path)
+    ran_here(tmp_path, export)
     steps = train.index("--steps") + 1
-    run([*train[:steps], str(STEPS), *train[steps + 1 :], "--learning-rate", str(LEARNING_RATE)], tmp_path)
-    found = json.loads(run([*score, "--json"], tmp_path))
+    run_script([*train[:steps], str(STEPS), *train[steps + 1 :], "--learning-rate", str(LEARNING_RATE)], tmp_path)
+    found = json.loads(ran_here(tmp_path, [*score, "--json"]))
     reference = found["points"]["reference"]
     assert reference["kl"] == 0.0
     for key in ("gap", "violation", "kl"):

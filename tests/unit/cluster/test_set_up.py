@@ -1,7 +1,7 @@
 """Every set-up command of the `ray up` files, executed in a clean home as Ray's own shell would.
 
-In the first test pip finds the lock's packages beside the new environment and downloads none; the second installs the
-CPU lock for good. Stand-ins: a `mount` that mounts memory in place of a provider's share, and `sudo`, which root lacks.
+In the first test pip finds the lock's packages beside the new environment and downloads none. Stand-ins: a `mount` that
+mounts memory in place of a provider's share, and `sudo`, which root lacks.
 """
 
 from __future__ import annotations
@@ -98,16 +98,20 @@ def test_the_set_up_commands_of_every_provider_run_in_a_clean_home(home: Path, t
     assert said.stdout.startswith("pddpo ")
 
 
-@pytest.mark.full
-def test_the_lock_installs_into_a_clean_home(home: Path) -> None:
-    done = subprocess.run(
-        ["bash", "pddpo_ray/deploy/install.sh"],
-        # what is run below is compiled then: half of the time goes into bytecode of what is not
-        env=environment(home, PIP_NO_COMPILE="1"), cwd=home, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    command = [str(home / "venv" / "bin" / "pddpo"), "verify", "--help"]
-    assert subprocess.run(command, env=environment(home), check=False, capture_output=True).returncode == 0
+@pytest.mark.run
+def test_a_node_installs_what_make_setup_installs(home: Path) -> None:
+    """The same calls of pip in the same order, which `make setup` has done for good before any test."""
+    (python := home / "venv" / "bin" / "python").parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/bash\necho "$@" >>{home}/asked\n')
+    python.chmod(0o755)
+    subprocess.run(["bash", "pddpo_ray/deploy/install.sh"], env=environment(home), cwd=home, check=True)
+    planned = subprocess.run(
+        ["make", "--dry-run", "--always-make", "PYTHON=python3.11", "setup"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    made = [line.split("/python ", 1)[1].split() for line in planned.splitlines() if " -m pip " in line]
+    assert [line.split() for line in (home / "asked").read_text().splitlines()] == made
+    assert len(made) == 3
 
 
 @pytest.mark.run

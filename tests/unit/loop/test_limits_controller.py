@@ -11,16 +11,17 @@ import numpy as np
 import pytest
 
 from pddpo_ray.journal import Journal
-from pddpo_ray.limits.reading import FEEDBACK, stated_limit
+from pddpo_ray.limits.reading import FEEDBACK, Asking, stated_limit
 from pddpo_ray.parts.dual_step import DualController, LocalDual
-from pddpo_ray.parts.held_limit import OUTSIDE, HeldLimit
+from pddpo_ray.parts.held_limit import OUTSIDE, UNSAFE_RATE, HeldLimit
 from pddpo_ray.parts.labelling import FeedbackController
-from pddpo_ray.parts.limits import ANSWERS, LimitsController
+from pddpo_ray.parts.limits import ANSWERS, PAIRS, REFERENCE, LimitsController
 from pddpo_ray.parts.measuring import MACHINE
 from pddpo_ray.records import (
     HARM,
     MeasuredValues,
     Measurement,
+    Pair,
     PairRow,
     PolicyVersion,
     Prompt,
@@ -28,6 +29,7 @@ from pddpo_ray.records import (
     SafetyLabels,
     Verdict,
 )
+from pddpo_ray.theory.intervals import bounded_interval
 from pddpo_ray.theory.multipliers.dual import DualState, ProjectedFixed, limit_state
 
 PROMPTS = [Prompt(f"p{number}", (number,), f"question {number} ?") for number in range(2)]
@@ -84,19 +86,21 @@ def drawn(journal: Journal, round_: int) -> list[Response]:
     return answers(round_)
 
 
-def controller(journal: Journal, costs: Sequence[Sequence[float]], **options: Any) -> LimitsController:
+def controller(
+    journal: Journal, costs: Sequence[Sequence[float]], limits: Sequence[HeldLimit] = LIMITS, **options: Any
+) -> LimitsController:
     def measure(asked: Sequence[Response], seed: int, references: Sequence[Response | None] = (), /) -> MeasuredValues:
-        measured = MeasuredValues.nothing(len(costs), len(LIMITS))
+        measured = MeasuredValues.nothing(len(costs), len(limits))
         measured.values[:] = costs
         return measured
 
     about: dict[str, Any] = {"rho": 1.0, "rule": ProjectedFixed(1, 1.0, 1.0), "limit": 0.5}
-    state = DualState(tuple(limit_state(one.name, first=1.0, **about) for one in LIMITS))
+    state = DualState(tuple(limit_state(one.name, first=1.0, **about) for one in limits))
     given: dict[str, Any] = {
         "beta": 1.0, "by_covariance": True, "seed": 3, "due": None, "drift": None, "reference": None,
         "log_probs": lambda policy, asked: np.zeros(len(asked)), "feedback": None, **options,
     }  # fmt: skip
-    return LimitsController(journal, LIMITS, measure, DualController(LocalDual(state), journal), **given)
+    return LimitsController(journal, limits, measure, DualController(LocalDual(state), journal), **given)
 
 
 def test_of_an_audited_rate_a_machines_word_about_what_people_did_not_see_may_be_missing(journal: Journal) -> None:
@@ -108,6 +112,8 @@ def test_of_an_audited_rate_a_machines_word_about_what_people_did_not_see_may_be
         length, rude = measured.estimates(answers(number))
         assert (rude.value, rude.missing, rude.responses) == (0.5, 0.5, 2)
         assert (length.value, length.missing, length.responses) == (1.0, 0.0, 4)
+        assert (length.bounds, length.low, length.high) == ((0.0, 2.0), *bounded_interval([1, 1], 0, 2))
+        assert (rude.bounds, rude.low, rude.high) == (None, None, None), "people's labels say how sure a rate is"
         audited = [one for one in journal.measurements(number, ANSWERS) if one.chance is not None]
         assert [(one.answer, one.limit, one.value, one.chance, one.source) for one in audited] == [
             (f"a{number}-{row}", "rude", 0.0, 0.5, "people") for row in range(2)
@@ -122,7 +128,7 @@ def test_what_was_not_asked_is_no_failure_and_the_bounds_are_inside(journal: Jou
     for _ in journal.rounds(1):
         length, _ = measured.estimates(drawn(journal, 1))
     assert (length.value, length.responses) == (2.0, 2)
-    assert not [name for name in journal.metrics()[1] if name.endswith(OUTSIDE)]
+    assert not [name for name in journal.metrics()[1] if name.endswith((OUTSIDE, UNSAFE_RATE))]
 
 
 def test_a_round_without_measures_leaves_a_gap_in_the_window(journal: Journal) -> None:
@@ -202,3 +208,40 @@ def test_older_answers_to_a_prompt_that_is_asked_again_teach_only_where_all_do(
     assert [len(rows) for rows in trainer.rows] == pairs
     authors = {token for row in trainer.rows[2] for token in (row.chosen[0], row.rejected[0])}
     assert authors == ({2} if newest else {1, 2})
+
+
+def test_what_a_phase_measured_is_its_own(journal: Journal) -> None:
+    """Answers of the round that are explored pairs too are measured for the estimates as well."""
+    measured = controller(journal, [[1, 0], [1, 0], [1, 1], [1, 1]])
+    for _ in journal.rounds(1):
+        first, second, third, fourth = drawn(journal, 1)
+        measured.measure_pairs([Pair("one", first, second), Pair("two", third, fourth)])
+        _, rude = measured.estimates(answers(1))
+    assert (rude.value, rude.missing, rude.responses) == (0.5, 0.0, 4)
+
+
+@pytest.mark.parametrize(
+    ("source", "budget", "phases"),
+    [
+        ({"world": "reward"}, None, [PAIRS, ANSWERS]),
+        ({"people": {}}, None, [ANSWERS]),
+        ({"people": {}}, 4, [PAIRS, ANSWERS]),
+    ],
+)
+def test_wins_of_pairs_are_judged_by_machines_and_by_people_on_a_budget(
+    journal: Journal, source: dict[str, Any], budget: int | None, phases: list[str]
+) -> None:
+    asked_for: list[str] = []
+
+    def reference(purpose: str, prompts: Sequence[Prompt]) -> list[Response]:
+        asked_for.append(purpose.removeprefix(REFERENCE))
+        return [Response(f"{purpose}-{n}", prompt, (9,), "", 1, 0) for n, prompt in enumerate(prompts)]
+
+    stated = stated_limit("wins", {"rate": source, "versus": "reference", "at_least": "50 %"}, "recipe")
+    limit = HeldLimit(replace(stated, asking=Asking(budget)), 1.0, EVERYWHERE)
+    measured = controller(journal, [[1], [0], [1], [0]], limits=[limit], reference=reference)
+    for _ in journal.rounds(1):
+        first, second, third, fourth = drawn(journal, 1)
+        measured.measure_pairs([Pair("one", first, second), Pair("two", third, fourth)])
+        measured.estimates(answers(1))
+    assert asked_for == phases

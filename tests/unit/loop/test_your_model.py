@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,16 +12,11 @@ import yaml
 from pddpo_ray.data import Settings, inspect
 from tests.support.scorer_rows import rows_of_words, write_rows
 from tests.support.small_align import SMALL_ALIGN, save_chat_model
+from tests.support.tutorial_page import commands, ran_here
 
 PAGE = Path(__file__).parents[3] / "docs" / "your-model.md"
 LATER = {"serve"}
 """Commands that run until they are stopped: tests/serve runs them."""
-
-
-def commands() -> list[list[str]]:
-    """The words of every command of the page, in order."""
-    blocks = re.findall(r"^```bash\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.S | re.M)
-    return [words for block in blocks for line in block.splitlines() if (words := shlex.split(line, comments=True))]
 
 
 def made_small(words: list[str]) -> list[str]:
@@ -61,17 +53,6 @@ def write_what_the_reader_has(folder: Path) -> None:
     (folder / "ours.yaml").write_text(json.dumps(shown[1]))
 
 
-def pddpo(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "pddpo_ray", *words],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-
-
 def test_the_rows_that_the_page_shows_are_read(tmp_path: Path) -> None:
     pair, label = re.findall(r"^```json\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.S | re.M)
     (tmp_path / "helpful.jsonl").write_text(pair, encoding="utf-8")
@@ -88,16 +69,13 @@ def test_the_rows_that_the_page_shows_are_read(tmp_path: Path) -> None:
 def test_every_command_of_the_page_runs(tmp_path: Path) -> None:
     write_what_the_reader_has(tmp_path)
     done: dict[str, str] = {}
-    for words in commands():
-        assert words[0] == "pddpo"
+    for words in commands(PAGE.name):
         if words[1:3] == ["model", "fetch"]:
             save_chat_model(tmp_path / words[-1])
             continue
         if words[1] in LATER:
             continue
-        ended = pddpo(tmp_path, *made_small(words)[1:])
-        assert ended.returncode == 0, (words, ended.stdout[-2000:], ended.stderr[-3000:])
-        done[" ".join(words[1:3])] = ended.stdout + ended.stderr
+        done[" ".join(words[1:3])] = ran_here(tmp_path, made_small(words))
     assert "better than chance" in done["scorer train"]
     assert "NOT" not in done["scorer train"]
     for said in ("before round 1", "helpful", "round 3/3"):
@@ -105,7 +83,6 @@ def test_every_command_of_the_page_runs(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "mine" / "report.html").is_file()
     assert (tmp_path / "aligned" / "model.safetensors").is_file()
     tiny = ["model.reference=models/smollm2", "rollout.max_model_len=128", "rollout.max_tokens=16"]
-    planned = pddpo(tmp_path, "train", "ours.yaml", "--dry-run", *tiny)
-    assert planned.returncode == 0, planned.stderr
+    planned = ran_here(tmp_path, ["pddpo", "train", "ours.yaml", "--dry-run", *tiny])
     for limit in ("unsafe: at most 5 %", "length: at most 80 words", "helpful: at least 50 %"):
-        assert limit in planned.stdout
+        assert limit in planned

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -35,6 +36,22 @@ def test_the_chance_of_a_certificate_is_the_share_of_simulated_tests_that_get_on
     error = 3 * math.sqrt(0.8 * 0.2 / 4_000)
     assert float(certified.mean()) >= 0.8 - error
     assert float(before.mean()) <= 0.8 + error
+
+
+def test_the_draws_for_a_power_are_the_first_after_which_all_outcomes_together_have_it() -> None:
+    """By enumeration of every outcome of 1 to 9 draws."""
+    limit, rate, level = 0.6, 0.2, 0.3
+    chances = []
+    for draws in range(1, 10):
+        outcomes = np.array(list(itertools.product((0.0, 1.0), repeat=draws)))
+        certified = (log_wealth(outcomes, limit) >= -math.log(level)).any(axis=1)
+        failures = outcomes.sum(axis=1)
+        chances.append(float((certified * rate**failures * (1 - rate) ** (draws - failures)).sum()))
+    risen = [draws for draws in range(2, 10) if chances[draws - 1] > chances[draws - 2] + 1e-9]
+    assert len(risen) >= 3
+    for draws in risen:
+        power = (chances[draws - 2] + chances[draws - 1]) / 2
+        assert draws_needed(limit, rate, level, power) == draws
 
 
 def test_without_failures_it_takes_as_many_draws_as_the_test_itself() -> None:

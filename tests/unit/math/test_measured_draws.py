@@ -132,12 +132,13 @@ def test_the_wealth_of_a_mixture_is_a_losing_game_wherever_the_mean_over_rounds_
 
 def test_a_mixture_is_looked_at_after_whole_rounds_of_equal_size() -> None:
     table = np.asarray([[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
-    bets, limit = bets_below(0.2), 0.2
-    by_hand = [
-        np.log(np.mean([np.prod([(1 - c * z) / (1 - c * limit) for z in rows]) for c in bets]))
-        for rows in (table[:1].ravel(), table.ravel())
-    ]
-    assert mixture_log_wealth(table, limit) == pytest.approx(by_hand)
+    limit = 0.2
+    for shape in (0.2, 0.35):
+        by_hand = [
+            np.log(np.mean([np.prod([(1 - c * z) / (1 - c * limit) for z in rows]) for c in bets_below(shape)]))
+            for rows in (table[:1].ravel(), table.ravel())
+        ]
+        assert mixture_log_wealth(table, limit, shaped_for=None if shape == limit else shape) == pytest.approx(by_hand)
     assert mixture_upper_bound(table, limit, 0.05) == upper_bound(table.ravel(), limit, 0.05)
     with pytest.raises(ValueError, match="equally many draws"):
         mixture_log_wealth([[0.0, 1.0], [0.0]], limit)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +15,10 @@ from scipy.special import logit
 from pddpo_lab.methods.explicit_dual import descend, dual_slope
 from pddpo_lab.methods.linear_scores import LinearScorer, fit_cost, fit_reward
 from pddpo_lab.methods.merging import merge_versions, merged_tables, merged_weights
+from pddpo_lab.methods.scoring import ScoringController, ScoringPlan
 from pddpo_lab.mle import bounded_logistic, box_mle, win_counts
 from pddpo_lab.worlds.tabular.world import TabularWorld, draw_answers, random_world, trap_world
-from pddpo_ray.records import HARM, LabelledPair, Pair, PolicyVersion, Response, Verdict
+from pddpo_ray.records import HARM, Array, Decoding, LabelledPair, Pair, PolicyVersion, Prompt, Response, Verdict
 from pddpo_ray.storage.artifacts import ArtifactStore
 
 
@@ -80,6 +83,30 @@ def test_safety_bits_give_the_cost_its_zero() -> None:
     slope = 2 * 40 * (0.9 - 1 / (1 + np.exp(-2 * t))) + 2 * 40 * (0.75 - 1 / (1 + np.exp(-t)))
     assert slope == pytest.approx(0.0, abs=1e-3)
     np.testing.assert_allclose(costs[2:], 0.0, atol=1e-6)
+    assert fit_cost(one_hot(world), data, unsafe, bound=0.5)[:2] == pytest.approx([0.5, -0.5]), "inside its box"
+
+
+@pytest.mark.parametrize("rate", [False, True])
+def test_a_scorers_cost_is_moved_to_where_labels_of_the_reference_put_its_mean_or_rate(rate: bool) -> None:
+    """Two prompts of weights 3/4 and 1/4, whose two answers score 1, 3 and -2, 0; the labels say .4."""
+    prompts = [Prompt(f"p{number}", (number,), "?") for number in range(2)]
+    answers = [Response(f"a{row}", prompts[row // 2], (row,), "", 1, 0) for row in range(4)]
+    plan = ScoringPlan(
+        seed=0, beta=1.0, threshold=0.4, reward_max=4.0, cost_max=4.0, upper=1.0, answers=2, bounded=True, ridge=0.1,
+        decoding=Decoding(max_tokens=1), rate=rate, prior=(0.75, 0.25),
+    )  # fmt: skip
+    nothing: Any = None
+    scoring = ScoringController(plan, nothing, nothing, nothing, nothing, prompts, nothing)
+    scored = np.array([1.0, 3.0, -2.0, 0.0])
+
+    def scorer(responses: Sequence[Response]) -> tuple[Array, Array]:
+        return np.array([0.0, 1.0, 2.0, 3.0]), scored
+
+    rewards, costs = scoring.anchored(scorer, answers, 0.4)(answers)
+    assert rewards.tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert np.average(costs.reshape(2, 2).mean(axis=1), weights=plan.prior) == pytest.approx(0.4)
+    shifts = (logit(costs) if rate else costs) - scored
+    assert shifts == pytest.approx(np.full(4, shifts[0])), "all by the same"
 
 
 @pytest.mark.slow

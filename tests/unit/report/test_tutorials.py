@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.tiny_language_model import save_policy
-from tests.support.tutorial_page import DOCS, commands, ran
+from tests.support.tutorial_page import DOCS, commands, ran_here
 
 PARKED = 3
 
@@ -45,13 +45,13 @@ def beside(folder: Path, words: list[str], until: Path | None = None) -> Iterato
 
 @pytest.mark.slow
 def test_the_quickstart_runs_as_it_stands(tmp_path: Path) -> None:
-    said = {" ".join(words[1:3]): ran(tmp_path, words) for words in commands("quickstart.md")}
+    said = {" ".join(words[1:3]): ran_here(tmp_path, words) for words in commands("quickstart.md")}
     assert list(said) == ["limits example", "limits check", "train tabular", "certify runs/first", "report runs/first"]
     assert "round 20/20" in said["train tabular"]
     assert "Certified: cost" in said["certify runs/first"]
     assert (tmp_path / "runs" / "first" / "report.html").is_file()
     for words in commands("concepts/certificate.md"):
-        ran(tmp_path, words)
+        ran_here(tmp_path, words)
 
 
 @pytest.mark.slow
@@ -60,7 +60,7 @@ def test_three_limits_at_once_runs_made_small(tmp_path: Path) -> None:
     small = ["rounds=2", "feedback.responses=96", "offline.compare_rounds=0", "offline.pairs=200"]
     for words in commands("tutorials/three-limits.md"):
         more = small if words[1] == "train" else []
-        said = ran(tmp_path, [*words, *more])
+        said = ran_here(tmp_path, [*words, *more])
         if "--dry-run" in words:
             assert all(name in said for name in ("harmful", "length", "rude"))
     told = json.loads((tmp_path / "runs" / "three" / "result.json").read_text())
@@ -77,7 +77,7 @@ def test_people_in_the_loop_parks_is_answered_and_goes_on(tmp_path: Path) -> Non
             elif words[1] == "simulate-annotators":
                 started.enter_context(beside(tmp_path, words))
             else:
-                ran(tmp_path, words, PARKED if "people.park_after_s=0" in words else 0)
+                ran_here(tmp_path, words, PARKED if "people.park_after_s=0" in words else 0)
     assert json.loads((run / "result.json").read_text())["rounds"] == 2
     assert (run / "report.html").is_file()
     answers = [json.loads(line) for line in (tmp_path / "people.jsonl").read_text().splitlines()]
@@ -104,7 +104,7 @@ def test_the_script_for_trl_runs_with_a_tiny_model_and_its_weights_move(
     answers = [{"prompt": "word1", "response": "word2 word3"}, {"prompt": "word3", "response": "I cannot say."}]
     (tmp_path / "answers.jsonl").write_text("".join(json.dumps(one) + "\n" for one in answers))
     (check,) = commands("tutorials/with-trl.md")
-    assert "refuses" in ran(tmp_path, check)
+    assert "refuses" in ran_here(tmp_path, check)
     states = [step["observed"] for step in steps if "observed" in step]
     assert set(states[-1]) == {"length", "refuses"}
     assert states[-1]["length"]["multiplier"] > 0

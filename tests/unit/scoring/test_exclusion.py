@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
 from pddpo_ray.parts.labelling import FeedbackController
 from pddpo_ray.parts.preferences import cost_rows, reward_rows
-from pddpo_ray.records import HARM, LabelledPair, Pair, Response, SafetyLabels, Verdict
+from pddpo_ray.records import HARM, LabelledPair, Measurement, Pair, Response, SafetyLabels, Verdict
 from pddpo_ray.theory.estimates.estimate_interval import interval
 from tests.support.label_estimates import label_estimate
 
@@ -131,3 +132,23 @@ def test_a_judge_that_refuses_everything_ends_the_round_with_its_reason(journal:
             feedback.safety(ANSWERS, 3, HARM)
         assert feedback.unsafe_shares(ANSWERS, 3, "cost", "draws") == [None] * 8, "of a certificate each draw counts"
         break
+
+
+def test_a_batch_of_draws_reads_its_own_labels_alone(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A certificate asks for hundreds of batches: with all earlier ones read again their time grows as its square."""
+    read: list[int] = []
+    measurements = journal.measurements
+
+    def counted(*about: Any, **more: Any) -> list[Measurement]:
+        found = measurements(*about, **more)
+        read.append(len(found))
+        return found
+
+    monkeypatch.setattr(journal, "measurements", counted)
+    for _ in journal.rounds(1):
+        drawn(journal)
+        feedback = controller(journal, excluded=0.0)
+        batches = [ANSWERS[0:3], ANSWERS[6:8]]
+        shares = [feedback.unsafe_shares(batch, 4, "cost", f"{number}") for number, batch in enumerate(batches)]
+    assert [len(found) for found in shares] == [3, 2]
+    assert read == [12, 8]

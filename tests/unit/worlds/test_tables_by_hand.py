@@ -22,6 +22,7 @@ from pddpo_lab.worlds.tabular.parts import (
     offsets_of,
     scores_with_margins,
     shares_of,
+    squared_residual,
     wins_of,
 )
 from pddpo_lab.worlds.tabular.world import trap_world
@@ -243,3 +244,11 @@ def test_each_stage_has_its_own_box(store: ArtifactStore, stage: str, bound: flo
     trainer = TabularTrainer(world, store)
     made = trainer.execute(command(trainer, Objective(stage, trainer.reference, 0.7))).version  # type: ignore[arg-type]
     assert np.abs(store.read_tensors(made.path, made.sha256)["scores"]).max() == bound
+
+
+def test_the_loss_of_measured_differences_is_their_weighted_squared_distance() -> None:
+    """Differences of .5, -.5 and .5 against 1, -.5 and 2, weighed 1/4, 1 and 1/4."""
+    scores = np.zeros(WORLD.shape)
+    scores[1, 2], scores[1, 5], scores[3, 0], scores[3, 7] = 0.75, 0.25, 1.0, 0.5
+    objective = Objective("cost", PolicyVersion(0, "reference", "", ""), 0.7, margins=(1.0, -0.5, 2.0), values=True)
+    assert squared_residual(ROWS, objective, scores) == pytest.approx((0.25 * 0.25 + 0.25 * 2.25) / 1.5)
