@@ -123,7 +123,7 @@ service-tests: setup
 
 # The services' line is the longer one, and one worker cannot use what the other line leaves: it goes first.
 full-runs: setup
-	nice -n 3 $(TESTS) -m "not ($(SERVICES) or chaos or real)" $(ARGS)
+	nice -n 5 $(TESTS) -m "not ($(SERVICES) or chaos or real)" $(ARGS)
 
 full-services: setup
 	$(IN_LINE) -m "($(SERVICES)) and not (chaos or real)" $(ARGS)

@@ -114,7 +114,7 @@ def commands_of(target: str) -> list[str]:
     done = subprocess.run(
         ["make", "--dry-run", target], capture_output=True, text=True, check=True, cwd=ROOT, timeout=60
     )
-    commands = [line.removeprefix("nice -n 3 ") for line in done.stdout.splitlines()]
+    commands = [line.removeprefix("nice -n 5 ") for line in done.stdout.splitlines()]
     return [command for command in commands if command.startswith(".venv/bin/")]
 
 
