@@ -256,6 +256,17 @@ def test_the_library_imports_where_the_engines_are_not_installed() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.run
+def test_an_actor_starts_without_what_only_some_of_them_need() -> None:
+    """Half of the start of a labeller, of the multipliers' owner and of a table's engine was torch and scipy.stats."""
+    program = (
+        "import sys, actors.workers, actors.labeller, actors.dual_variable, actors.engine_group\n"
+        "print([name for name in ('torch', 'scipy.stats', 'transformers') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == "[]\n"
+
+
 MOST_LINES, FEW_LINES, MOST_SMALL = 450, 30, 25
 """A file has one subject and fits a head; a module of a few lines belongs to what it serves."""
 
