@@ -47,7 +47,7 @@ help:
 	@echo "make demo     a tiny model under the limit of 5 % unsafe: aligned, certified, asked (ARGS=--verbose: all numbers)"
 	@echo "make check    lint, types, tests that start no process, run no recipe and fit no network (114 to 177 s on two cores)"
 	@echo "make test     the same and one run per axis: Ray, vLLM, DeepSpeed, browser, database (710 to 845 s)"
-	@echo "make full     the same and every other combination (56 minutes on two hyperthreads of one core)"
+	@echo "make full     the same and every other combination (55 to 56 minutes on two hyperthreads of one core)"
 	@echo "make chaos    tests that kill things at random"
 	@echo "make real     a real pretrained model through every step, then aligned on real data (planned for two hours)"
 	@echo "make paper-small  the paper's comparison on SmolLM2 and one core, cell by cell; an interrupted run resumes"
