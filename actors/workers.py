@@ -1,7 +1,7 @@
 """What runs inside the worker processes: functions that make a rank's trainer, an engine or a labeller there.
 
 They travel by name with plain arguments; models and engines are imported and built where they live: a labeller or a
-table's rank needs no torch, whose import is half of its start.
+table's engine needs no torch, whose import takes over a second.
 """
 
 from __future__ import annotations

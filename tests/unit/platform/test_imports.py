@@ -258,7 +258,7 @@ def test_the_library_imports_where_the_engines_are_not_installed() -> None:
 
 @pytest.mark.run
 def test_an_actor_starts_without_what_only_some_of_them_need() -> None:
-    """Half of the start of a labeller, of the multipliers' owner and of a table's engine was torch and scipy.stats."""
+    """Torch and scipy.stats were half of the start of a labeller and of a table's engine."""
     program = (
         "import sys, actors.workers, actors.labeller, actors.dual_variable, actors.engine_group\n"
         "print([name for name in ('torch', 'scipy.stats', 'transformers') if name in sys.modules])"
